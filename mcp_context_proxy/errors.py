@@ -1,0 +1,135 @@
+"""The exception family: what a caller may catch, and the sentence a person reads.
+
+Each class builds its message from facts (which server, which tool, which file and line, what to do), so
+that no call site words an error by hand. One class per reaction a caller can have::
+
+    ContextProxyError
+    ├── ConfigError            the configuration cannot be used; lists every mistake
+    ├── ModelError             the embedding model cannot be loaded; search goes on lexically
+    ├── StoreError             the store cannot be used; work goes on in memory
+    ├── FramingError           a peer broke the framing of the wire
+    ├── UnknownItemError       nothing by that name is in the catalog
+    └── DownstreamError        something about one downstream server
+        ├── ServerUnavailableError  it is not connected: the request was not sent
+        ├── CallInterruptedError    the connection was lost after the request was sent
+        ├── CallTimeoutError        no answer before the deadline
+        └── RemoteError             the server answered with a JSON-RPC error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class ContextProxyError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One mistake in a configuration file."""
+
+    file: Path | None
+    """The file it is in; None when it came from the environment or a command-line option."""
+    line: int | None
+    """1-based line, when the parser or the key tells it."""
+    key: str
+    """Dotted key, such as ``servers.github.command``; empty for the file as a whole."""
+    message: str
+    """What is wrong and what is allowed, in one sentence without a full stop."""
+
+    def __str__(self) -> str:
+        place = str(self.file) if self.file is not None else "configuration"
+        if self.line is not None:
+            place += f":{self.line}"
+        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+
+
+class ConfigError(ContextProxyError):
+    """The configuration cannot be used; ``problems`` holds every mistake found, in file order."""
+
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
+        super().__init__("\n".join([f"{head}:", *(f"  {problem}" for problem in self.problems)]))
+
+
+class ModelError(ContextProxyError):
+    """The embedding model cannot be loaded."""
+
+    def __init__(self, path: Path, reason: str, remedy: str) -> None:
+        self.path, self.reason, self.remedy = path, reason, remedy
+        super().__init__(f"embedding model {path}: {reason}; {remedy}")
+
+
+class StoreError(ContextProxyError):
+    """The store cannot be opened or written."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"store {path}: {reason}")
+
+
+class FramingError(ContextProxyError):
+    """A peer sent a message that is over the size limit or not framed as the transport demands."""
+
+
+class UnknownItemError(ContextProxyError):
+    """Nothing by that name is in the catalog."""
+
+    def __init__(self, kind: str, name: str, nearest: Sequence[str] = ()) -> None:
+        self.kind, self.name, self.nearest = kind, name, tuple(nearest)
+        hint = f"; did you mean {' or '.join(self.nearest)}?" if self.nearest else ""
+        super().__init__(f"unknown {kind} {name!r}{hint}")
+
+
+class DownstreamError(ContextProxyError):
+    """Something about one downstream server; ``server`` is its key in the configuration."""
+
+    def __init__(self, server: str, message: str) -> None:
+        self.server = server
+        super().__init__(message)
+
+
+class ServerUnavailableError(DownstreamError):
+    """The server is not connected, so the request was not sent."""
+
+    def __init__(self, server: str, state: str, cause: str = "", stderr: Sequence[str] = ()) -> None:
+        self.state, self.cause, self.stderr = state, cause, tuple(stderr)
+        message = f"server {server!r} is not available ({state}{': ' + cause if cause else ''})"
+        if self.stderr:
+            message += "; its last output: " + " | ".join(self.stderr)
+        super().__init__(server, message)
+
+
+class CallInterruptedError(DownstreamError):
+    """The connection was lost while the request was under way; it may or may not have run."""
+
+    def __init__(self, server: str, subject: str, cause: str) -> None:
+        self.subject, self.cause = subject, cause
+        super().__init__(
+            server,
+            f"server {server!r} {cause} during {subject}; it may or may not have run and was not sent again",
+        )
+
+
+class CallTimeoutError(DownstreamError):
+    """The server did not answer before the deadline; it was told to cancel."""
+
+    def __init__(self, server: str, subject: str, seconds: float) -> None:
+        self.subject, self.seconds = subject, seconds
+        super().__init__(
+            server, f"server {server!r} did not answer {subject} within {seconds:g} s; it was cancelled"
+        )
+
+
+class RemoteError(DownstreamError):
+    """The server answered with a JSON-RPC error: its code, message and data as they came."""
+
+    def __init__(self, server: str, code: int, message: str, data: Any = None) -> None:
+        self.code, self.remote_message, self.data = code, message, data
+        super().__init__(server, f"server {server!r} answered with error {code}: {message}")
