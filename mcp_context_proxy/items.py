@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # importing numpy costs more than all else a command that never searches needs
+    import numpy as np
+    from numpy.typing import NDArray
 
 JSON: TypeAlias = Any
 """Decoded JSON whose shape is somebody else's."""
 
-Vector: TypeAlias = NDArray[np.float32]
+Vector: TypeAlias = "NDArray[np.float32]"
 """Shape [dimensions], L2 norm 1."""
 
 

@@ -1,0 +1,38 @@
+"""The configuration: loaded once from one file, checked whole, frozen afterwards."""
+
+from mcp_context_proxy.config.limits import Limits
+from mcp_context_proxy.config.load import load
+from mcp_context_proxy.config.locate import default_path, find
+from mcp_context_proxy.config.settings import (
+    Config,
+    DocumentsConfig,
+    DomainConfig,
+    DomainSearch,
+    EmbeddingConfig,
+    ExposeConfig,
+    HttpConfig,
+    LearningConfig,
+    SearchConfig,
+    ServerConfig,
+    StoreConfig,
+    ToolConfig,
+)
+
+__all__ = [
+    "Config",
+    "DocumentsConfig",
+    "DomainConfig",
+    "DomainSearch",
+    "EmbeddingConfig",
+    "ExposeConfig",
+    "HttpConfig",
+    "LearningConfig",
+    "Limits",
+    "SearchConfig",
+    "ServerConfig",
+    "StoreConfig",
+    "ToolConfig",
+    "default_path",
+    "find",
+    "load",
+]

@@ -1,0 +1,74 @@
+"""What one key alone cannot tell: contradictions in a server's table, names, and keys that are ours.
+
+Works on plain tables before the models see them, so that these mistakes are reported beside the models'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from mcp_context_proxy.config.hosts import MAX_NAME, is_name
+from mcp_context_proxy.config.mistakes import unknown_key
+from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.toml_lines import KeyPath
+
+_OF_COMMAND: Final = ("args", "env", "cwd")
+_OF_URL: Final = ("headers",)
+
+
+def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Path and sentence of each mistake that spans keys."""
+    for key in Config.derived & tables.keys():
+        yield (key,), unknown_key(key, Config.keys())
+    servers = tables.get("servers")
+    for name, server in servers.items() if isinstance(servers, Mapping) else ():
+        if not is_name(name):
+            yield (
+                ("servers", name),
+                f"a server's name is 1 to {MAX_NAME} of A-Z a-z 0-9 _ - and has no '__', "
+                "because it becomes part of its tools' names",
+            )
+        if isinstance(server, Mapping):
+            for path, message in _of_server(server):
+                yield ("servers", name, *path), message
+
+
+def _of_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    for key in ServerConfig.derived & server.keys():
+        yield (key,), unknown_key(key, ServerConfig.keys())
+    command, url = "command" in server, "url" in server
+    if command and url:
+        yield (), "has both command and url; keep the one that is meant"
+    elif not command and not url:
+        yield (), "has neither command nor url; a server needs one of them"
+    else:
+        yield from _of_kind(server, _OF_URL if command else _OF_COMMAND, "command" if command else "url")
+        yield from _of_transport(server.get("transport"), command)
+    if isinstance(server.get("url"), str):
+        yield from _of_url(server["url"])
+
+
+def _of_kind(server: Mapping[str, Any], others: tuple[str, ...], kind: str) -> Iterator[tuple[KeyPath, str]]:
+    for key in others:
+        if server.get(key):
+            yield (key,), f"has no effect on a server with a {kind}"
+
+
+def _of_transport(transport: Any, command: bool) -> Iterator[tuple[KeyPath, str]]:
+    if command and transport in ("http", "sse"):
+        yield ("transport",), f"{transport} needs a url, but the server has a command"
+    elif not command and transport == "stdio":
+        yield ("transport",), "stdio needs a command, but the server has a url"
+
+
+def _of_url(url: str) -> Iterator[tuple[KeyPath, str]]:
+    """Says nothing of the URL itself: it may hold a secret."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        yield ("url",), "must begin with http:// or https:// and name a host"

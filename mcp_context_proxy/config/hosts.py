@@ -1,0 +1,174 @@
+"""Hosts' own JSON files: their server entries in our words.
+
+Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Code writes ``servers``, or
+``mcp.servers`` among its settings. Everything else in such a file is the host's and is not looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from mcp_context_proxy.config.source import Source, dotted
+from mcp_context_proxy.config.toml_lines import KeyPath
+from mcp_context_proxy.errors import ConfigError, ConfigProblem
+
+logger = logging.getLogger(__name__)
+
+MAX_NAME: Final = 32
+"""Characters in a server's name: half of what hosts allow for a whole tool name."""
+_NAME: Final = re.compile(r"(?!.*__)[A-Za-z0-9_-]{1,32}", re.ASCII)
+
+_PLACES: Final[tuple[KeyPath, ...]] = (
+    ("mcpServers",),
+    ("servers",),
+    ("mcp", "servers"),
+    ("mcp", "mcpServers"),
+)
+_FIELDS: Final = {
+    "command": "command",
+    "args": "args",
+    "env": "env",
+    "cwd": "cwd",
+    "url": "url",
+    "serverUrl": "url",
+    "headers": "headers",
+    "type": "transport",
+    "transport": "transport",
+}
+_TRANSPORTS: Final = {
+    "stdio": "stdio",
+    "local": "stdio",
+    "http": "http",
+    "streamablehttp": "http",
+    "remote": "http",
+    "sse": "sse",
+}
+_OURSELVES: Final = re.compile(r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|mcp_context_proxy(?![\w-]))")
+"""Our program or package as a word; not a file in a folder that happens to have our name."""
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` may name a server: it becomes part of every exposed name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def from_host(source: Source) -> tuple[Source, list[ConfigProblem]]:
+    """The servers of a host's file as our tables, and what is wrong with their shape.
+
+    Raises:
+        ConfigError: there are no server entries in it.
+    """
+    place = next((place for place in _PLACES if isinstance(_at(source.tables, place), dict)), None)
+    if place is None:
+        message = 'has neither "mcpServers" nor "servers"; it must be a host\'s MCP settings, or config.toml'
+        raise ConfigError([source.problem((), message)])
+    entries = _at(source.tables, place)
+    problems = [
+        ConfigProblem(source.file, line, dotted(path), "is given twice; keep one of them")
+        for path, line in source.duplicates
+        if path[: len(place)] == place
+    ]
+    names = names_for(entries)
+    servers: dict[str, Any] = {}
+    for written, entry in entries.items():
+        path = (*place, written)
+        if not isinstance(entry, dict):
+            problems.append(source.problem(path, "must be an object with a command or a url"))
+        elif _is_ourselves(entry):
+            logger.warning("%s: server %r is this proxy itself and is skipped", source.file, written)
+        else:
+            name = names[written]
+            source.origins["servers", name] = path
+            servers[name] = _entry(source, ("servers", name), path, entry, problems)
+    return replace(source, tables={"servers": servers}), problems
+
+
+def names_for(written: Iterable[str]) -> dict[str, str]:
+    """An allowed and unique name for each name a host allows; allowed ones stay as they are."""
+    wishes = {name: name if is_name(name) else _allowed(name) for name in written}
+    taken = {name for name in wishes if is_name(name)}
+    names = {}
+    for name, wish in wishes.items():
+        rivals = sum(other == wish for other in wishes.values())
+        names[name] = wish if name in taken or rivals == 1 else _distinct(wish, name)
+    return names
+
+
+def _allowed(name: str) -> str:
+    text = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
+    return re.sub(r"_{2,}", "_", text)[:MAX_NAME].strip("-") or _distinct("server", name)
+
+
+def _distinct(wish: str, name: str) -> str:
+    """A suffix from the original name, so that it does not depend on the order of the file."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{wish[: MAX_NAME - 9]}-{digest}"
+
+
+def _entry(
+    source: Source, path: KeyPath, place: KeyPath, entry: Mapping[str, Any], problems: list[ConfigProblem]
+) -> dict[str, Any]:
+    server: dict[str, Any] = {}
+    for key, value in entry.items():
+        if (ours := _FIELDS.get(key)) and value is not None:
+            server[ours] = _texts(value) if ours in ("env", "headers") else value
+            source.origins[*path, ours] = (*place, key)
+    if isinstance(entry.get("disabled"), bool) or isinstance(entry.get("enabled"), bool):
+        server["enabled"] = entry.get("enabled") is not False and entry.get("disabled") is not True
+    if "envFile" in entry:
+        logger.warning(
+            "%s: server %r: envFile is not read; name its variables in env", source.file, place[-1]
+        )
+    _transport(source, path, server, problems)
+    return server
+
+
+def _transport(source: Source, path: KeyPath, server: dict[str, Any], problems: list[ConfigProblem]) -> None:
+    """Hosts spell transports in many ways, or leave the kind of a URL to be guessed."""
+    written, url = server.pop("transport", None), server.get("url")
+    if written is None:
+        if isinstance(url, str) and url.partition("?")[0].rstrip("/").endswith("/sse"):
+            server["transport"] = "sse"
+        return
+    known = _TRANSPORTS.get(re.sub(r"[^a-z]", "", written.lower())) if isinstance(written, str) else None
+    if known is None:
+        problems.append(source.problem((*path, "transport"), "must be stdio, http or sse"))
+    else:
+        server["transport"] = known
+
+
+def _texts(value: Any) -> Any:
+    """Hosts take numbers and switches in `env` and mean their text."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _text(item) for key, item in value.items() if item is not None}
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _is_ourselves(entry: Mapping[str, Any]) -> bool:
+    """Starting ourselves would start ourselves, for ever."""
+    command, args = entry.get("command"), entry.get("args")
+    words = [command, *(args if isinstance(args, list) else [])]
+    return any(isinstance(word, str) and _OURSELVES.search(word) and not _is_folder(word) for word in words)
+
+
+def _is_folder(word: str) -> bool:
+    return Path(word).is_absolute() and Path(word).is_dir()
+
+
+def _at(tables: Mapping[str, Any], place: KeyPath) -> Any:
+    value: Any = tables
+    for part in place:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,108 @@
+"""Every number that bounds something, with its reason; `[limits]` overrides any of them.
+
+Code elsewhere takes a `Limits` and holds no number of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+class Limits(BaseModel):
+    """Bounds that keep one bad peer, file or answer from harming everything else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    message_bytes: Count = 16 * MIB
+    """One message, either direction: larger ones are refused. Large enough for screenshots and file dumps."""
+    sse_event_bytes: Count = 16 * MIB
+    """One event from an HTTP server. The SDK's own default of 1 MiB would lose larger results."""
+    http_body_bytes: Count = 4 * MIB
+    """One request body at our HTTP front: arguments are small, results are not requests."""
+    nesting_definitions: Count = 64
+    """Levels in a tool definition; no honest schema is deeper."""
+    nesting_results: Count = 190
+    """Levels in a result: common JSON parsers stop at 200."""
+
+    probe_seconds: Seconds = 2.0
+    """Wait for `server/discover` before falling back to the handshake: old servers ignore it silently."""
+    connect_seconds: Seconds = 30.0
+    """From starting a server to its first answer: 5 s breaks `npx` servers that are being downloaded."""
+    list_seconds: Seconds = 30.0
+    """For a whole listing, all pages together; the last known tools stay meanwhile."""
+    call_seconds: Seconds = 60.0
+    """For a call without progress: what hosts themselves use."""
+    call_max_seconds: Seconds = 600.0
+    """For a call that keeps reporting progress."""
+    stop_seconds: Seconds = 2.0
+    """For each step of stopping a server (end of input, then SIGTERM), before SIGKILL."""
+    drain_seconds: Seconds = 10.0
+    """For calls in flight when the proxy stops or a server is removed."""
+
+    starts_at_once: Count = 8
+    """Servers starting at the same time: more only makes all of them slower."""
+    backoff_first_seconds: Seconds = 1.0
+    """Before the first restart; doubles with each failure."""
+    backoff_max_seconds: Seconds = 60.0
+    """The longest wait between restarts."""
+    backoff_reset_seconds: Seconds = 60.0
+    """Healthy for this long forgets earlier failures."""
+    breaker_failures: Count = 5
+    """Quick failures in a row after which a server is left alone for a while."""
+    breaker_seconds: Seconds = 60.0
+    """How long it is left alone before one more try."""
+
+    in_flight_per_server: Count = 256
+    """Calls one server may be working on; beyond the queue, callers hear "busy" at once."""
+    queue_per_server: Count = 1024
+    """Messages waiting to be written to one server, should it stop reading."""
+    in_flight: Count = 2048
+    """Calls under way over all servers: bounds memory, not speed."""
+
+    tools_per_server: Count = 10_000
+    """Ten times the largest server known; more is a fault or an attack."""
+    tools: Count = 100_000
+    """Over all servers: search stays exact and in memory up to here."""
+    pages: Count = 1000
+    """Pages of one listing: ends a server that pages for ever."""
+    listing_bytes: Count = 32 * MIB
+    """All pages of one listing together."""
+    description_shown_bytes: Count = 16 * KIB
+    """Of one description in a list: longer ones are cut, since the model pays for each word."""
+    description_indexed_bytes: Count = 8 * KIB
+    """Of one description in the index: later text says little about what a tool is for."""
+    schema_bytes: Count = 256 * KIB
+    """One input or output schema; a larger one is withheld with its tool."""
+    schema_nodes: Count = 10_000
+    """Values in one schema: small text can still be an immense tree."""
+
+    stderr_kept_bytes: Count = 64 * KIB
+    """The last output of a server, for the message that says why it died."""
+    stderr_lines_per_second: Count = 100
+    """Logged from one server; the rest is counted."""
+
+    http_header_seconds: Seconds = 10.0
+    """To receive the headers of a request: a slow sender must not hold a connection."""
+    http_body_seconds: Seconds = 30.0
+    """To receive the body of a request."""
+    http_idle_seconds: Seconds = 60.0
+    """A kept-alive connection without a request."""
+    http_connections: Count = 512
+    """Open at once at our HTTP front."""
+    sessions: Count = 1000
+    """HTTP sessions of the handshake era; the longest idle one makes room."""
+    session_idle_seconds: Seconds = 1800.0
+    """After which a session is forgotten: a long lunch at most."""
+
+    document_bytes: Count = 1 * MIB
+    """One rule or reference file."""
+    documents: Count = 10_000
+    """Rules and references together."""

@@ -1,0 +1,213 @@
+"""From a file to a checked `Config`: every mistake found is reported, none is worked around.
+
+Read, take over a host's entries, apply overrides, expand variables, validate. Nothing here starts
+anything, and nothing is changed on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from mcp_context_proxy.config.checks import contradictions
+from mcp_context_proxy.config.expand import expand
+from mcp_context_proxy.config.hosts import from_host
+from mcp_context_proxy.config.limits import Limits
+from mcp_context_proxy.config.locate import VARIABLE, default_path, expand_home, find
+from mcp_context_proxy.config.mistakes import mistakes
+from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.source import Source, dotted, read
+from mcp_context_proxy.config.toml_lines import KeyPath
+from mcp_context_proxy.errors import ConfigError, ConfigProblem
+
+_EXPANDED: Final = ("command", "args", "env", "cwd", "url", "headers")
+"""Keys of a server in which variables are replaced."""
+_MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers"})
+_PATHS: Final = (("store", "path"), ("http", "token_file"), ("embedding", "model"))
+_NO_FILE: Final = os.strerror(errno.ENOENT).lower()
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def load(
+    path: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    overrides: Mapping[str, Any] = _NONE,
+) -> Config:
+    """Load the configuration from `path`, or from where `find` finds it.
+
+    `overrides` beat the file: dotted keys (``{"http.port": 9000}``) or nested tables; None means not given.
+
+    Raises:
+        ConfigError: it cannot be used; holds every mistake, in file order.
+    """
+    source = read(_file(path, environ))
+    problems: list[ConfigProblem] = []
+    if source.is_json:
+        source, problems = from_host(source)
+    draft = _Draft(source, environ, _copied(source.tables), problems)
+    draft.override(overrides)
+    return draft.config()
+
+
+def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
+    found = expand_home(str(path), environ) if path is not None else find(environ)
+    if found is None:
+        default = default_path(environ)
+        looked = f"{VARIABLE} is not set, and there is no {default}"
+        message = f"none found: {looked}; to begin, copy config.example.toml there"
+        raise ConfigError([ConfigProblem(None, None, "", message)])
+    if _unreadable(found) == _NO_FILE:
+        message = "there is no such file; to begin, copy config.example.toml there"
+        raise ConfigError([ConfigProblem(found, None, "", message)])
+    return found.absolute()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The tables on their way to a `Config`, with the mistakes found so far."""
+
+    source: Source
+    environ: Mapping[str, str]
+    tables: dict[str, Any]
+    problems: list[ConfigProblem]
+    overridden: set[KeyPath] = field(default_factory=set)
+    secrets: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def config(self) -> Config:
+        self._expand_servers()
+        self._resolve_paths()
+        for path, message in contradictions(self.tables):
+            self._add(path, message)
+        config = self._validated()
+        if self.problems or config is None:
+            raise ConfigError(sorted(self.problems, key=lambda problem: problem.line or 0))
+        return config
+
+    def override(self, overrides: Mapping[str, Any]) -> None:
+        for path, value in _leaves(overrides):
+            table = self.tables
+            for part in path[:-1]:
+                below = table.get(part)
+                table[part] = table = below if isinstance(below, dict) else {}
+            table[str(path[-1])] = value
+            self.overridden.add(path)
+
+    def _expand_servers(self) -> None:
+        """A server that is switched off needs no variables."""
+        for name, server in _tables(self.tables.get("servers")):
+            if server.get("enabled") is not False:
+                for key in _EXPANDED:
+                    if key in server:
+                        server[key] = self._expanded(("servers", name, key), server[key])
+
+    def _expanded(self, path: KeyPath, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._expanded((*path, index), item) for index, item in enumerate(value)]
+        if isinstance(value, dict):
+            return {key: self._expanded((*path, key), item) for key, item in value.items()}
+        if not isinstance(value, str):
+            return value
+        result = expand(value, self.environ)
+        for problem in result.problems:
+            self._add(path, problem)
+        if path[2] in _MAY_BE_SECRET:
+            self.secrets.setdefault(str(path[1]), {}).update(result.variables)
+        return result.text
+
+    def _resolve_paths(self) -> None:
+        for section, key in _PATHS:
+            self._resolve((section, key), self.tables.get(section), key)
+        for name, server in _tables(self.tables.get("servers")):
+            self._resolve(("servers", name, "cwd"), server, "cwd")
+            if isinstance(server.get("command"), str) and server["command"].startswith("~"):
+                server["command"] = str(expand_home(server["command"], self.environ))
+        documents = self.tables.get("documents")
+        for index, document in enumerate(documents if isinstance(documents, list) else ()):
+            path = ("documents", index, "path")
+            self._resolve(path, document, "path")
+            text = document.get("path") if isinstance(document, dict) else None
+            if isinstance(text, str) and (reason := _unreadable(Path(text))):
+                self._add(path, f"{text}: {reason}")
+
+    def _resolve(self, path: KeyPath, table: Any, key: str) -> None:
+        """Relative to the file; a command-line option is relative to where it was typed."""
+        value = table.get(key) if isinstance(table, dict) else None
+        if isinstance(value, Path):
+            value = str(value)
+        if not isinstance(value, str) or not value or (path == ("store", "path") and value == "memory"):
+            return
+        base = Path.cwd() if path in self.overridden else self.source.file.parent
+        table[key] = str(base / expand_home(value, self.environ))
+
+    def _validated(self) -> Config | None:
+        servers = self.tables.get("servers")
+        complete = dict(self.tables)
+        complete.pop("path", None)
+        if isinstance(servers, dict):
+            complete["servers"] = {name: self._complete(name, server) for name, server in servers.items()}
+        try:
+            config = Config.model_validate(complete)
+        except ValidationError as error:
+            for path, message in mistakes(error):
+                self._add(path, message)
+            return None
+        servers_with_limits = {name: _with_limits(s, config.limits) for name, s in config.servers.items()}
+        return config.model_copy(update={"path": self.source.file, "servers": servers_with_limits})
+
+    def _complete(self, name: str, server: Any) -> Any:
+        """With what is not written in the file."""
+        if not isinstance(server, dict):
+            return server
+        return server | {"name": name, "secrets": tuple(self.secrets.get(name, {}).items())}
+
+    def _add(self, path: KeyPath, message: str) -> None:
+        if any(path[: len(overridden)] == overridden for overridden in self.overridden):
+            self.problems.append(ConfigProblem(None, None, dotted(path), message))
+        else:
+            self.problems.append(self.source.problem(path, message))
+
+
+def _unreadable(path: Path) -> str | None:
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "strerror", error)).lower()
+    return None
+
+
+def _with_limits(server: ServerConfig, limits: Limits) -> ServerConfig:
+    """A server's own timeouts, else the general ones."""
+    defaults = {"connect_timeout": limits.connect_seconds, "call_timeout": limits.call_seconds}
+    unset = {key: value for key, value in defaults.items() if key not in server.model_fields_set}
+    return server.model_copy(update=unset)
+
+
+def _tables(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, table in value.items() if isinstance(value, dict) else ():
+        if isinstance(table, dict):
+            yield name, table
+
+
+def _leaves(
+    overrides: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in overrides.items():
+        path = (*above, *key.split("."))
+        if isinstance(value, Mapping):
+            yield from _leaves(value, path)
+        elif value is not None:
+            yield path, value
+
+
+def _copied(value: Any) -> Any:
+    """Tables of our own: what was read stays as it was."""
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,123 @@
+"""What the models refuse, in the words of a person who edits the file.
+
+Values are not repeated, except where only a listed word is allowed: any other may be a secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from mcp_context_proxy.config.settings import Config, Table
+from mcp_context_proxy.config.toml_lines import KeyPath
+
+_WANTED: Final = {
+    "string_type": "text in quotes",
+    "path_type": "text in quotes",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+_OTHER_WORDS: Final = {
+    "mcpServers": "servers",
+    "serverUrl": "url",
+    "type": "transport",
+    "disabled": "enabled",
+    "environment": "env",
+    "timeout": "call_timeout",
+}
+"""What hosts and people call a key, where spelling alone does not lead to ours."""
+
+
+def mistakes(error: ValidationError) -> list[tuple[KeyPath, str]]:
+    """Path and sentence of each mistake."""
+    return [(detail["loc"], _sentence(detail)) for detail in error.errors(include_url=False)]
+
+
+def unknown_key(key: str, allowed: Sequence[str]) -> str:
+    """The sentence for a key that does not exist."""
+    other = _OTHER_WORDS.get(key)
+    near = [other] if other in allowed else difflib.get_close_matches(key, allowed, n=1)
+    if near:
+        return f"unknown key; did you mean {near[0]}?"
+    return f"unknown key; allowed here: {', '.join(allowed)}"
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    kind, value, facts = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_key(str(detail["loc"][-1]), allowed_keys(detail["loc"][:-1]))
+    if kind == "missing":
+        return "is missing"
+    if kind in _WANTED:
+        return f"must be {_WANTED[kind]}, not {_kind_of(value)}"
+    if kind in ("literal_error", "enum"):
+        return f"must be {_choice(facts['expected'])}, not {_shown(value)}"
+    return _range(kind, facts) or detail["msg"].lower()
+
+
+def _range(kind: str, facts: Mapping[str, Any]) -> str | None:
+    match kind:
+        case "greater_than_equal":
+            return f"must be at least {facts['ge']:g}"
+        case "greater_than":
+            return f"must be more than {facts['gt']:g}"
+        case "less_than_equal":
+            return f"must be at most {facts['le']:g}"
+        case "finite_number":
+            return "must be a finite number"
+        case "string_too_short":
+            return "must not be empty"
+    return None
+
+
+def _choice(expected: str) -> str:
+    return expected.replace("'", '"')
+
+
+def _shown(value: Any) -> str:
+    return f'"{value[:40]}"' if isinstance(value, str) else _kind_of(value)
+
+
+def _kind_of(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return "text"
+        case int():
+            return "a whole number"
+        case float():
+            return "a number"
+        case list() | tuple():
+            return "a list"
+        case dict():
+            return "a table"
+        case None:
+            return "null"
+    return "a date"
+
+
+def allowed_keys(path: KeyPath) -> list[str]:
+    """The keys of the table at `path`."""
+    model: Any = Config
+    for part in path:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            model = model.model_fields[str(part)].annotation
+        else:
+            model = next(arg for arg in reversed(get_args(model)) if arg is not Ellipsis)
+    return _keys(model)
+
+
+def _keys(model: Any) -> list[str]:
+    if isinstance(model, type) and issubclass(model, Table):
+        return model.keys()
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []

@@ -1,0 +1,216 @@
+"""What can be configured: one frozen model per table of ``config.toml``.
+
+The models check the type and range of each value. What spans several keys, files or the environment
+is checked while loading, so that all mistakes are reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mcp_context_proxy.config.limits import Count, Limits, Seconds
+from mcp_context_proxy.items import IncludeMode
+
+Preset: TypeAlias = Literal["aggressive", "normal", "conservative"]
+Transport: TypeAlias = Literal["stdio", "http", "sse"]
+
+Flag = Annotated[bool, Field(strict=True)]
+Amount = Annotated[int, Field(strict=True, ge=0)]
+Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Table(BaseModel):
+    """One table of the file: frozen, and no key but those it declares."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    derived: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are computed while loading and cannot be written in a file."""
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """The keys a person may write."""
+        return [name for name in cls.model_fields if name not in cls.derived]
+
+
+class ExposeConfig(Table):
+    """What hosts see in ``tools/list``."""
+
+    mode: Literal["auto", "all", "search"] = "auto"
+    prefix: Flag = True
+    """False: tools keep their own names where these are unique."""
+    list_all_below: Amount = 3000
+    """Estimated tokens under which a catalog is listed whole, because hiding would save nothing."""
+    max_name_length: Annotated[int, Field(strict=True, ge=16, le=128)] = 50
+    """Hosts add their own prefix and refuse names over 64 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainSearch:
+    """How much a search in one domain considers and returns."""
+
+    top_k: int
+    """Chunks considered."""
+    top_n: int
+    """Items returned."""
+    include_score: float
+    """Items that score at least this are returned even beyond `top_n`."""
+
+
+PRESETS: Final[Mapping[str, DomainSearch]] = {
+    "aggressive": DomainSearch(top_k=10, top_n=3, include_score=0.8),
+    "normal": DomainSearch(top_k=20, top_n=5, include_score=0.7),
+    "conservative": DomainSearch(top_k=40, top_n=10, include_score=0.6),
+}
+"""Named by how hard they cut: aggressive shows the fewest items, conservative risks least."""
+
+
+class DomainConfig(Table):
+    """What ``[search.tools]`` or ``[search.documents]`` changes."""
+
+    preset: Preset | None = None
+    top_k: Count | None = None
+    top_n: Count | None = None
+    include_score: Score | None = None
+
+
+class SearchConfig(Table):
+    """How much a search considers and returns; a preset, or numbers, which beat it."""
+
+    preset: Preset = "normal"
+    top_k: Count = 20
+    top_n: Count = 5
+    include_score: Score = 0.7
+    tools: DomainConfig = DomainConfig()
+    documents: DomainConfig = DomainConfig()
+    warm_up: Flag = False
+    """Embed everything at start instead of at the first search."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, data: Any) -> Any:
+        preset = data.get("preset", "normal") if isinstance(data, dict) else None
+        if not isinstance(preset, str) or preset not in PRESETS:
+            return data
+        numbers = PRESETS[preset]
+        defaults = {key: getattr(numbers, key) for key in ("top_k", "top_n", "include_score")}
+        return defaults | data
+
+    def resolved(self, domain: Literal["tools", "documents"]) -> DomainSearch:
+        """The numbers for one domain: its own, else its preset's, else the general ones."""
+        own = self.tools if domain == "tools" else self.documents
+        general = DomainSearch(self.top_k, self.top_n, self.include_score)
+        numbers = own.model_dump(include={"top_k", "top_n", "include_score"}, exclude_none=True)
+        return replace(PRESETS[own.preset] if own.preset else general, **numbers)
+
+
+class LearningConfig(Table):
+    """Whether successful calls improve later searches."""
+
+    enabled: Flag = True
+
+
+class StoreConfig(Table):
+    """Where vectors, learned pairs and statistics are kept."""
+
+    path: Text | None = None
+    """A file; None is the user's data folder, ``memory`` keeps nothing."""
+
+
+class HttpConfig(Table):
+    """Where the HTTP front listens and whom it lets in."""
+
+    host: Text = "127.0.0.1"
+    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 8765
+    """0 takes any free port."""
+    token_file: Path | None = None
+    allowed_hosts: tuple[Text, ...] = ()
+    """Host names besides our own under which clients may address us."""
+
+
+class EmbeddingConfig(Table):
+    """Which embedding model is used."""
+
+    model: Path | None = None
+    """Folder of another model; None is the packaged one."""
+
+
+class DocumentsConfig(Table):
+    """One folder or file of rules or references."""
+
+    kind: Literal["rule", "reference"]
+    path: Path
+    include: IncludeMode | None = None
+    """For documents that do not say it themselves."""
+
+
+class ToolConfig(Table):
+    """What is set for one tool of a server."""
+
+    include: IncludeMode | None = None
+
+
+class ServerConfig(Table):
+    """One downstream server: a program to start or a URL to connect to."""
+
+    derived: ClassVar[frozenset[str]] = frozenset({"name", "secrets"})
+
+    name: Text
+    command: Text | None = None
+    args: tuple[str, ...] = Field(default=(), repr=False)
+    env: dict[str, str] = Field(default={}, repr=False)
+    cwd: Path | None = None
+    url: Text | None = Field(default=None, repr=False)
+    headers: dict[str, str] = Field(default={}, repr=False)
+    transport: Transport = "stdio"
+    """Derived when not given: ``stdio`` with a command, ``http`` with a URL."""
+    era: Literal["auto", "handshake", "modern"] = "auto"
+    """``auto`` asks the server; name the era to skip the question."""
+    enabled: Flag = True
+    include: IncludeMode = IncludeMode.AGENT
+    tools: dict[str, ToolConfig] = {}
+    tags: tuple[Text, ...] = ()
+    category: Text | None = None
+    connect_timeout: Seconds = 30.0
+    """Seconds; the default is ``limits.connect_seconds``."""
+    call_timeout: Seconds = 60.0
+    """Seconds; the default is ``limits.call_seconds``. Progress extends it to ``limits.call_max_seconds``."""
+    secrets: tuple[tuple[str, str], ...] = Field(default=(), repr=False)
+    """(variable, value) of what was expanded from the environment, to be redacted wherever text leaves."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive_transport(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "transport" in data:
+            return data
+        return data | {"transport": "http" if data.get("url") else "stdio"}
+
+    def include_of(self, tool_name: str) -> IncludeMode:
+        """The mode of a tool: its own setting, else the server's."""
+        tool = self.tools.get(tool_name)
+        return tool.include if tool is not None and tool.include is not None else self.include
+
+
+class Config(Table):
+    """The whole configuration."""
+
+    derived: ClassVar[frozenset[str]] = frozenset({"path"})
+
+    expose: ExposeConfig = ExposeConfig()
+    search: SearchConfig = SearchConfig()
+    learning: LearningConfig = LearningConfig()
+    store: StoreConfig = StoreConfig()
+    http: HttpConfig = HttpConfig()
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    limits: Limits = Limits()
+    servers: dict[str, ServerConfig] = {}
+    """By name, in the order of the file."""
+    documents: tuple[DocumentsConfig, ...] = ()
+    path: Path | None = None
+    """The file all this came from."""
