@@ -6,6 +6,7 @@ that no call site words an error by hand. One class per reaction a caller can ha
     ContextProxyError
     ├── ConfigError            the configuration cannot be used; lists every mistake
     ├── ModelError             the embedding model cannot be loaded; search goes on lexically
+    ├── EmbeddingCancelledError  indexing was told to stop; what it had is stored
     ├── StoreError             the store cannot be used; work goes on in memory
     ├── FramingError           a peer broke the framing of the wire
     ├── UnknownItemError       nothing by that name is in the catalog
@@ -64,6 +65,14 @@ class ModelError(ContextProxyError):
     def __init__(self, path: Path, reason: str, remedy: str) -> None:
         self.path, self.reason, self.remedy = path, reason, remedy
         super().__init__(f"embedding model {path}: {reason}; {remedy}")
+
+
+class EmbeddingCancelledError(ContextProxyError):
+    """Embedding was stopped on request between two batches."""
+
+    def __init__(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        super().__init__(f"embedding was stopped after {done} of {total} texts; they are kept")
 
 
 class StoreError(ContextProxyError):

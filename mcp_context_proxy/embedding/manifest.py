@@ -1,0 +1,75 @@
+"""A model folder is what its manifest says: nothing in it is loaded before its SHA-256 is right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcp_context_proxy.errors import ModelError
+
+MANIFEST, GRAPH, TOKENIZER = "manifest.json", "model.onnx", "tokenizer.json"
+"""The files of a model folder, as scripts/build_model.py writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is in a model folder."""
+
+    model: str
+    dimensions: int
+    max_tokens: int
+    """Longer texts are cut there, [CLS] and [SEP] included."""
+    sha256: Mapping[str, str]
+    """By file name."""
+
+    @property
+    def model_id(self) -> str:
+        """Name and content: changes with the graph and with the tokenizer, as the vectors do."""
+        content = "".join(self.sha256[name] for name in (GRAPH, TOKENIZER))
+        return f"{self.model}@{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def verified_manifest(directory: Path, remedy: str) -> Manifest:
+    """Read the manifest and check the files it names.
+
+    Raises:
+        ModelError: a file is missing, cannot be read, or is not what the manifest says.
+    """
+    manifest = _read_manifest(directory / MANIFEST, remedy)
+    for name in (GRAPH, TOKENIZER):
+        _verify(directory / name, manifest.sha256[name], remedy)
+    return manifest
+
+
+def _read_manifest(path: Path, remedy: str) -> Manifest:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return Manifest(
+            model=str(facts["model"]),
+            dimensions=int(facts["dimensions"]),
+            max_tokens=int(facts["max_tokens"]),
+            sha256={name: str(facts["sha256"][name]) for name in (GRAPH, TOKENIZER)},
+        )
+    except OSError as e:
+        raise ModelError(path, _cause(e), remedy) from e
+    except (ValueError, KeyError, TypeError) as e:
+        raise ModelError(path, "the file is damaged: it is not a manifest", remedy) from e
+
+
+def _verify(path: Path, expected: str, remedy: str) -> None:
+    try:
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as e:
+        raise ModelError(path, _cause(e), remedy) from e
+    if actual != expected:
+        raise ModelError(
+            path, f"the file is damaged: sha256 {actual[:12]}..., expected {expected[:12]}...", remedy
+        )
+
+
+def _cause(e: OSError) -> str:
+    return "the file is missing" if isinstance(e, FileNotFoundError) else f"cannot be read: {e.strerror or e}"

@@ -1,0 +1,17 @@
+"""The schema is its history: a store at version n has had the first n migrations. Append, never edit."""
+
+from __future__ import annotations
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """
+        CREATE TABLE vectors (
+            model_id TEXT NOT NULL,
+            key      BLOB NOT NULL,  -- sha256 of the text
+            vector   BLOB NOT NULL,  -- float32, little-endian
+            PRIMARY KEY (model_id, key)
+        )
+        """,
+    ),
+)
+"""Statements per version; each version is applied in one transaction."""

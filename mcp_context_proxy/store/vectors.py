@@ -1,0 +1,53 @@
+"""Vectors in SQLite: float32, little-endian, by model and content hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mcp_context_proxy.items import Vector
+from mcp_context_proxy.store.sqlite import Database
+
+KEYS_PER_QUERY = 500
+"""SQLite's oldest limit on parameters is 999."""
+STORED = np.dtype("<f4")
+"""Little-endian everywhere, so that a store can move between machines."""
+
+_UPSERT = """
+INSERT INTO vectors (model_id, key, vector) VALUES (?, ?, ?)
+ON CONFLICT (model_id, key) DO UPDATE SET vector = excluded.vector WHERE vector <> excluded.vector
+"""
+
+
+class SqliteVectors:
+    """The vector table of a store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, model_id: str, keys: Sequence[bytes]) -> dict[bytes, Vector]:
+        """Those of ``keys`` that are known; a blob that is no array of float32 is not."""
+        found: dict[bytes, Vector] = {}
+        for start in range(0, len(keys), KEYS_PER_QUERY):
+            some = keys[start : start + KEYS_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            rows = self._database.rows(
+                f"SELECT key, vector FROM vectors WHERE model_id = ? AND key IN ({marks})", (model_id, *some)
+            )
+            found |= {key: _decoded(blob) for key, blob in rows if _is_array(blob)}
+        return found
+
+    def put(self, model_id: str, vectors: Mapping[bytes, Vector]) -> None:
+        """Keep the vectors in one transaction."""
+        rows = [(model_id, key, vector.astype(STORED).tobytes()) for key, vector in vectors.items()]
+        with self._database.transaction() as connection:
+            connection.executemany(_UPSERT, rows)
+
+
+def _is_array(blob: object) -> bool:
+    return isinstance(blob, bytes) and len(blob) % STORED.itemsize == 0
+
+
+def _decoded(blob: bytes) -> Vector:
+    return np.frombuffer(blob, STORED).astype(np.float32)

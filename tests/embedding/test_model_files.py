@@ -1,0 +1,118 @@
+"""What happens when a model folder is not what it should be."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.embedding import MiniLM, load_model
+from mcp_context_proxy.embedding.model import PACKAGED_MODEL
+from mcp_context_proxy.errors import ModelError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PACKAGED_MODEL, tmp_path / "model"))
+
+
+def flip_one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json"])
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (Path.unlink, "the file is missing"),
+        (empty, "the file is damaged: sha256"),
+        (truncate, "the file is damaged: sha256"),
+        (flip_one_bit, "the file is damaged: sha256"),
+        (make_a_folder, "cannot be read"),
+    ],
+)
+def test_a_harmed_file_is_named_and_not_loaded(
+    folder: Path, name: str, harm: Callable[[Path], None], reason: str
+) -> None:
+    harm(folder / name)
+
+    with pytest.raises(ModelError) as caught:
+        load_model(folder)
+    assert caught.value.path == folder / name
+    assert reason in caught.value.reason
+    assert "scripts/build_model.py" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "{", "[]", "{}", '{"model": "x", "dimensions": 384, "max_tokens": 256, "sha256": 7}'],
+)
+def test_a_folder_without_a_usable_manifest_is_refused(folder: Path, content: str | None) -> None:
+    (folder / "manifest.json").unlink()
+    if content is not None:
+        (folder / "manifest.json").write_text(content, encoding="utf-8")
+
+    with pytest.raises(ModelError, match=r"manifest\.json"):
+        load_model(folder)
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="the file is missing"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_a_file_that_is_no_model_is_refused_although_its_hash_is_right(folder: Path) -> None:
+    """Somebody else's folder: the manifest vouches for the content, the runtime still has to take it."""
+    (folder / "model.onnx").write_bytes(b"not a graph")
+    edit_manifest(folder, lambda facts: facts["sha256"].update({"model.onnx": sha256(b"not a graph")}))
+
+    with pytest.raises(ModelError, match="the runtime refuses it"):
+        load_model(folder)
+
+
+def test_a_model_of_another_size_than_announced_is_refused(folder: Path) -> None:
+    edit_manifest(folder, lambda facts: facts.update(dimensions=768))
+
+    with pytest.raises(ModelError, match="does not give unit vectors of 768 numbers"):
+        load_model(folder)
+
+
+def test_another_tokenizer_is_another_model(folder: Path, model: MiniLM) -> None:
+    """Vectors of different models never mix, and the tokenizer decides about the vectors too."""
+    path = folder / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    edit_manifest(folder, lambda facts: facts["sha256"].update({"tokenizer.json": sha256(path.read_bytes())}))
+
+    assert load_model(folder).model_id != model.model_id
+
+
+def test_the_same_files_elsewhere_are_the_same_model(folder: Path, model: MiniLM) -> None:
+    assert load_model(folder).model_id == model.model_id
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def edit_manifest(folder: Path, edit: Callable[[dict[str, dict[str, str]]], None]) -> None:
+    path = folder / "manifest.json"
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    edit(facts)
+    path.write_text(json.dumps(facts), encoding="utf-8")

@@ -1,0 +1,252 @@
+"""The store keeps what it is given, and whatever happens to its file, it opens."""
+
+import random
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.items import Vector
+from mcp_context_proxy.store import Store, open_store
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="file modes are POSIX")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "store.sqlite3"
+
+
+def vector(seed: int) -> Vector:
+    values = np.random.default_rng(seed).normal(size=384)
+    return (values / np.linalg.norm(values)).astype(np.float32)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def fill(path: Path, count: int = 200) -> None:
+    with open_store(path) as store:
+        store.vectors.put("model", {key(n): vector(n) for n in range(count)})
+
+
+def usable(store: Store) -> bool:
+    store.vectors.put("other model", {key(1): vector(1)})
+    return np.array_equal(store.vectors.get("other model", [key(1)])[key(1)], vector(1))
+
+
+def test_what_was_put_is_found_after_a_restart(path: Path) -> None:
+    fill(path, 1200)
+    with open_store(path) as store:
+        found = store.vectors.get("model", [key(n) for n in range(1500)])
+
+        assert (store.path, store.warning) == (path, None)
+    assert len(found) == 1200
+    assert found[key(7)].dtype == np.float32
+    np.testing.assert_array_equal(found[key(7)], vector(7))
+
+
+def test_memory_keeps_nothing_and_touches_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_store("memory") as store:
+        assert usable(store)
+        assert (store.path, store.warning) == (None, None)
+    with open_store("memory") as store:
+        assert store.vectors.get("other model", [key(1)]) == {}
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@posix_only
+def test_only_the_owner_may_read_the_store(path: Path) -> None:
+    with open_store(path) as store:
+        store.vectors.put("model", {key(1): vector(1)})
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+
+    assert modes == {"store.sqlite3": 0o600, "store.sqlite3-wal": 0o600, "store.sqlite3-shm": 0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_threads_share_a_store(path: Path) -> None:
+    with open_store(path) as store, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: store.vectors.put("model", {key(n): vector(n)}), range(200)))
+        found = list(pool.map(lambda n: store.vectors.get("model", [key(n)]), range(200)))
+
+    assert all(len(one) == 1 for one in found)
+
+
+def test_a_put_is_all_or_nothing(path: Path) -> None:
+    with open_store(path) as store:
+        with pytest.raises(StoreError, match="NOT NULL"):
+            store.vectors.put("model", {key(1): vector(1), None: vector(2)})  # type: ignore[dict-item]
+
+        assert store.vectors.get("model", [key(1)]) == {}
+        assert usable(store)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from mcp_context_proxy.store import open_store
+with open_store(Path(sys.argv[1])) as store:
+    assert store.warning is None, store.warning
+    for n in range(200):
+        store.vectors.put("model", {n.to_bytes(32, "big"): np.full(384, n, np.float32)})
+        assert len(store.vectors.get("model", [n.to_bytes(32, "big")])) == 1
+"""
+
+
+def test_processes_share_a_store(path: Path) -> None:
+    """All of them create it at the same moment and write the same rows; nobody sees a lock."""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stderr=subprocess.PIPE) for _ in range(4)
+    ]
+    errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+
+    assert errors == [""] * 4
+    with open_store(path) as store:
+        assert len(store.vectors.get("model", [key(n) for n in range(300)])) == 200
+
+
+def test_a_killed_process_leaves_a_sound_store(path: Path) -> None:
+    """What was put before the kill is there; nothing is half there."""
+    code = WRITER + "\n    print('written', flush=True)\n    sys.stdin.read()\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"written\n"
+    process.kill()
+    process.communicate()
+
+    with open_store(path) as store:
+        assert store.warning is None
+        assert len(store.vectors.get("model", [key(n) for n in range(200)])) == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"this is no database at all, but somebody's notes" * 100, id="another file"),
+        pytest.param(b"SQLite format 3\x00" + b"\xff" * 8176, id="damaged header"),
+    ],
+)
+def test_a_damaged_store_is_moved_aside_and_an_empty_one_begun(
+    path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+
+    with open_store(path) as store:
+        assert usable(store)
+        assert store.path == path
+        assert store.warning is not None
+
+    (aside,) = path.parent.glob("store.corrupt-*")
+    assert aside.read_bytes() == content
+    assert aside.name in store.warning
+    assert [record.getMessage() for record in caplog.records] == [f"{store.warning}."]
+
+
+def test_a_truncated_store_is_moved_aside(path: Path) -> None:
+    fill(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 // 4096 * 4096])
+
+    with open_store(path) as store:
+        assert usable(store)
+        assert store.warning is not None
+        assert "was damaged" in store.warning
+    with open_store(path) as store:
+        assert store.warning is None
+
+
+def test_a_store_with_any_damage_opens(path: Path, tmp_path: Path) -> None:
+    """200 random bits flipped, one at a time, in the file or its log: it opens, and serves or raises ours."""
+    fill(path, 50)
+    with open_store(path) as store:
+        store.vectors.put("model", {key(n): vector(n) for n in range(50, 60)})
+        files = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    chance = random.Random(1)
+    for round_ in range(200):
+        folder = tmp_path / str(round_)
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        victim = folder / chance.choice(["store.sqlite3", "store.sqlite3-wal"])
+        damaged = bytearray(victim.read_bytes())
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        victim.write_bytes(damaged)
+        with open_store(folder / "store.sqlite3") as store:
+            try:
+                store.vectors.get("model", [key(n) for n in range(60)])
+                store.vectors.put("model", {key(100): vector(100)})
+            except StoreError:
+                pass
+        shutil.rmtree(folder)
+
+
+def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:
+    """After a downgrade: what the newer version keeps must survive."""
+    fill(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+
+    with open_store(path) as store:
+        assert usable(store)
+        assert store.path is None
+        assert store.warning is not None
+        assert "a newer version wrote it" in store.warning
+    assert [file.name for file in path.parent.iterdir()] == ["store.sqlite3"]
+
+
+def test_without_a_place_for_a_file_the_store_is_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+
+    with open_store(tmp_path / "file" / "store.sqlite3") as store:
+        assert usable(store)
+        assert store.path is None
+        assert store.warning is not None
+        assert "Nothing is kept after this run" in store.warning
+    assert len(caplog.records) == 1
+
+
+def test_a_folder_where_the_store_should_be_is_no_store(path: Path) -> None:
+    path.mkdir(parents=True)
+
+    with open_store(path) as store:
+        assert usable(store)
+        assert store.path is None
+
+
+@posix_only
+def test_a_store_that_may_not_be_written_is_replaced_by_memory(path: Path) -> None:
+    fill(path)
+    path.chmod(0o400)
+    writable_all_the_same = not _refuses_writing(path)
+    if writable_all_the_same:
+        pytest.skip("this user may write everything")
+
+    with open_store(path) as store:
+        assert usable(store)
+        assert store.path is None
+        assert store.warning is not None
+
+
+def _refuses_writing(path: Path) -> bool:
+    try:
+        path.open("ab").close()
+    except PermissionError:
+        return True
+    return False
