@@ -94,6 +94,17 @@ def test_a_model_of_another_size_than_announced_is_refused(folder: Path) -> None
         load_model(folder)
 
 
+def test_the_provenance_names_exactly_the_packaged_files() -> None:
+    """Who audits the package reads PROVENANCE.md; a rebuilt model must not keep the old one's story."""
+    provenance = (PACKAGED_MODEL / "PROVENANCE.md").read_text(encoding="utf-8")
+    facts = json.loads((PACKAGED_MODEL / "manifest.json").read_text(encoding="utf-8"))
+
+    for name, digest in [*facts["sha256"].items(), *facts["source_sha256"].items()]:
+        assert f"`{digest}`" in provenance, name
+    for tool in ("onnx", "numpy", "safetensors", "protobuf"):
+        assert f"{tool}=={facts['built_with'][tool]}" in provenance
+
+
 def test_another_tokenizer_is_another_model(folder: Path, model: MiniLM) -> None:
     """Vectors of different models never mix, and the tokenizer decides about the vectors too."""
     path = folder / "tokenizer.json"

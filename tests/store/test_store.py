@@ -65,6 +65,27 @@ def test_memory_keeps_nothing_and_touches_no_disk(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG_DATA_HOME is a convention of Linux")
+def test_without_a_path_the_store_is_in_the_users_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    with open_store() as store:
+        assert store.path == tmp_path / "mcp-context-proxy" / "store.sqlite3"
+        assert store.path.exists()
+
+
+def test_two_stores_of_one_process_share_a_file(path: Path) -> None:
+    """During a reload the old one may still be open."""
+    with open_store(path) as old, open_store(path) as new:
+        old.vectors.put("model", {key(1): vector(1)})
+        new.vectors.put("model", {key(2): vector(2)})
+
+        assert len(old.vectors.get("model", [key(1), key(2)])) == 2
+        assert old.warning is new.warning is None
+
+
 @posix_only
 def test_only_the_owner_may_read_the_store(path: Path) -> None:
     with open_store(path) as store:
