@@ -69,11 +69,7 @@ def from_host(source: Source) -> tuple[Source, list[ConfigProblem]]:
         message = 'has neither "mcpServers" nor "servers"; it must be a host\'s MCP settings, or config.toml'
         raise ConfigError([source.problem((), message)])
     entries = _at(source.tables, place)
-    problems = [
-        ConfigProblem(source.file, line, dotted(path), "is given twice; keep one of them")
-        for path, line in source.duplicates
-        if path[: len(place)] == place
-    ]
+    problems = _given_twice(source, place)
     names = names_for(entries)
     servers: dict[str, Any] = {}
     for written, entry in entries.items():
@@ -87,6 +83,18 @@ def from_host(source: Source) -> tuple[Source, list[ConfigProblem]]:
             source.origins["servers", name] = path
             servers[name] = _entry(source, ("servers", name), path, entry, problems)
     return replace(source, tables={"servers": servers}), problems
+
+
+def _given_twice(source: Source, place: KeyPath) -> list[ConfigProblem]:
+    """Repeated keys among the servers; what is inside a repeated one is not told again."""
+    told: list[KeyPath] = []
+    problems = []
+    for path, line in source.duplicates:
+        if path[: len(place)] == place and not any(path[: len(outer)] == outer for outer in told):
+            told.append(path)
+            message = "is given twice; keep one of them"
+            problems.append(ConfigProblem(source.file, line, dotted(path), message))
+    return problems
 
 
 def names_for(written: Iterable[str]) -> dict[str, str]:

@@ -161,12 +161,12 @@ class ServerConfig(Table):
 
     derived: ClassVar[frozenset[str]] = frozenset({"name", "secrets"})
 
-    name: Text
+    name: str
     command: Text | None = None
     args: tuple[str, ...] = Field(default=(), repr=False)
     env: dict[str, str] = Field(default={}, repr=False)
     cwd: Path | None = None
-    url: Text | None = Field(default=None, repr=False)
+    url: str | None = Field(default=None, repr=False)
     headers: dict[str, str] = Field(default={}, repr=False)
     transport: Transport = "stdio"
     """Derived when not given: ``stdio`` with a command, ``http`` with a URL."""

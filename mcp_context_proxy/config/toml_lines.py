@@ -27,7 +27,7 @@ _SCALAR: Final = re.compile(r"[^,\]}#\n]+")
 def toml_lines(text: str) -> dict[KeyPath, int]:
     """The 1-based line of each table, key and array element."""
     scanner = _Scanner(text)
-    with suppress(_UnknownError, RecursionError):
+    with suppress(_UnknownError, ValueError, RecursionError):
         scanner.run()
     return scanner.lines
 

@@ -1,0 +1,60 @@
+"""``config.example.toml`` works as it is pasted, and names every key with its default."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.config import Config, Limits
+
+EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
+
+
+@pytest.fixture
+def example() -> str:
+    return EXAMPLE.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def uncommented(example: str) -> str:
+    return re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", example)
+
+
+def test_it_loads_on_a_fresh_machine(load_text, example, tmp_path):
+    assert load_text(example) == Config(path=tmp_path / "config.toml")
+
+
+def test_it_loads_with_every_comment_sign_removed(load_text, uncommented, tmp_path):
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "notes").mkdir()
+    environ = {"HOME": str(tmp_path), "GITHUB_TOKEN": "t", "DOCS_TOKEN": "t"}
+
+    config = load_text(uncommented, environ=environ)
+
+    assert list(config.servers) == ["github", "docs", "files"]
+    assert [document.kind for document in config.documents] == ["rule", "reference"]
+
+
+def test_every_key_is_in_it(uncommented):
+    tables = tomllib.loads(uncommented)
+
+    assert tables.keys() == set(Config.keys())
+    for name in ("expose", "search", "learning", "store", "http", "embedding", "limits"):
+        model = Config.model_fields[name].annotation
+        keys = model.model_fields.keys()
+        assert tables[name].keys() == keys, name
+
+
+def test_the_commented_values_are_the_defaults(uncommented):
+    tables = tomllib.loads(uncommented)
+
+    assert Limits(**tables["limits"]) == Limits()
+    for name in ("expose", "learning"):
+        assert tables[name] == getattr(Config(), name).model_dump(), name
+    for name in ("preset", "top_k", "top_n", "include_score", "warm_up"):
+        assert tables["search"][name] == getattr(Config().search, name)
+    for name in ("host", "port"):
+        assert tables["http"][name] == getattr(Config().http, name)

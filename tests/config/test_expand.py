@@ -1,0 +1,61 @@
+"""Environment variables in values."""
+
+from __future__ import annotations
+
+import pytest
+
+from mcp_context_proxy.config.expand import expand
+
+ENVIRON = {"TOKEN": "t0ken", "EMPTY": "", "userHome": "mine", "NESTED": "${TOKEN}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Bearer ${TOKEN}", "Bearer t0ken"),
+        ("${TOKEN}${TOKEN}", "t0kent0ken"),
+        ("${env:TOKEN}", "t0ken"),
+        ("${TOKEN:-other}", "t0ken"),
+        ("${GONE:-other}", "other"),
+        ("${env:GONE:-other}", "other"),
+        ("${EMPTY:-other}", "other"),
+        ("${EMPTY}", ""),
+        ("${GONE:-}", ""),
+        ("${GONE:-http://a:b/c-d}", "http://a:b/c-d"),
+        ("$${TOKEN}", "${TOKEN}"),
+        ("pa$$word $TOKEN 5$ {TOKEN}", "pa$$word $TOKEN 5$ {TOKEN}"),
+        ("${NESTED}", "${TOKEN}"),
+        ("${userHome}", "mine"),
+    ],
+)
+def test_a_reference_becomes_its_value(text, expected):
+    result = expand(text, ENVIRON)
+
+    assert (result.text, result.problems) == (expected, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${GONE}", "environment variable GONE is not set; set it, or write ${GONE:-default}"),
+        ("${TOKEN", "'${' has no matching '}'; write '$${' for a literal '${'"),
+        ("${a b}", "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"),
+        ("${}", "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"),
+        (
+            "${workspaceFolder}",
+            "${workspaceFolder} is known to VS Code only; "
+            "write the value out, or use an environment variable",
+        ),
+        (
+            "${input:key}",
+            "${input:key} asks the person in VS Code, which is not possible here; "
+            "put the value in an environment variable and write ${env:NAME}",
+        ),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_a_problem(text, expected):
+    assert expand(text, ENVIRON).problems == (expected,)
+
+
+def test_only_variables_whose_value_was_used_are_named():
+    assert expand("${TOKEN} ${GONE:-x}", ENVIRON).variables == (("TOKEN", "t0ken"),)

@@ -1,0 +1,221 @@
+"""Hosts' own files work as they are."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.config.hosts import names_for
+
+CLAUDE_DESKTOP = """{
+  "mcpServers": {
+    "filesystem": {
+      "command": "npx",
+      "args": ["-y", "@modelcontextprotocol/server-filesystem", "/Users/ada/Desktop"]
+    },
+    "Sequential Thinking": {
+      "command": "npx",
+      "args": ["-y", "@modelcontextprotocol/server-sequential-thinking"],
+      "env": {"LEVEL": 3, "DEBUG": true, "NONE": null}
+    }
+  },
+  "globalShortcut": "Ctrl+Space",
+  "preferences": {"menuBarEnabled": false}
+}"""
+
+CLAUDE_CODE = """{
+  "mcpServers": {
+    "api-server": {
+      "type": "http",
+      "url": "${API_BASE_URL:-https://api.example.com}/mcp",
+      "headers": {"Authorization": "Bearer ${API_KEY}"}
+    },
+    "events": {"type": "sse", "url": "https://mcp.example.com/events"},
+    "local": {"type": "stdio", "command": "/usr/bin/tool", "args": [], "env": {}}
+  }
+}"""
+
+CURSOR = """{
+  "mcpServers": {
+    "linear": {"url": "https://mcp.linear.app/sse"},
+    "docs": {"url": "http://localhost:3000/mcp", "headers": {"API_KEY": "value"}},
+    "local": {"command": "python", "args": ["server.py"], "disabled": true, "autoApprove": ["x"]}
+  }
+}"""
+
+VS_CODE = """{
+  // Servers of this workspace
+  "inputs": [{"type": "promptString", "id": "key", "description": "API key", "password": true}],
+  "servers": {
+    "github": {"type": "http", "url": "https://api.example.com/mcp/"}, /* remote */
+    "playwright": {
+      "type": "stdio",
+      "command": "npx",
+      "args": ["-y", "@microsoft/mcp-server-playwright",],
+      "env": {"KEY": "${env:PLAYWRIGHT_KEY}"},
+      "dev": {"watch": "src/**"},
+    },
+  },
+}"""
+
+VS_CODE_SETTINGS = """{
+  "editor.fontSize": 12, // px
+  "mcp": {"servers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}},
+  "editor.rulers": [80, 120],
+}"""
+
+WINDSURF = '{"mcpServers": {"remote": {"serverUrl": "https://example.com/mcp", "disabledTools": []}}}'
+
+CLINE = '{"mcpServers": {"r": {"type": "streamableHttp", "url": "https://e.com", "timeout": 60}}}'
+
+CLAUDE_CODE_SETTINGS = """{
+  "numStartups": 40,
+  "projects": {"/home/ada/p": {"mcpServers": {"other": {"command": 5}}, "history": []}},
+  "mcpServers": {"mine": {"type": "stdio", "command": "mine", "args": []}},
+  "tipsHistory": {"a": 1, "a": 2}
+}"""
+
+ENVIRON = {"API_KEY": "k3y", "PLAYWRIGHT_KEY": "p1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            CLAUDE_DESKTOP, {"filesystem": "stdio", "Sequential-Thinking": "stdio"}, id="claude-desktop"
+        ),
+        pytest.param(
+            CLAUDE_CODE, {"api-server": "http", "events": "sse", "local": "stdio"}, id="claude-code"
+        ),
+        pytest.param(CURSOR, {"linear": "sse", "docs": "http", "local": "stdio"}, id="cursor"),
+        pytest.param(VS_CODE, {"github": "http", "playwright": "stdio"}, id="vs-code"),
+        pytest.param(VS_CODE_SETTINGS, {"time": "stdio"}, id="vs-code-settings"),
+        pytest.param(WINDSURF, {"remote": "http"}, id="windsurf"),
+        pytest.param(CLINE, {"r": "http"}, id="cline"),
+        pytest.param(CLAUDE_CODE_SETTINGS, {"mine": "stdio"}, id="claude-code-settings"),
+        pytest.param('{"mcpServers": {}}', {}, id="no-servers"),
+    ],
+)
+def test_the_servers_of_a_real_host_file_are_taken_over(load_text, text, expected):
+    servers = load_text(text, "mcp.json", environ=ENVIRON).servers
+
+    assert {name: server.transport for name, server in servers.items()} == expected
+
+
+def test_the_fields_of_a_host_arrive(load_text):
+    desktop = load_text(CLAUDE_DESKTOP, "a.json").servers
+    code = load_text(CLAUDE_CODE, "b.json", environ=ENVIRON).servers
+    cursor = load_text(CURSOR, "c.json").servers
+    vs_code = load_text(VS_CODE, "d.json", environ=ENVIRON).servers
+
+    assert desktop["filesystem"].args == (
+        "-y",
+        "@modelcontextprotocol/server-filesystem",
+        "/Users/ada/Desktop",
+    )
+    assert desktop["Sequential-Thinking"].env == {"LEVEL": "3", "DEBUG": "true"}
+    assert code["api-server"].url == "https://api.example.com/mcp"
+    assert code["api-server"].headers == {"Authorization": "Bearer k3y"}
+    assert code["api-server"].secrets == (("API_KEY", "k3y"),)
+    assert [cursor[name].enabled for name in ("docs", "local")] == [True, False]
+    assert vs_code["playwright"].args == ("-y", "@microsoft/mcp-server-playwright")
+    assert vs_code["playwright"].env == {"KEY": "p1"}
+
+
+def test_an_input_of_vs_code_is_named_in_the_problem(problems):
+    text = '{"servers": {\n "a": {"command": "x",\n  "env": {"K": "${input:api-key}"}}}}'
+
+    assert problems(text, "mcp.json") == [
+        "3 servers.a.env.K: ${input:api-key} asks the person in VS Code, which is not possible here; "
+        "put the value in an environment variable and write ${env:NAME}"
+    ]
+
+
+def test_mistakes_are_told_under_the_keys_of_the_host(problems):
+    text = """{"mcpServers": {
+  "My Server": {
+    "serverUrl": "htp://x"},
+  "b": {"type": "websocket",
+    "url": "https://x"},
+  "c": [],
+  "d": {"command": "x",
+    "args": "y"},
+  "e": {}
+}}"""
+
+    assert problems(text, "mcp.json") == [
+        '3 mcpServers."My Server".serverUrl: must begin with http:// or https:// and name a host',
+        "4 mcpServers.b.type: must be stdio, http or sse",
+        "6 mcpServers.c: must be an object with a command or a url",
+        "8 mcpServers.d.args: must be a list, not text",
+        "9 mcpServers.e: has neither command nor url; a server needs one of them",
+    ]
+
+
+def test_a_host_may_not_configure_more_than_servers(load_text):
+    """Keys of ours in a host's file are the host's own and mean something else."""
+    config = load_text('{"mcpServers": {}, "http": {"port": "x"}, "limits": 5}', "mcp.json")
+
+    assert config.http.port == 8765
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        '{"command": "mcp-context-proxy"}',
+        '{"command": "/home/ada/.local/bin/mcp-context-proxy", "args": ["serve"]}',
+        '{"command": "C:\\\\bin\\\\mcp-context-proxy.exe"}',
+        '{"command": "uvx", "args": ["mcp-context-proxy@latest"]}',
+        '{"command": "uvx", "args": ["--from", "git+https://example.com/a/mcp-context-proxy", "x"]}',
+        '{"command": "python", "args": ["-m", "mcp_context_proxy"]}',
+        '{"command": "docker", "args": ["run", "-i", "ghcr.io/a/mcp-context-proxy:1"]}',
+    ],
+)
+def test_the_proxy_itself_is_skipped_with_a_warning(load_text, caplog, entry):
+    """It would start itself, for ever."""
+    with caplog.at_level(logging.WARNING):
+        config = load_text(f'{{"mcpServers": {{"me": {entry}, "other": {{"command": "x"}}}}}}', "mcp.json")
+
+    assert list(config.servers) == ["other"]
+    assert "server 'me' is this proxy itself and is skipped" in caplog.text
+
+
+def test_a_server_that_works_on_a_folder_with_our_name_is_not_us(load_text, tmp_path: Path):
+    folder = tmp_path / "mcp-context-proxy"
+    folder.mkdir()
+    text = f'{{"mcpServers": {{"a": {{"command": "x", "args": ["{folder}", "{folder}/tool.py"]}}}}}}'
+
+    assert list(load_text(text, "mcp.json").servers) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("github", "github"),
+        ("Sequential Thinking", "Sequential-Thinking"),
+        ("io.github/foo", "io-github-foo"),
+        ("@scope/name", "scope-name"),
+        ("a__b", "a_b"),
+        ("x" * 40, "x" * 32),
+    ],
+)
+def test_a_name_of_a_host_is_made_one_of_ours(written, expected):
+    assert names_for([written]) == {written: expected}
+
+
+def test_names_that_become_equal_are_told_apart_whatever_their_order():
+    names = names_for(["a.b", "a/b", "a-b", "é", "ü"])
+    turned = names_for(["ü", "é", "a-b", "a/b", "a.b"])
+
+    assert names == turned
+    assert names["a-b"] == "a-b"
+    assert len(set(names.values())) == 5
+
+
+def test_an_env_file_is_mentioned_since_it_is_not_read(load_text, caplog):
+    with caplog.at_level(logging.WARNING):
+        load_text('{"servers": {"a": {"command": "x", "envFile": ".env"}}}', "mcp.json")
+
+    assert "server 'a': envFile is not read; name its variables in env" in caplog.text

@@ -1,0 +1,285 @@
+"""What a good configuration becomes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mcp_context_proxy.config import Config, DomainSearch, Limits, ServerConfig, load
+from mcp_context_proxy.items import IncludeMode
+
+EVERY_FIXED_KEY = """
+[expose]
+mode = "search"
+prefix = false
+list_all_below = 10
+max_name_length = 40
+[search]
+preset = "aggressive"
+top_k = 7
+warm_up = true
+[search.tools]
+top_n = 2
+[search.documents]
+preset = "conservative"
+[learning]
+enabled = false
+[store]
+path = "state/store.db"
+[http]
+host = "0.0.0.0"
+port = 1
+token_file = "~/token"
+allowed_hosts = ["proxy.example.com"]
+[embedding]
+model = "model"
+[limits]
+call_max_seconds = 90
+[servers.github]
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-github"]
+env = { GITHUB_PERSONAL_ACCESS_TOKEN = "${GITHUB_TOKEN}" }
+cwd = "~/work"
+include = "manual"
+era = "handshake"
+tags = ["code"]
+category = "development"
+connect_timeout = 5
+call_timeout = 6.5
+enabled = false
+[servers.github.tools.create_issue]
+include = "always"
+[servers.docs]
+url = "https://example.com/mcp"
+transport = "sse"
+headers = { Authorization = "Bearer ${DOCS_TOKEN}" }
+[[documents]]
+kind = "rule"
+path = "."
+[[documents]]
+kind = "reference"
+path = "."
+include = "manual"
+"""
+
+
+@pytest.fixture
+def config(load_text) -> Config:
+    return load_text(EVERY_FIXED_KEY, environ={"HOME": "/home/ada", "DOCS_TOKEN": "t0ken"})
+
+
+def test_every_key_of_the_file_arrives(config, tmp_path):
+    github, docs = config.servers.values()
+
+    assert config.path == tmp_path / "config.toml"
+    assert (config.expose.mode, config.expose.prefix) == ("search", False)
+    assert (config.expose.list_all_below, config.expose.max_name_length) == (10, 40)
+    assert (config.search.warm_up, config.learning.enabled) == (True, False)
+    assert (config.http.host, config.http.port, config.http.allowed_hosts) == (
+        "0.0.0.0",
+        1,
+        ("proxy.example.com",),
+    )
+    assert (github.name, github.command) == ("github", "npx")
+    assert github.args == ("-y", "@modelcontextprotocol/server-github")
+    assert (github.era, github.tags, github.category) == ("handshake", ("code",), "development")
+    assert (github.connect_timeout, github.call_timeout, github.enabled) == (5.0, 6.5, False)
+    assert (docs.url, docs.transport) == ("https://example.com/mcp", "sse")
+    assert docs.headers == {"Authorization": "Bearer t0ken"}
+    assert [(d.kind, d.include) for d in config.documents] == [
+        ("rule", None),
+        ("reference", IncludeMode.MANUAL),
+    ]
+
+
+def test_paths_count_from_the_file_and_a_tilde_is_the_home_folder(config, tmp_path):
+    assert config.store.path == str(tmp_path / "state/store.db")
+    assert config.embedding.model == tmp_path / "model"
+    assert config.documents[0].path == tmp_path
+    assert config.http.token_file == Path("/home/ada/token")
+    assert config.servers["github"].cwd == Path("/home/ada/work")
+
+
+def test_a_command_in_the_home_folder_is_found(load_text):
+    config = load_text("[servers.a]\ncommand = '~/bin/a'\n", environ={"HOME": "/home/ada"})
+
+    assert config.servers["a"].command == "/home/ada/bin/a"
+
+
+def test_a_store_in_memory_is_not_a_path(load_text):
+    assert load_text("[store]\npath = 'memory'\n").store.path == "memory"
+
+
+def test_a_tool_follows_its_own_setting_else_its_server_else_agent(config):
+    assert config.servers["github"].include_of("create_issue") is IncludeMode.ALWAYS
+    assert config.servers["github"].include_of("other") is IncludeMode.MANUAL
+    assert config.servers["docs"].include_of("search") is IncludeMode.AGENT
+
+
+def test_servers_keep_the_order_of_the_file(load_text):
+    text = "".join(f"[servers.{name}]\ncommand = 'x'\n" for name in ["zebra", "apple", "mango"])
+
+    assert list(load_text(text).servers) == ["zebra", "apple", "mango"]
+
+
+def test_an_empty_file_is_a_configuration_with_the_defaults(load_text, tmp_path):
+    assert load_text("") == Config(path=tmp_path / "config.toml")
+
+
+def test_the_defaults_are_the_documented_ones():
+    config, server = Config(), ServerConfig(name="a", command="x")
+
+    assert config.expose.model_dump() == {
+        "mode": "auto",
+        "prefix": True,
+        "list_all_below": 3000,
+        "max_name_length": 50,
+    }
+    assert config.search.resolved("tools") == DomainSearch(top_k=20, top_n=5, include_score=0.7)
+    assert (config.search.preset, config.search.warm_up, config.learning.enabled) == ("normal", False, True)
+    assert (config.store.path, config.http.host, config.http.port) == (None, "127.0.0.1", 8765)
+    assert (server.transport, server.era, server.enabled, server.include) == (
+        "stdio",
+        "auto",
+        True,
+        IncludeMode.AGENT,
+    )
+    assert (server.connect_timeout, server.call_timeout, server.args, server.env) == (30.0, 60.0, (), {})
+
+
+def test_a_url_means_streamable_http_unless_it_says_otherwise():
+    assert ServerConfig(name="a", url="https://example.com").transport == "http"
+
+
+def test_a_domain_takes_its_number_then_its_preset_then_the_general_numbers(config):
+    assert config.search.resolved("tools") == DomainSearch(top_k=7, top_n=2, include_score=0.8)
+    assert config.search.resolved("documents") == DomainSearch(top_k=40, top_n=10, include_score=0.6)
+
+
+def test_what_a_preset_sets_can_be_read_from_the_settings(load_text):
+    search = load_text("[search]\npreset = 'conservative'\ntop_n = 3\n").search
+
+    assert (search.top_k, search.top_n, search.include_score) == (40, 3, 0.6)
+
+
+def test_presets_are_ordered_by_how_much_they_show(load_text):
+    shown = [
+        load_text(f"[search]\npreset = '{preset}'").search.resolved("tools")
+        for preset in ("aggressive", "normal", "conservative")
+    ]
+
+    assert [s.top_n for s in shown] == sorted({s.top_n for s in shown})
+    assert [s.top_k for s in shown] == sorted({s.top_k for s in shown})
+    assert [s.include_score for s in shown] == sorted({s.include_score for s in shown}, reverse=True)
+
+
+def test_a_server_without_its_own_timeouts_follows_the_limits(load_text):
+    config = load_text(
+        "[limits]\ncall_seconds = 7\nconnect_seconds = 8\n"
+        "[servers.a]\ncommand = 'x'\n[servers.b]\ncommand = 'x'\ncall_timeout = 9\n"
+    )
+
+    assert (config.servers["a"].call_timeout, config.servers["a"].connect_timeout) == (7.0, 8.0)
+    assert (config.servers["b"].call_timeout, config.servers["b"].connect_timeout) == (9.0, 8.0)
+
+
+def test_any_limit_can_be_overridden_and_the_others_stay(load_text):
+    limits = load_text("[limits]\nmessage_bytes = 1024\nprobe_seconds = 1\n").limits
+
+    assert limits == Limits(message_bytes=1024, probe_seconds=1.0)
+
+
+def test_every_limit_has_its_reason_in_the_file_that_sets_it():
+    """A number without a reason cannot be judged later."""
+    import inspect
+
+    source = inspect.getsource(Limits)
+
+    for name in Limits.model_fields:
+        declaration = source.index(f"    {name}: ")
+        assert source[declaration:].split("\n")[1].startswith('    """'), name
+
+
+def test_what_is_loaded_cannot_be_changed(config):
+    with pytest.raises(ValidationError):
+        config.http.port = 2
+
+
+def test_writing_a_default_out_does_not_make_a_server_another_one(load_text):
+    """A reload restarts only servers that differ."""
+    short = load_text("[servers.a]\ncommand = 'x'\n")
+    long = load_text("[servers.a]\ncommand = 'x'\nenabled = true\nargs = []\ncall_timeout = 60.0\n")
+
+    assert short.servers == long.servers
+
+
+def test_variables_that_were_expanded_are_kept_for_redaction_and_out_of_sight(load_text):
+    text = """
+[servers.a]
+command = "${BIN}/a"
+args = ["--key", "${KEY}", "${MODE:-fast}"]
+env = { TOKEN = "${TOKEN}", AGAIN = "${TOKEN}" }
+"""
+    server = load_text(text, environ={"BIN": "/opt", "KEY": "k3y-value", "TOKEN": "t0ken"}).servers["a"]
+
+    assert server.secrets == (("KEY", "k3y-value"), ("TOKEN", "t0ken"))
+    assert server.args == ("--key", "k3y-value", "fast")
+    assert server.command == "/opt/a"
+    assert "t0ken" not in repr(server)
+    assert "k3y-value" not in repr(server)
+
+
+def test_a_disabled_server_needs_no_variables(load_text):
+    """Switching a server off must not demand the credentials it lacks."""
+    text = "[servers.a]\ncommand = 'x'\nenabled = false\nenv = { T = '${T}' }\n"
+
+    assert load_text(text).servers["a"].env == {"T": "${T}"}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"http.port": 9, "expose.mode": "all", "http.host": None},
+        {"http": {"port": 9}, "expose": {"mode": "all"}},
+    ],
+    ids=["dotted", "nested"],
+)
+def test_overrides_beat_the_file_and_none_means_not_given(load_text, overrides):
+    config = load_text("[http]\nport = 1\nhost = 'h'\n", overrides=overrides)
+
+    assert (config.http.port, config.http.host, config.expose.mode) == (9, "h", "all")
+
+
+def test_a_path_in_an_override_counts_from_the_working_directory(load_text):
+    config = load_text("", overrides={"http.token_file": "token"})
+
+    assert config.http.token_file == Path.cwd() / "token"
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(load_text):
+    assert load_text(b"\xef\xbb\xbf[http]\r\nport = 1\r\n").http.port == 1
+
+
+def test_a_file_without_a_telling_suffix_is_recognised_by_its_first_character(load_text):
+    assert list(load_text('\n{"mcpServers": {"a": {"command": "x"}}}', "settings").servers) == ["a"]
+    assert list(load_text("[servers.b]\ncommand = 'x'\n", "settings").servers) == ["b"]
+
+
+def test_the_file_is_found_through_the_environment(tmp_path):
+    file = tmp_path / "any.toml"
+    file.write_text("[http]\nport = 1\n", encoding="utf-8")
+
+    assert load(environ={"MCP_CONTEXT_PROXY_CONFIG": str(file)}).path == file
+
+
+def test_importing_the_configuration_does_not_import_numpy_or_the_sdk():
+    """A command that only reads the configuration must start at once."""
+    heavy = "{'numpy', 'mcp', 'onnxruntime'}"
+    code = f"import sys, mcp_context_proxy.config; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, encoding="utf-8")
+
+    assert done.stdout.strip() == ""

@@ -1,0 +1,43 @@
+"""The configuration is the named file, else the user's own; never one in the working directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.config import find
+
+
+@pytest.fixture
+def users_file(tmp_path: Path) -> Path:
+    file = tmp_path / "mcp-context-proxy" / "config.toml"
+    file.parent.mkdir()
+    file.write_text("", encoding="utf-8")
+    return file
+
+
+def test_the_variable_comes_first(tmp_path, users_file):
+    environ = {"MCP_CONTEXT_PROXY_CONFIG": "/some/file.json", "XDG_CONFIG_HOME": str(tmp_path)}
+
+    assert find(environ) == Path("/some/file.json")
+
+
+def test_a_tilde_in_the_variable_is_the_home_folder():
+    assert find({"MCP_CONTEXT_PROXY_CONFIG": "~/c.toml", "HOME": "/home/ada"}) == Path("/home/ada/c.toml")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")
+def test_the_users_folder_comes_second(tmp_path, users_file):
+    assert find({"XDG_CONFIG_HOME": str(tmp_path)}) == users_file
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")
+def test_the_working_directory_is_never_looked_at(tmp_path, monkeypatch):
+    """A repository someone opens must not be able to start programs."""
+    for name in ("config.toml", ".mcp.json", "mcp.json"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    assert find({"XDG_CONFIG_HOME": str(tmp_path / "empty")}) is None

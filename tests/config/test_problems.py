@@ -1,0 +1,370 @@
+"""Every mistake is reported at once, with file, line and key, in words that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.config import load
+from mcp_context_proxy.errors import ConfigError
+
+URL = "must begin with http:// or https:// and name a host"
+TWICE = "is given twice; keep one of them"
+MODES = 'must be "always", "manual" or "agent"'
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once_in_file_order(problems):
+    found = problems(
+        """
+[expose]
+mod = "auto"
+list_all_below = -1
+[search]
+preset = "agressive"
+[servers.github]
+command = "npx"
+url = "https://example.com/mcp"
+args = "-y"
+[servers."my server"]
+[servers.remote]
+url = "ftp://example.com"
+env = { TOKEN = "${NOT_THERE}" }
+[[documents]]
+kind = "rules"
+path = "nowhere"
+[serverz]
+"""
+    )
+
+    assert found == [
+        "3 expose.mod: unknown key; did you mean mode?",
+        "4 expose.list_all_below: must be at least 0",
+        '6 search.preset: must be "aggressive", "normal" or "conservative", not "agressive"',
+        "7 servers.github: has both command and url; keep the one that is meant",
+        "10 servers.github.args: must be a list, not text",
+        """11 servers."my server": a server's name is 1 to 32 of A-Z a-z 0-9 _ - and has no '__', """
+        "because it becomes part of its tools' names",
+        '11 servers."my server": has neither command nor url; a server needs one of them',
+        "13 servers.remote.url: must begin with http:// or https:// and name a host",
+        "14 servers.remote.env.TOKEN: environment variable NOT_THERE is not set; "
+        "set it, or write ${NOT_THERE:-default}",
+        "14 servers.remote.env: has no effect on a server with a url",
+        '16 documents[0].kind: must be "rule" or "reference", not "rules"',
+        "17 documents[0].path: TMP/nowhere: no such file or directory",
+        "18 serverz: unknown key; did you mean servers?",
+    ]
+
+
+def test_the_message_names_file_and_line_of_each_mistake(load_text, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load_text("[http]\nport = 70000\nhost = 1\n")
+
+    assert str(caught.value) == (
+        "2 problems in the configuration:\n"
+        f"  {tmp_path}/config.toml:2: http.port: must be at most 65535\n"
+        f"  {tmp_path}/config.toml:3: http.host: must be text in quotes, not a whole number"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "[expose]\nprefix = 'no'", "2 expose.prefix: must be true or false, not text", id="bool"
+        ),
+        pytest.param(
+            "[expose]\nprefix = 1",
+            "2 expose.prefix: must be true or false, not a whole number",
+            id="bool-int",
+        ),
+        pytest.param("[http]\nport = '80'", "2 http.port: must be a whole number, not text", id="int-text"),
+        pytest.param(
+            "[http]\nport = 1.0", "2 http.port: must be a whole number, not a number", id="int-float"
+        ),
+        pytest.param("[http]\nport = true", "2 http.port: must be a whole number, not true", id="int-bool"),
+        pytest.param("[search]\ntop_n = 0", "2 search.top_n: must be at least 1", id="zero"),
+        pytest.param(
+            "[search]\ninclude_score = 1.5", "2 search.include_score: must be at most 1", id="above"
+        ),
+        pytest.param(
+            "[search]\ninclude_score = nan", "2 search.include_score: must be a finite number", id="nan"
+        ),
+        pytest.param(
+            "[limits]\ncall_seconds = inf", "2 limits.call_seconds: must be a finite number", id="inf"
+        ),
+        pytest.param(
+            "[limits]\ncall_seconds = -1", "2 limits.call_seconds: must be more than 0", id="negative"
+        ),
+        pytest.param(
+            "[limits]\ncall_second = 1",
+            "2 limits.call_second: unknown key; did you mean call_seconds?",
+            id="limit",
+        ),
+        pytest.param("search = 3", "1 search: must be a table, not a whole number", id="table"),
+        pytest.param("servers = []", "1 servers: must be a table, not a list", id="servers"),
+        pytest.param("[servers]\na = 'x'", "2 servers.a: must be a table, not text", id="server"),
+        pytest.param(
+            "[documents]\nkind = 'rule'", "1 documents: must be a list, not a table", id="documents"
+        ),
+        pytest.param("[[documents]]\nkind = 'rule'", "1 documents[0].path: is missing", id="missing"),
+        pytest.param("[store]\npath = ''", "2 store.path: must not be empty", id="empty"),
+        pytest.param(
+            "[store]\npath = 1979-05-27", "2 store.path: must be text in quotes, not a date", id="date"
+        ),
+        pytest.param(
+            "path = 'x'",
+            "1 path: unknown key; allowed here: expose, search, learning, store, http, "
+            "embedding, limits, servers, documents",
+            id="derived",
+        ),
+        pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
+    assert problems(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param(
+            "", "1 servers.s: has neither command nor url; a server needs one of them", id="neither"
+        ),
+        pytest.param("command = ''", "2 servers.s.command: must not be empty", id="empty"),
+        pytest.param(
+            "command = ['npx']", "2 servers.s.command: must be text in quotes, not a list", id="list"
+        ),
+        pytest.param(
+            "command = 'x'\nargs = [\n'a',\n1]",
+            "5 servers.s.args[1]: must be text in quotes, not a whole number",
+            id="arg",
+        ),
+        pytest.param(
+            "command = 'x'\nenv = {A = 1}",
+            "3 servers.s.env.A: must be text in quotes, not a whole number",
+            id="env",
+        ),
+        pytest.param(
+            "command = 'x'\ntransport = 'http'",
+            "3 servers.s.transport: http needs a url, but the server has a command",
+            id="http",
+        ),
+        pytest.param(
+            "url = 'http://h'\ntransport = 'stdio'",
+            "3 servers.s.transport: stdio needs a command, but the server has a url",
+            id="stdio",
+        ),
+        pytest.param(
+            "url = 'http://h'\ntransport = 'ws'",
+            '3 servers.s.transport: must be "stdio", "http" or "sse", not "ws"',
+            id="ws",
+        ),
+        pytest.param(
+            "url = 'http://h'\nargs = ['x']",
+            "3 servers.s.args: has no effect on a server with a url",
+            id="url-args",
+        ),
+        pytest.param(
+            "command = 'x'\nheaders = {a = 'b'}",
+            "3 servers.s.headers: has no effect on a server with a command",
+            id="headers",
+        ),
+        pytest.param("url = 'example.com/mcp'", f"2 servers.s.url: {URL}", id="scheme"),
+        pytest.param("url = 'http:///mcp'", f"2 servers.s.url: {URL}", id="host"),
+        pytest.param("url = 'http://[::1'", f"2 servers.s.url: {URL}", id="bracket"),
+        pytest.param("url = 'http://h:99999'", f"2 servers.s.url: {URL}", id="port"),
+        pytest.param(
+            "command = 'x'\ninclude = 'allways'", f'3 servers.s.include: {MODES}, not "allways"', id="mode"
+        ),
+        pytest.param(
+            "command = 'x'\ndisabled = true",
+            "3 servers.s.disabled: unknown key; did you mean enabled?",
+            id="disabled",
+        ),
+        pytest.param(
+            "serverUrl = 'http://h'\nurl = 'http://h'",
+            "2 servers.s.serverUrl: unknown key; did you mean url?",
+            id="serverUrl",
+        ),
+        pytest.param(
+            "command = 'x'\nsecrets = []",
+            "3 servers.s.secrets: unknown key; allowed here: command, args, env, cwd, url, headers, transport, era, "
+            "enabled, include, tools, tags, category, connect_timeout, call_timeout",
+            id="secrets",
+        ),
+        pytest.param(
+            "command = 'x'\nconnect_timeout = 0",
+            "3 servers.s.connect_timeout: must be more than 0",
+            id="timeout",
+        ),
+        pytest.param(
+            "command = 'x'\n[servers.s.tools.t]\nincluded = 'agent'",
+            "4 servers.s.tools.t.included: unknown key; did you mean include?",
+            id="tool",
+        ),
+        pytest.param(
+            "command = 'x'\ntools.t.include = 'no'",
+            f'3 servers.s.tools.t.include: {MODES}, not "no"',
+            id="dotted",
+        ),
+    ],
+)
+def test_a_mistake_in_a_server_is_told_where_it_is(problems, lines, expected):
+    assert problems(f"[servers.s]\n{lines}\n") == [expected]
+
+
+@pytest.mark.parametrize("name", ["a__b", "a.b", "x" * 33, "ä", "", "a b", "a\n"])
+def test_a_servers_name_outside_the_rule_is_refused(problems, name):
+    (found,) = problems(f"[servers.{json.dumps(name)}]\ncommand = 'x'\n")
+
+    assert "a server's name is 1 to 32 of A-Z a-z 0-9 _ - and has no '__'" in found
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 32, "GitHub-2_b", "9"])
+def test_a_servers_name_within_the_rule_is_kept(load_text, name):
+    assert list(load_text(f"[servers.{name}]\ncommand = 'x'\n").servers) == [name]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("[http]\nport = \n", "2 : is not valid TOML: Invalid value (column 8)", id="value"),
+        pytest.param(
+            "[http\nport = 1",
+            "1 : is not valid TOML: Expected ']' at the end of a table declaration (column 6)",
+            id="header",
+        ),
+        pytest.param("a = 'x", '1 : is not valid TOML: Expected "\'"', id="open"),
+        pytest.param("[http]\nport = 1\nport = 2\n", f"3 port: {TWICE}", id="key-twice"),
+        pytest.param("[http]\n[expose]\n[http]\n", f"3 http: {TWICE}", id="table-twice"),
+        pytest.param("a = {b = 1, b = 2}", f"1 a: {TWICE}", id="inline-twice"),
+        pytest.param("a = " + "[" * 50_000, "None : is nested too deeply", id="deep"),
+        pytest.param(
+            b"[http]\nhost = '\xff'\n", "2 : is not UTF-8 text; save it with that encoding", id="encoding"
+        ),
+    ],
+)
+def test_a_syntax_error_in_toml_is_told_with_its_line(problems, text, expected):
+    assert problems(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            '{\n "mcpServers": {\n  "a" {}}}',
+            "3 : is not valid JSON: Expecting ':' delimiter (column 7)",
+            id="colon",
+        ),
+        pytest.param(
+            "{",
+            "1 : is not valid JSON: Expecting property name enclosed in double quotes (column 2)",
+            id="open",
+        ),
+        pytest.param("[]", "1 : must hold a JSON object", id="array"),
+        pytest.param("", "1 : is not valid JSON: Expecting value (column 1)", id="empty"),
+        pytest.param('{"a":' * 50_000, "None : is nested too deeply", id="deep"),
+        pytest.param(
+            "{}",
+            'None : has neither "mcpServers" nor "servers"; '
+            "it must be a host's MCP settings, or config.toml",
+            id="foreign",
+        ),
+        pytest.param(
+            '{"mcpServers": {\n"a": {},\n"a": {"command": "x"}}}',
+            f"3 mcpServers.a: {TWICE}",
+            id="server-twice",
+        ),
+        pytest.param(
+            '{"mcpServers": {\n"a": {"command": "x",\n"command": "y"}}}',
+            f"3 mcpServers.a.command: {TWICE}",
+            id="key-twice",
+        ),
+    ],
+)
+def test_a_mistake_in_json_is_told_with_line_and_column(problems, text, expected):
+    assert problems(text, "mcp.json") == [expected]
+
+
+def test_a_missing_file_says_how_to_begin(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "config.toml", {})
+
+    assert str(caught.value) == (
+        "1 problem in the configuration:\n"
+        f"  {tmp_path}/config.toml: there is no such file; to begin, copy config.example.toml there"
+    )
+
+
+def test_without_any_file_it_says_where_it_looked(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(None, {"XDG_CONFIG_HOME": str(tmp_path)})
+
+    assert str(caught.value) == (
+        "1 problem in the configuration:\n"
+        "  configuration: none found: MCP_CONTEXT_PROXY_CONFIG is not set, and there is no "
+        f"{tmp_path}/mcp-context-proxy/config.toml; to begin, copy config.example.toml there"
+    )
+
+
+def test_a_folder_in_place_of_the_file_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(tmp_path, {})
+
+
+def test_a_path_that_no_system_accepts_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="embedded null byte"):
+        load(tmp_path / "a\0b", {})
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
+def test_a_file_that_everyone_may_change_is_refused_with_the_command_to_run(tmp_path):
+    """Whoever may write it may run programs as its reader."""
+    file = tmp_path / "config.toml"
+    file.write_text("", encoding="utf-8")
+    file.chmod(0o666)
+
+    with pytest.raises(ConfigError) as caught:
+        load(file, {})
+
+    assert caught.value.problems[0].message == (
+        f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'"
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664, 0o660])
+def test_a_file_that_a_group_may_change_is_accepted(tmp_path: Path, mode: int):
+    file = tmp_path / "config.toml"
+    file.write_text("", encoding="utf-8")
+    file.chmod(mode)
+
+    assert load(file, {}).servers == {}
+
+
+def test_a_mistake_never_repeats_what_may_be_a_secret(problems):
+    """Errors end in logs and in answers to clients."""
+    text = """
+[servers.a]
+url = "s3cr3t://s3cr3t@host/s3cr3t"
+headers = { Authorization = ["s3cr3t"] }
+[servers.b]
+command = "x"
+args = [["s3cr3t"]]
+env = { A = { s3cr3t = 1 }, B = "${TOKEN}${MISSING}" }
+"""
+
+    assert "s3cr3t" not in "\n".join(problems(text, environ={"TOKEN": "s3cr3t"}))
+
+
+def test_a_mistake_in_an_override_is_not_blamed_on_the_file(load_text):
+    with pytest.raises(ConfigError) as caught:
+        load_text("[http]\nport = 1\n", overrides={"http.port": "x", "expose": {"mod": "all"}})
+
+    assert sorted(map(str, caught.value.problems)) == [
+        "configuration: expose.mod: unknown key; did you mean mode?",
+        "configuration: http.port: must be a whole number, not text",
+    ]
