@@ -21,8 +21,8 @@ PACKAGED_MODEL = Path(__file__).parent / "files"
 """The model that comes with the package; its origin is told in PROVENANCE.md beside it."""
 
 BULK_THREADS = 2
-"""Texts embedded at the same time. Two runs of one thread each do half as much again as one run of two threads
-(650 against 420 short texts per second on two cores); more would take the cores from the servers behind us."""
+"""Texts embedded at the same time. Two runs of one thread each do half as much again as one run of two
+(650 against 420 short texts a second on two cores); more would take the cores of the servers behind us."""
 MAX_CHARACTERS = 16_384
 """A text is cut here before it is tokenised. The model reads 256 word pieces, some 1,000 characters; the
 tokenizer would go through all of a text of megabytes before it cuts."""
