@@ -1,0 +1,53 @@
+"""Dense search: exact cosine of every chunk, by brute force over float32 matrices, one per source.
+
+Below about 70,000 chunks no vector library is faster, and nothing is approximated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+DECIMALS = 6
+"""Cosines are rounded to it: what is below depends on the order of summation and must not break ties."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseIndex:
+    """The vectors of all chunks, in the order of their items."""
+
+    matrices: tuple[NDArray[np.float32], ...]
+    """[chunks, dimensions] each, rows of norm 1; kept apart so that a changed source copies only its own."""
+    starts: NDArray[np.int64]
+    """First chunk of each item; every item has at least one."""
+    item_of: NDArray[np.int32]
+    """Item of each chunk."""
+
+    @classmethod
+    def build(cls, matrices: Sequence[NDArray[np.float32]], sizes: NDArray[np.int64]) -> DenseIndex:
+        """Put together the vectors of items that have ``sizes`` chunks each."""
+        starts = np.cumsum(sizes) - sizes
+        return cls(tuple(matrices), starts, np.repeat(np.arange(sizes.size, dtype=np.int32), sizes))
+
+    def similarities(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """For each chunk its best cosine with any of the queries ([queries, dimensions])."""
+        columns = np.ascontiguousarray(queries.T)
+        found = np.empty(self.item_of.size, np.float32)
+        start = 0
+        for matrix in self.matrices:
+            found[start : start + len(matrix)] = (matrix @ columns).max(axis=1)
+            start += len(matrix)
+        return np.round(found, DECIMALS)
+
+    def by_item(self, similarities: NDArray[np.float32]) -> NDArray[np.float32]:
+        """For each item the cosine of its best chunk."""
+        return np.maximum.reduceat(similarities, self.starts) if self.starts.size else similarities
+
+    def best_chunk(self, item: int, similarities: NDArray[np.float32]) -> int:
+        """Position of an item's best chunk among its own."""
+        start = int(self.starts[item])
+        end = int(self.starts[item + 1]) if item + 1 < self.starts.size else similarities.size
+        return int(similarities[start:end].argmax())

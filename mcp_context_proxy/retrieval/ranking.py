@@ -1,0 +1,80 @@
+"""What a search is asked for and what it answers: filters, options, results with their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mcp_context_proxy.items import Item, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Hard constraints: an item that does not meet them is not considered at all."""
+
+    servers: frozenset[str] | None = None
+    """Keys of sources, ``rules`` and ``references`` among them; None for all."""
+    kinds: frozenset[Kind] | None = None
+    """None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How many items a search selects.
+
+    Candidates are the items of the ``top_k`` best chunks, the ``top_k`` best items lexically, and items whose
+    name the query is. Of these, in order of score, the first ``top_n`` are selected, and after them every one
+    that scores ``include_score`` or more, up to ``top_k`` items in all. With ``share_of_best`` the number
+    follows the scores instead of ``top_n``.
+    """
+
+    top_k: int = 20
+    """Chunk matches considered."""
+    top_n: int = 5
+    """Items selected."""
+    include_score: float = 0.7
+    """Items that score as much are selected even past ``top_n``."""
+    share_of_best: float | None = None
+    """Select what scores at least this share of the best score, ``at_least`` to ``at_most`` items; 0.65 found
+    more of what was needed than a fixed number of the same average."""
+    at_least: int = 3
+    at_most: int = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An item that was found, and why."""
+
+    item: Item
+    score: float
+    """``cosine + 0.025 * lexical``; what results are ordered by, after an exact name."""
+    cosine: float | None
+    """Of the best chunk with the query or one of its sentences; None in a lexical search."""
+    lexical: float
+    """BM25F; the sum of ``terms``."""
+    chunk: str
+    """The text of the best chunk."""
+    terms: tuple[tuple[str, str, float], ...]
+    """The lexical score by field and term."""
+    why: str
+    """One short sentence for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The answer to a query."""
+
+    query: str
+    results: tuple[Result, ...]
+    """Those selected, best first; empty when nothing fits."""
+    considered: int
+    """Items that met the filters."""
+    method: Literal["hybrid", "lexical"]
+    note: str | None
+    """What the person should know about how this was found, such as a model that could not be loaded."""
+    fits: bool
+    """Whether anything in the catalog seems to be meant at all."""
+    near_misses: tuple[Result, ...]
+    """When nothing fits: what would have been selected otherwise, best first."""
+    seconds: float
+    """How long the search took, embedding included."""

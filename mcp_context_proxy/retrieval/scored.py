@@ -1,0 +1,119 @@
+"""One query against one index: scores of all items, the candidates among them, their results.
+
+An immutable value between the arrays and the answer; nothing here waits or remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcp_context_proxy.retrieval.explanation import explain
+from mcp_context_proxy.retrieval.fusion import FITTING_COSINE, STRONG_COVERAGE, best, fuse, select
+from mcp_context_proxy.retrieval.index import KINDS, Index
+from mcp_context_proxy.retrieval.ranking import Filters, Result, SearchOptions
+from mcp_context_proxy.retrieval.terms import name_key, query_terms
+from mcp_context_proxy.retrieval.text import QUERY_LIMIT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The scores of a query; -inf where a filter forbids the item."""
+
+    index: Index
+    terms: Mapping[str, str]
+    """Index terms of the query, each with its word."""
+    allowed: NDArray[np.bool_]
+    exact: frozenset[int]
+    """Allowed items whose name the query is."""
+    similarities: NDArray[np.float32] | None
+    """By chunk; None in a lexical search, as is `cosine`."""
+    cosine: NDArray[np.float32] | None
+    lexical: NDArray[np.float32]
+    fused: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, query: str, index: Index, vectors: NDArray[np.float32] | None, filters: Filters) -> Scored:
+        """Score every item of an index; without the query's vectors by its words only."""
+        terms = query_terms(query[:QUERY_LIMIT])
+        allowed = _allowed(index, filters)
+        similarities = cosine = None
+        if index.dense is not None and vectors is not None:
+            similarities = index.dense.similarities(vectors)
+            cosine = index.dense.by_item(similarities)
+        lexical = index.lexical.scores(terms)
+        fused = np.where(allowed, fuse(cosine, lexical), -np.inf).astype(np.float32)
+        named = index.names.get(name_key(query), ())
+        exact = frozenset(item for item in named if allowed[item])
+        return cls(index, terms, allowed, exact, similarities, cosine, lexical, fused)
+
+    def selected(self, options: SearchOptions) -> list[int]:
+        """The items selected, best first: exact names, then by score, then in catalog order."""
+        candidates = self._candidates(options.top_k)
+        is_exact = np.isin(candidates, list(self.exact))
+        ordered = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
+        return [int(item) for item in ordered[: select(self.fused[ordered], options)]]
+
+    def fits(self) -> bool:
+        """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.
+
+        Without a model any common word will do: there is nothing else to go by.
+        """
+        if self.cosine is None:
+            return bool(self.exact) or bool((self.lexical[self.allowed] > 0).any())
+        near = bool((self.cosine[self.allowed] >= FITTING_COSINE).any())
+        return near or bool(self.exact) or self._coverage() >= STRONG_COVERAGE
+
+    def result(self, item: int) -> Result:
+        """An item with its scores and reasons."""
+        cosine = None if self.cosine is None else float(self.cosine[item])
+        parts = tuple(self.index.lexical.parts(item, self.terms))
+        return Result(
+            item=self.index.items[item],
+            score=float(self.fused[item]),
+            cosine=cosine,
+            lexical=float(self.lexical[item]),
+            chunk=self._chunk(item),
+            terms=parts,
+            why=explain(item in self.exact, cosine, parts, self.terms),
+        )
+
+    def _candidates(self, top_k: int) -> NDArray[np.intp]:
+        """Items of the best chunks, the best items lexically, and exact names."""
+        lexical = np.where(self.allowed, self.lexical, 0)
+        chosen = np.zeros(len(self.index.items), bool)
+        chosen[best(lexical, top_k)] = True
+        chosen &= lexical > 0
+        chosen[list(self.exact)] = True
+        if self.index.dense is not None and self.similarities is not None:
+            item_of = self.index.dense.item_of
+            near = np.where(self.allowed[item_of], self.similarities, -np.inf)
+            chosen[item_of[best(near, top_k)]] = True
+        return np.flatnonzero(chosen & self.allowed)
+
+    def _coverage(self) -> float:
+        """The share of the query's idf that the best item lexically has."""
+        lexical = np.where(self.allowed, self.lexical, 0)
+        if not lexical.any():
+            return 0.0
+        matched = {term for _, term, _ in self.index.lexical.parts(int(lexical.argmax()), self.terms)}
+        idf = {term: self.index.lexical.idf_of(term) for term in self.terms}
+        return sum(idf[term] for term in matched) / sum(idf.values())
+
+    def _chunk(self, item: int) -> str:
+        texts = self.index.chunks[item]
+        if self.index.dense is None or self.similarities is None:
+            return texts[0]
+        return texts[self.index.dense.best_chunk(item, self.similarities)]
+
+
+def _allowed(index: Index, filters: Filters) -> NDArray[np.bool_]:
+    allowed = np.ones(len(index.items), bool)
+    if filters.servers is not None:
+        allowed &= np.array([key in filters.servers for key in index.keys], bool)[index.sources]
+    if filters.kinds is not None:
+        allowed &= np.array([kind in filters.kinds for kind in KINDS], bool)[index.kinds]
+    return allowed

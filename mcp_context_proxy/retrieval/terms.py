@@ -1,0 +1,125 @@
+"""What counts as a word and as a term: one splitter for identifiers, prose and queries, in any script.
+
+Knows nothing of items or scores; the same text gives the same terms on both sides of a search.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from itertools import pairwise
+
+_ENGLISH = (
+    "a about all also am an and any are as at be been being but by can could did do does for from had has "
+    "have he her here him his how i if in into is it its me more my no not of on or our please she should "
+    "so some such than that the their them then there these they this those to us was we were what when "
+    "where which who whom why will with would you your s t "
+)
+STOP_WORDS = frozenset(_ENGLISH.split())
+"""English words that say nothing about which tool is meant; a term of every query would only add noise."""
+
+
+def _letters(*categories: str) -> str:
+    """The characters of the cased alphabets (Latin, Greek, Cyrillic, Armenian) of a Unicode category."""
+    return "".join(chr(point) for point in range(0x600) if unicodedata.category(chr(point)) in categories)
+
+
+_UPPER = _letters("Lu", "Lt")
+_LOWER = _letters("Ll")
+_MARKS = "".join(chr(p) for p in range(0x300, 0x3100) if unicodedata.category(chr(p)).startswith("M"))
+"""Vowel signs and accents: part of a word, although `\\w` does not count them."""
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Thai, Lao, Burmese, Khmer, kana, Han, Hangul: words are not, or not only, divided by spaces."""
+
+_RUN = re.compile(f"(?:[^\\W_]|[{_MARKS}])+")
+_PART = re.compile(
+    f"(?P<unspaced>[{_UNSPACED}]+)"
+    f"|[{_UPPER}]{{2,}}s(?![{_LOWER}])"  # URLs, IDs
+    f"|[{_UPPER}]+(?![{_LOWER}])"
+    f"|[{_UPPER}]?[{_LOWER}]+"
+    "|\\d+"
+    f"|(?:[^\\W\\d_{_UPPER}{_LOWER}{_UNSPACED}]|[{_MARKS}])+"
+)
+_ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
+"""Marks people leave out when typing: Latin, Greek, Cyrillic accents, Hebrew and Arabic vowel points."""
+
+
+def identifier_words(identifier: str) -> str:
+    """An identifier as a person would say it: ``createIssue_v2`` is ``create issue v 2``."""
+    words = [part.group() for run in _RUN.finditer(identifier) for part in _PART.finditer(run.group())]
+    return " ".join(words).lower() or identifier.strip()
+
+
+def name_key(name: str) -> str:
+    """What two spellings of one name have in common: ``createIssue``, ``create_issue``, ``Create issue``."""
+    return "".join(_RUN.findall(_unaccented(name))).casefold() or name.strip().casefold()
+
+
+def words(text: str) -> Iterator[str]:
+    """The words of a text, lower case, without accents.
+
+    Identifiers come in parts and, where they were written in one piece, also whole (``GitHub`` gives
+    ``git``, ``hub`` and ``github``), so that either spelling finds the other. Unspaced scripts come as
+    overlapping pairs of characters.
+    """
+    for run in _RUN.finditer(_unaccented(text)):
+        spaced = 0
+        for part in _PART.finditer(run.group()):
+            if part.lastgroup == "unspaced":
+                yield from _pairs(part.group())
+            else:
+                spaced += 1
+                yield part.group().casefold()
+        if spaced > 1:
+            yield run.group().casefold()
+
+
+def terms(text: str) -> list[str]:
+    """The index terms of a text, with repetitions."""
+    return [stem(word) for word in words(text) if word not in STOP_WORDS]
+
+
+def query_terms(query: str) -> dict[str, str]:
+    """Each index term of a query once, in order, with the word it stands for."""
+    found: dict[str, str] = {}
+    for word in words(query):
+        if word not in STOP_WORDS:
+            found.setdefault(stem(word), word)
+    return found
+
+
+def stem(word: str) -> str:
+    """An English word without its commonest endings, so that ``created`` meets ``creating``.
+
+    The result need not be a word: it is only compared with other results.
+    """
+    if len(word) < 4 or not word.isascii():
+        return word
+    if word.endswith("ies"):
+        word = word[:-3] + "y"
+    elif word.endswith("s") and word[-2] not in "aisu":
+        word = word[:-1]
+    for ending, least in (("ation", 4), ("ing", 3), ("ed", 3), ("ion", 4), ("ly", 4)):
+        if word.endswith(ending) and len(word) - len(ending) >= least:
+            word = word[: -len(ending)] + ("at" if ending == "ation" else "")
+            break
+    if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeiouls":
+        word = word[:-1]
+    return word[:-1] if len(word) > 3 and word[-1] == "e" else word
+
+
+def _unaccented(text: str) -> str:
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text)))
+
+
+def _pairs(run: str) -> Iterator[str]:
+    if len(run) == 1:
+        yield run
+    for first, second in pairwise(run):
+        yield first + second
