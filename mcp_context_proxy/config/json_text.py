@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from mcp_context_proxy.config.toml_lines import KeyPath
 
-_COMMENT: Final = re.compile(r'("(?:[^"\\\n]|\\.)*+")|//[^\n]*+|/\*.*?\*/', re.DOTALL)
-_TRAILING_COMMA: Final = re.compile(r'("(?:[^"\\\n]|\\.)*+")|,(?=\s*+[\]}])')
+_COMMENT: Final = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|//[^\n]*+|/\*.*?\*/', re.DOTALL)
+_TRAILING_COMMA: Final = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|,(?=\s*+[\]}])')
 _VISIBLE: Final = re.compile(r"\S")
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
 

@@ -23,7 +23,7 @@ from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.locate import VARIABLE, default_path, expand_home, find
 from mcp_context_proxy.config.mistakes import mistakes
 from mcp_context_proxy.config.settings import Config, ServerConfig
-from mcp_context_proxy.config.source import Source, dotted, read
+from mcp_context_proxy.config.source import Source, dotted, read, writable_by_all
 from mcp_context_proxy.config.toml_lines import KeyPath
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
@@ -48,9 +48,10 @@ def load(
         ConfigError: it cannot be used; holds every mistake, in file order.
     """
     source = read(_file(path, environ))
-    problems: list[ConfigProblem] = []
+    problems = writable_by_all(source.file)
     if source.is_json:
-        source, problems = from_host(source)
+        source, of_host = from_host(source)
+        problems += of_host
     draft = _Draft(source, environ, _copied(source.tables), problems)
     draft.override(overrides)
     return draft.config()
@@ -83,6 +84,7 @@ class _Draft:
     def config(self) -> Config:
         self._expand_servers()
         self._resolve_paths()
+        self._resolve_documents()
         for path, message in contradictions(self.tables):
             self._add(path, message)
         config = self._validated()
@@ -94,8 +96,9 @@ class _Draft:
         for path, value in _leaves(overrides):
             table = self.tables
             for part in path[:-1]:
-                below = table.get(part)
-                table[part] = table = below if isinstance(below, dict) else {}
+                if not isinstance(table.get(part), dict):
+                    table[part] = {}
+                table = table[part]
             table[str(path[-1])] = value
             self.overridden.add(path)
 
@@ -128,6 +131,8 @@ class _Draft:
             self._resolve(("servers", name, "cwd"), server, "cwd")
             if isinstance(server.get("command"), str) and server["command"].startswith("~"):
                 server["command"] = str(expand_home(server["command"], self.environ))
+
+    def _resolve_documents(self) -> None:
         documents = self.tables.get("documents")
         for index, document in enumerate(documents if isinstance(documents, list) else ()):
             path = ("documents", index, "path")

@@ -74,7 +74,7 @@ def read(file: Path) -> Source:
     """Read and parse `file`.
 
     Raises:
-        ConfigError: it cannot be read, is writable by everyone, or is not TOML or JSON.
+        ConfigError: it cannot be read or is not TOML or JSON.
     """
     text = _text(file)
     is_json = file.suffix.lower() in _JSON_SUFFIXES or (
@@ -83,10 +83,21 @@ def read(file: Path) -> Source:
     return _parse_json(file, text) if is_json else _parse_toml(file, text)
 
 
+def writable_by_all(file: Path) -> list[ConfigProblem]:
+    """A problem if anyone may write `file`: they could run programs as its reader."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:  # gone since it was read: nobody can change it now
+        return []
+    if os.name != "posix" or not stat.S_ISREG(mode) or not mode & stat.S_IWOTH:
+        return []
+    message = f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'"
+    return [ConfigProblem(file, None, "", message)]
+
+
 def _text(file: Path) -> str:
     try:
         with file.open("rb") as stream:
-            _refuse_world_writable(file)
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -98,17 +109,6 @@ def _text(file: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _failure(file, line, "is not UTF-8 text; save it with that encoding") from None
-
-
-def _refuse_world_writable(file: Path) -> None:
-    """Whoever may write this file may run programs as its reader."""
-    mode = file.stat().st_mode
-    if os.name == "posix" and stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        raise _failure(
-            file,
-            None,
-            f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'",
-        )
 
 
 def _parse_toml(file: Path, text: str) -> Source:

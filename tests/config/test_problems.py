@@ -191,8 +191,8 @@ def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
         ),
         pytest.param(
             "command = 'x'\nsecrets = []",
-            "3 servers.s.secrets: unknown key; allowed here: command, args, env, cwd, url, headers, transport, era, "
-            "enabled, include, tools, tags, category, connect_timeout, call_timeout",
+            "3 servers.s.secrets: unknown key; allowed here: command, args, env, cwd, url, headers, "
+            "transport, era, enabled, include, tools, tags, category, connect_timeout, call_timeout",
             id="secrets",
         ),
         pytest.param(
@@ -324,15 +324,16 @@ def test_a_path_that_no_system_accepts_is_told(tmp_path):
 def test_a_file_that_everyone_may_change_is_refused_with_the_command_to_run(tmp_path):
     """Whoever may write it may run programs as its reader."""
     file = tmp_path / "config.toml"
-    file.write_text("", encoding="utf-8")
+    file.write_text("[http]\nport = -1\n", encoding="utf-8")
     file.chmod(0o666)
 
     with pytest.raises(ConfigError) as caught:
         load(file, {})
 
-    assert caught.value.problems[0].message == (
-        f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'"
-    )
+    assert [problem.message for problem in caught.value.problems] == [
+        f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'",
+        "must be at least 0",
+    ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
