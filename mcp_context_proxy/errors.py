@@ -14,6 +14,7 @@ that no call site words an error by hand. One class per reaction a caller can ha
         ├── ServerUnavailableError  it is not connected: the request was not sent
         ├── CallInterruptedError    the connection was lost after the request was sent
         ├── CallTimeoutError        no answer before the deadline
+        ├── BadAnswerError          the server answered with something that cannot be used
         └── RemoteError             the server answered with a JSON-RPC error
 """
 
@@ -134,6 +135,14 @@ class CallTimeoutError(DownstreamError):
         super().__init__(
             server, f"server {server!r} did not answer {subject} within {seconds:g} s; it was cancelled"
         )
+
+
+class BadAnswerError(DownstreamError):
+    """The server answered with something that cannot be used; `what` completes "answered ..."."""
+
+    def __init__(self, server: str, what: str) -> None:
+        self.what = what
+        super().__init__(server, f"server {server!r} answered {what}")
 
 
 class RemoteError(DownstreamError):

@@ -94,6 +94,30 @@ class Document:
 Item: TypeAlias = Tool | Document
 
 
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource, or a template of resources, of one downstream server."""
+
+    server: str
+    uri: str
+    """Its URI, or its URI template (RFC 6570)."""
+    definition: bytes
+    """One JSON object, exactly as received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of one downstream server."""
+
+    server: str
+    name: str
+    """The name the server itself uses."""
+    exposed_name: str
+    """The name hosts see and use; unique in the catalog."""
+    definition: bytes
+    """One JSON object, exactly as received."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedChunk:
     """A piece of an item's text with its embedding."""
@@ -129,3 +153,10 @@ class Snapshot:
     """By exposed name, sorted by it."""
     documents: Mapping[str, Document] = field(default_factory=dict)
     """By URI, sorted by it."""
+    resources: Mapping[str, Resource] = field(default_factory=dict)
+    """Of the downstream servers, by URI."""
+    templates: tuple[Resource, ...] = ()
+    prompts: Mapping[str, Prompt] = field(default_factory=dict)
+    """By exposed name, sorted by it."""
+    findings: tuple[str, ...] = ()
+    """What was withheld and why, for a person."""

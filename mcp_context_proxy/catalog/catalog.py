@@ -1,0 +1,204 @@
+"""The catalog: everything there is behind the proxy, as an immutable snapshot that is swapped whole.
+
+Definitions stay the bytes that came over the wire. Entries are taken one by one: a bad one is withheld
+with a reason, never the whole list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.catalog import naming
+from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
+from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
+from mcp_context_proxy.wire import envelope
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", Tool, Resource, Prompt)
+
+
+class Documents(Protocol):
+    """Where rules and references come from."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The owners of the documents and of their embeddings."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Withheld:
+    """An entry that is known and not shown."""
+
+    reason: str
+
+
+class Catalog:
+    """Builds snapshots from the downstream clients and the documents."""
+
+    def __init__(
+        self, expose: ExposeConfig, limits: Limits, clients: Iterable[DownstreamClient], documents: Documents
+    ) -> None:
+        """Start with an empty snapshot; `refresh` fills it.
+
+        Args:
+            expose: How tools are named.
+            limits: Bounds on definitions.
+            clients: The downstream clients, in the order of the configuration.
+            documents: The rules and references.
+        """
+        self._expose, self._limits = expose, limits
+        self._clients, self._documents = tuple(clients), documents
+        self._parsed: dict[str, tuple[Sequence[bytes], tuple[Tool, ...], tuple[str, ...]]] = {}
+        self.reserved: frozenset[str] = frozenset()
+        """Names of the proxy's own tools."""
+        self.snapshot = Snapshot(generation=0, sources=())
+        """The current snapshot. A request takes it once and uses it to the end."""
+
+    def refresh(self) -> Snapshot:
+        """Build and publish a snapshot of what the clients and documents hold now."""
+        findings: list[str] = []
+        tools = self._named_tools(findings)
+        by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
+        for tool in tools.values():
+            by_server[tool.server].append(tool)
+        sources = [
+            Source(client.name, tuple(by_server[client.name]), client.tool_embeddings)
+            for client in self._clients
+            if by_server[client.name]
+        ]
+        document_sources = self._documents.sources
+        documents = [
+            item for source in document_sources for item in source.items if isinstance(item, Document)
+        ]
+        self.snapshot = Snapshot(
+            generation=self.snapshot.generation + 1,
+            sources=(*sources, *document_sources),
+            tools=tools,
+            documents={item.uri: item for item in sorted(documents, key=lambda item: item.uri)},
+            resources=self._resources(findings),
+            templates=tuple(self._templates()),
+            prompts=self._prompts(findings),
+            findings=tuple(findings),
+        )
+        return self.snapshot
+
+    def _named_tools(self, findings: list[str]) -> dict[str, Tool]:
+        tools = [tool for client in self._clients for tool in self._tools_of(client, findings)]
+        if not self._expose.prefix:
+            pairs = [(tool.server, tool.name) for tool in tools]
+            names = naming.bare_names(pairs, self.reserved, self._expose.max_name_length)
+            tools = [replace(tool, exposed_name=names[tool.server, tool.name]) for tool in tools]
+        return _unique(tools, lambda tool: tool.exposed_name, "tool", findings)
+
+    def _tools_of(self, client: DownstreamClient, findings: list[str]) -> tuple[Tool, ...]:
+        """The tools of one client; parsed again only when its listing has changed."""
+        definitions = client.listing.tools
+        known = self._parsed.get(client.name)
+        if known is None or known[0] is not definitions:
+            known = (definitions, *self._parse_tools(client.config, definitions))
+            self._parsed[client.name] = known
+        findings.extend(known[2])
+        findings.extend(f"{client.name}: {finding}" for finding in client.listing.findings)
+        return known[1]
+
+    def _parse_tools(
+        self, config: ServerConfig, definitions: Sequence[bytes]
+    ) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+        tools: dict[str, Tool] = {}
+        findings: list[str] = []
+        for position, definition in enumerate(definitions):
+            parsed = self._parse_tool(config, definition)
+            if isinstance(parsed, _Withheld):
+                findings.append(f"{config.name}: entry {position} of its tools is withheld: {parsed.reason}")
+            elif parsed.name in tools:
+                findings.append(f"{config.name}: a second tool named {parsed.name!r} is withheld")
+            else:
+                tools[parsed.name] = parsed
+        return tuple(tools.values()), tuple(findings)
+
+    def _parse_tool(self, config: ServerConfig, definition: bytes) -> Tool | _Withheld:
+        try:
+            members = envelope.members(definition)
+        except (msgspec.DecodeError, RecursionError):
+            return _Withheld("it is not an object")
+        name = envelope.text(members.get("name"))
+        if not name or not name.isprintable():
+            return _Withheld("it has no usable name")
+        schema = members.get("inputSchema")
+        if schema is None or not bytes(schema).startswith(b"{"):
+            return _Withheld(f"tool {name!r} has no inputSchema object")
+        for member in ("inputSchema", "outputSchema"):
+            if len(bytes(members.get(member, Raw(b"")))) > self._limits.schema_bytes:
+                return _Withheld(f"the {member} of tool {name!r} is over {self._limits.schema_bytes:,} bytes")
+        return Tool(
+            server=config.name,
+            name=name,
+            exposed_name=naming.exposed_name(config.name, name, self._expose.max_name_length),
+            description=envelope.text(members.get("description")) or "",
+            definition=definition,
+            fingerprint=hashlib.sha256(config.name.encode() + b"\0" + definition).hexdigest(),
+            include=config.include_of(name),
+            tags=tuple(config.tags),
+        )
+
+    def _resources(self, findings: list[str]) -> dict[str, Resource]:
+        resources = [
+            Resource(client.name, uri, definition)
+            for client in self._clients
+            for uri, definition in _keyed(client.listing.resources, "uri")
+        ]
+        return _unique(resources, lambda resource: resource.uri, "resource", findings)
+
+    def _templates(self) -> Iterator[Resource]:
+        for client in self._clients:
+            for uri, definition in _keyed(client.listing.templates, "uriTemplate"):
+                yield Resource(client.name, uri, definition)
+
+    def _prompts(self, findings: list[str]) -> dict[str, Prompt]:
+        found = [
+            (client.name, name, definition)
+            for client in self._clients
+            for name, definition in _keyed(client.listing.prompts, "name")
+        ]
+        length = self._expose.max_name_length
+        pairs = [(server, name) for server, name, _ in found]
+        names = (
+            {pair: naming.exposed_name(*pair, length) for pair in pairs}
+            if self._expose.prefix
+            else naming.bare_names(pairs, (), length)
+        )
+        prompts = [
+            Prompt(server, name, names[server, name], definition) for server, name, definition in found
+        ]
+        return _unique(prompts, lambda prompt: prompt.exposed_name, "prompt", findings)
+
+
+def _keyed(definitions: Iterable[bytes], member: str) -> Iterator[tuple[str, bytes]]:
+    """Each definition with the text that identifies it; those without one are skipped."""
+    for definition in definitions:
+        try:
+            key = envelope.text(envelope.members(definition).get(member))
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        if key:
+            yield key, definition
+
+
+def _unique(items: Iterable[T], key: Callable[[T], str], what: str, findings: list[str]) -> dict[str, T]:
+    """By key, sorted by it; the first of several wins, and the others are found wanting."""
+    kept: dict[str, T] = {}
+    for item in items:
+        first = kept.setdefault(key(item), item)
+        if first is not item:
+            findings.append(f"{item.server}: {what} {key(item)!r} is withheld: {first.server} offers it too")
+    return dict(sorted(kept.items()))

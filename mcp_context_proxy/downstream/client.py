@@ -1,0 +1,367 @@
+"""One downstream server: its connection, its state, what it offers, and its tools' embeddings.
+
+A single task (`DownstreamClient.run`) owns the connection: it alone opens and closes it, restarts it with
+back-off and keeps the lists. Everybody else only calls. What fails here is told to the callers of this
+server and to nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+
+import anyio
+from msgspec import Raw
+
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream import listing
+from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe
+from mcp_context_proxy.downstream.link import PLAIN, Link, Notify, Outgoing
+from mcp_context_proxy.downstream.listing import LISTS, Listing
+from mcp_context_proxy.downstream.negotiation import CLIENT_INFO, Introduction
+from mcp_context_proxy.downstream.peer import Peer
+from mcp_context_proxy.downstream.stdio import StderrTail
+from mcp_context_proxy.errors import (
+    CallInterruptedError,
+    DownstreamError,
+    RemoteError,
+    ServerUnavailableError,
+)
+from mcp_context_proxy.items import IndexedChunk
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.envelope import Members, RequestError
+from mcp_context_proxy.wire.era import Era
+
+logger = logging.getLogger(__name__)
+
+REFRESH_SECONDS = 1.0
+"""Change notices within this time lead to one new listing: a flapping server costs at most one a second."""
+
+SETTLE_SECONDS = 0.05
+"""How long a change notice waits for the others that usually come with it."""
+
+QUOTED_STDERR_LINES = 5
+"""Lines of a server's stderr that an error message quotes."""
+
+_CHANGE_NOTICES = {kind.changed for kind in LISTS.values()}
+
+
+class State(StrEnum):
+    """Where a connection stands."""
+
+    WAITING = "waiting to start"
+    STARTING = "still starting"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class DownstreamClient:
+    """The proxy's client to one downstream server."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        limits: Limits,
+        on_change: Callable[[], None],
+        on_event: Notify | None = None,
+    ) -> None:
+        """Prepare a client; nothing is started until `run`.
+
+        Args:
+            config: Of this server.
+            limits: Bounds on time and size.
+            on_change: Called, without blocking, whenever the listing or the state changed.
+            on_event: Takes what the server announces that belongs to no request, such as an updated resource.
+        """
+        self.config = config
+        self.name = config.name
+        self.tool_embeddings: dict[str, list[IndexedChunk]] = {}
+        """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""
+        self.state = State.WAITING
+        self.introduction: Introduction | None = None
+        self.listing = Listing()
+        """What the server offers; the last known while the connection is down."""
+        self.cause = ""
+        """Why the connection failed last; empty while there is nothing to say."""
+        self.restarts = 0
+        self._limits = limits
+        self._on_change = on_change
+        self._on_event = on_event or (lambda method, params: None)
+        self._stderr = StderrTail(config.name, limits)
+        self._connected: Connected | None = None
+        self._stale: set[str] = set()
+        self._notice = anyio.Event()
+        self._stop = anyio.Event()
+        self._settled = anyio.Event()
+        self._in_flight = 0
+        self._learned_era: Era | None = None
+
+    @property
+    def stderr(self) -> tuple[str, ...]:
+        """The last lines the server wrote to stderr, oldest first."""
+        return self._stderr.lines()
+
+    @property
+    def link(self) -> Link | None:
+        """The open connection; None while there is none."""
+        return None if self._connected is None else self._connected.link
+
+    async def settled(self) -> None:
+        """Wait until the first attempt to connect has succeeded or failed."""
+        await self._settled.wait()
+
+    def stop(self) -> None:
+        """Ask the owner task to close the connection and return."""
+        self._stop.set()
+
+    async def call(self, method: str, params: Members, outgoing: Outgoing = PLAIN) -> Raw:
+        """Send one request and return its result as it came. It is never sent twice.
+
+        Raises:
+            DownstreamError: see `Link.request`.
+        """
+        connected = self._connected
+        if connected is None:
+            raise ServerUnavailableError(
+                self.name, self.state, self.cause, self.stderr[-QUOTED_STDERR_LINES:]
+            )
+        if self._in_flight >= self._limits.queue_per_server:
+            raise ServerUnavailableError(
+                self.name, "busy", f"{self._in_flight} requests are under way; try again"
+            )
+        self._in_flight += 1
+        try:
+            return await connected.link.request(method, params, outgoing)
+        finally:
+            self._in_flight -= 1
+
+    async def run(self, starting: anyio.Semaphore) -> None:
+        """Own the connection until `stop`: connect, list, watch, and connect again after a failure.
+
+        Args:
+            starting: Bounds how many servers are being started at a time.
+        """
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._keep_connected, starting)
+                await self._stop.wait()
+                group.cancel_scope.cancel()
+        finally:
+            self._set_state(State.STOPPED)
+            self._settled.set()
+
+    async def _keep_connected(self, starting: anyio.Semaphore) -> None:
+        failures = 0
+        while True:
+            lasted = await self._connect_once(starting)
+            failures = 0 if lasted >= self._limits.backoff_reset_seconds else failures + 1
+            # A server that worked and died is wanted back at once; only then does waiting begin.
+            if lasted == 0 or failures > 1:
+                await anyio.sleep(self._delay(failures))
+            self.restarts += 1
+
+    def _delay(self, failures: int) -> float:
+        """Exponential back-off with full jitter, in seconds."""
+        ceiling = self._limits.backoff_first_seconds * 2 ** min(failures - 1, 16)
+        return random.uniform(0.1, 1.0) * float(min(ceiling, self._limits.backoff_max_seconds))
+
+    async def _connect_once(self, starting: anyio.Semaphore) -> float:
+        """Connect and stay so until the connection is lost; return for how many seconds it was ready."""
+        ready_at: float | None = None
+        slot = _Slot(starting)
+        try:
+            await slot.take()
+            self._set_state(State.STARTING)
+            # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
+            with anyio.CancelScope(deadline=anyio.current_time() + self.config.connect_timeout) as scope:
+                async with connect(
+                    self._config_for_era(), self._limits, self._stderr, self._inbound()
+                ) as connected:
+                    await self._list(connected, set(LISTS))
+                    scope.deadline = float("inf")
+                    slot.free()
+                    ready_at = anyio.current_time()
+                    self._become_ready(connected)
+                    await self._serve(connected)
+            if scope.cancelled_caught:
+                self._fail(f"it was not ready within {self.config.connect_timeout:g} s")
+            else:
+                self._fail(f"it {connected.loss.cause}")
+        except Exception as error:
+            # boundary: whatever a downstream server or its transport does stays with this server
+            self._note_brittle_probe(error)
+            self._fail(describe(error))
+        finally:
+            slot.free()
+            self._connected = None
+            self._settled.set()
+        return 0.0 if ready_at is None else anyio.current_time() - ready_at
+
+    def _config_for_era(self) -> ServerConfig:
+        """The configuration, with the era named that was learned, so that it is not probed again."""
+        if self._learned_era is Era.HANDSHAKE and self.config.era == "auto":
+            return self.config.model_copy(update={"era": "handshake"})
+        return self.config
+
+    def _note_brittle_probe(self, error: BaseException) -> None:
+        """Some old servers die on a request they do not know: the next start skips the modern probe."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, CallInterruptedError) and error.subject == "server/discover":
+            self._learned_era = Era.HANDSHAKE
+
+    def _become_ready(self, connected: Connected) -> None:
+        self.introduction = connected.introduction
+        self._learned_era = connected.introduction.era
+        self._connected = connected
+        self.cause = ""
+        self._stale.clear()
+        self._settled.set()
+        self._set_state(State.READY)
+
+    async def _serve(self, connected: Connected) -> None:
+        """Keep the lists current until the connection is lost."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._refresh, connected)
+            if connected.introduction.era is Era.MODERN:
+                group.start_soon(self._listen, connected)
+            await connected.loss.happened.wait()
+            group.cancel_scope.cancel()
+
+    async def _list(self, connected: Connected, names: set[str]) -> None:
+        self.listing = await listing.fetch(
+            connected.link, connected.introduction, self._limits, self.listing, names
+        )
+        self._take_header_maps(connected)
+
+    def _take_header_maps(self, connected: Connected) -> None:
+        maps = getattr(connected.link, "header_maps", None)
+        if maps is None:
+            return
+        from mcp_context_proxy.downstream.http import header_map  # noqa: PLC0415 - imports the SDK
+
+        maps.clear()
+        usable = []
+        findings = list(self.listing.findings)
+        for definition in self.listing.tools:
+            mapping, problem = header_map(definition)
+            name = envelope.text(envelope.members(definition).get("name")) or ""
+            if problem is None:
+                usable.append(definition)
+                maps[name] = mapping
+            else:
+                findings.append(f"tool {name!r} is withheld: {problem}")
+        self.listing = replace(self.listing, tools=tuple(usable), findings=tuple(findings))
+
+    async def _refresh(self, connected: Connected) -> None:
+        """List anew what the server says has changed, at most once a second."""
+        while True:
+            await self._notice.wait()
+            await anyio.sleep(SETTLE_SECONDS)
+            self._notice = anyio.Event()
+            names, self._stale = self._stale, set()
+            try:
+                await self._list(connected, names)
+                self._on_change()
+            except DownstreamError as error:
+                logger.warning(
+                    "server %s: its changed list cannot be had, the old one stays: %s", self.name, error
+                )
+            await anyio.sleep(REFRESH_SECONDS)
+
+    async def _listen(self, connected: Connected) -> None:
+        """Subscribe to a modern server's changes for as long as the connection lasts."""
+        wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+        outgoing = Outgoing(
+            subject="subscriptions/listen",
+            timeout=float("inf"),
+            client_info=envelope.raw(CLIENT_INFO),
+            capabilities=envelope.raw({}),
+            on_notification=self._on_notification,
+        )
+        while True:
+            try:
+                await connected.link.request(
+                    "subscriptions/listen", {"notifications": envelope.raw(wanted)}, outgoing
+                )
+            except RemoteError as error:
+                logger.debug("server %s does not announce changes: %s", self.name, error)
+                return
+            except DownstreamError as error:
+                logger.debug("server %s: subscription lost: %s", self.name, error)
+            await anyio.sleep(self._limits.backoff_first_seconds)
+            # Nothing is replayed to a new subscription: what changed meanwhile is found by listing.
+            self._mark_stale(set(LISTS))
+
+    def _inbound(self) -> Inbound:
+        return Inbound(self._on_notification, self._answer)
+
+    def _on_notification(self, method: str, params: Members) -> None:
+        if method in _CHANGE_NOTICES:
+            self._mark_stale({name for name, kind in LISTS.items() if kind.changed == method})
+        elif method == "notifications/message":
+            self._on_log(params)
+        else:
+            self._on_event(method, params)
+
+    def _on_log(self, params: Members) -> None:
+        """A log message names no request: it goes to the call under way when there is exactly one."""
+        link = self.link
+        takers = (
+            [sent.on_notification for sent in link.in_flight if sent.on_notification]
+            if isinstance(link, Peer)
+            else []
+        )
+        if len(takers) == 1:
+            takers[0]("notifications/message", params)
+        else:
+            self._on_event("notifications/message", params)
+
+    def _mark_stale(self, names: set[str]) -> None:
+        self._stale |= names
+        self._notice.set()
+
+    async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
+        """Answer what the server asks: a ping here, the rest by the one client that has a call under way."""
+        if method == "ping":
+            return b"{}"
+        asks = [outgoing.ask for outgoing in peer.in_flight if outgoing.ask is not None]
+        if len(asks) != 1:
+            raise RequestError(
+                envelope.METHOD_NOT_FOUND,
+                f"{method} cannot be passed on: {len(asks)} calls of clients that can be asked are under way",
+            )
+        return await asks[0](method, params)
+
+    def _fail(self, cause: str) -> None:
+        if cause != self.cause:
+            logger.warning("server %s: %s", self.name, cause)
+        self.cause = cause
+        self._connected = None
+        self._set_state(State.FAILED)
+
+    def _set_state(self, state: State) -> None:
+        if state is not self.state:
+            self.state = state
+            self._on_change()
+
+
+class _Slot:
+    """One of the places for servers that are being started; freed once, by whoever comes first."""
+
+    def __init__(self, starting: anyio.Semaphore) -> None:
+        self._starting = starting
+        self._taken = False
+
+    async def take(self) -> None:
+        await self._starting.acquire()
+        self._taken = True
+
+    def free(self) -> None:
+        if self._taken:
+            self._taken = False
+            self._starting.release()

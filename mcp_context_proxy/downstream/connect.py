@@ -1,0 +1,163 @@
+"""Opens a link to a downstream server over whatever transport its configuration names."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream import negotiation
+from mcp_context_proxy.downstream.link import Link, Notify
+from mcp_context_proxy.downstream.negotiation import Introduction
+from mcp_context_proxy.downstream.peer import Channel, Peer
+from mcp_context_proxy.downstream.stdio import StderrTail, open_stdio
+from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallTimeoutError, RemoteError
+from mcp_context_proxy.wire.envelope import Members, RequestError, RequestId
+
+logger = logging.getLogger(__name__)
+
+SERVER_REQUESTS = 64
+"""Requests of one server to the client that may be open at a time; more are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """Where what a server sends on its own accord goes."""
+
+    on_notification: Notify
+    answer: Callable[[Peer, str, Members], Awaitable[bytes]]
+    """Answers a request the server makes; raises `RequestError` to refuse."""
+
+
+@dataclass(slots=True)
+class Loss:
+    """How a connection ended: `cause` is the verb of a sentence, filled in before the event is set."""
+
+    happened: anyio.Event = field(default_factory=anyio.Event)
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """An open, negotiated connection."""
+
+    link: Link
+    introduction: Introduction
+    loss: Loss
+
+
+class _OpenChannel(Channel, Protocol):
+    async def wait_closed(self) -> str: ...
+
+
+@asynccontextmanager
+async def connect(
+    config: ServerConfig, limits: Limits, stderr: StderrTail, inbound: Inbound
+) -> AsyncIterator[Connected]:
+    """Open the connection and negotiate; close it on the way out.
+
+    Enter and leave it in one task.
+
+    Raises:
+        Exception: the transport's or the server's failure, possibly in an exception group.
+    """
+    refusal = ""
+    if config.transport == "http" and config.era != "handshake":
+        from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
+
+        async with open_modern_http(config, limits, inbound.on_notification) as link:
+            try:
+                introduction = await negotiation.discover(link, limits.probe_seconds)
+                yield Connected(link, introduction, Loss())
+                return
+            except (RemoteError, BadAnswerError, CallTimeoutError) as error:
+                if config.era == "modern":
+                    raise
+                refusal = str(error)
+    logger.debug("server %s: %s", config.name, refusal or "connecting")
+    async with _connect_duplex(config, limits, stderr, inbound) as connected:
+        yield connected
+
+
+@asynccontextmanager
+async def _connect_duplex(
+    config: ServerConfig, limits: Limits, stderr: StderrTail, inbound: Inbound
+) -> AsyncIterator[Connected]:
+    async with anyio.create_task_group() as group:
+        open_requests = 0
+
+        async def answer(request_id: RequestId, method: str, params: Members) -> None:
+            nonlocal open_requests
+            open_requests += 1
+            try:
+                await peer.answer(request_id, await inbound.answer(peer, method, params))
+            except RequestError as error:
+                await peer.refuse(request_id, error.code, error.message, error.data)
+            finally:
+                open_requests -= 1
+
+        def on_request(request_id: RequestId, method: str, params: Members) -> None:
+            if open_requests < SERVER_REQUESTS:
+                group.start_soon(answer, request_id, method, params)
+
+        peer = Peer(
+            config.name,
+            call_seconds=config.call_timeout,
+            call_max_seconds=limits.call_max_seconds,
+            on_request=on_request,
+            on_notification=inbound.on_notification,
+        )
+        loss = Loss()
+
+        async def watch(channel: _OpenChannel) -> None:
+            loss.cause = await channel.wait_closed()
+            peer.close(loss.cause)
+            loss.happened.set()
+
+        try:
+            async with _open_channel(config, limits, stderr, peer) as channel:
+                peer.attach(channel)
+                group.start_soon(watch, channel)
+                introduction = await _negotiate(peer, config, limits)
+                if hasattr(channel, "version"):
+                    channel.version = introduction.version
+                yield Connected(peer, introduction, loss)
+        finally:
+            peer.close("was disconnected")
+            group.cancel_scope.cancel()
+
+
+def _open_channel(
+    config: ServerConfig, limits: Limits, stderr: StderrTail, peer: Peer
+) -> AbstractAsyncContextManager[_OpenChannel]:
+    if config.transport == "stdio" and sys.platform != "win32":
+        return open_stdio(config, limits, stderr, peer.receive)
+    from mcp_context_proxy.downstream.sdk_streams import open_sdk_channel  # noqa: PLC0415 - imports the SDK
+
+    return open_sdk_channel(config, limits, peer.receive)
+
+
+async def _negotiate(peer: Peer, config: ServerConfig, limits: Limits) -> Introduction:
+    if config.transport == "http":
+        # The modern probe was a plain POST; this transport is for the handshake only.
+        return await negotiation.initialize(peer, limits)
+    return await negotiation.negotiate(peer, config, limits)
+
+
+def describe(error: BaseException) -> str:
+    """The cause of a failed connection in one line, unwrapped from exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, CallInterruptedError):
+        return f"it {error.cause}"
+    if isinstance(error, RemoteError):
+        return f"it answered with error {error.code}: {error.remote_message}"
+    if isinstance(error, BadAnswerError):
+        return f"it answered {error.what}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,192 @@
+"""Speaks the modern era over HTTP: one POST per request on a shared client.
+
+Nothing is shared between requests but the connection pool, so a refused connect, a reset or a time limit
+fails its own request and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx2
+from mcp.shared.inbound import encode_header_value, mcp_param_headers
+from msgspec import UNSET, Raw
+
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
+from mcp_context_proxy.errors import (
+    BadAnswerError,
+    CallInterruptedError,
+    CallTimeoutError,
+    RemoteError,
+    ServerUnavailableError,
+)
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import NO_PARAMS, Members
+from mcp_context_proxy.wire.era import Era
+
+logger = logging.getLogger(__name__)
+
+NAME_MEMBER = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""Methods whose target must be repeated in the ``Mcp-Name`` header, and the member that names it."""
+
+HeaderMap = Mapping[tuple[str, ...], str]
+"""Which argument (by path) is repeated in which header, from ``x-mcp-header`` in a tool's schema."""
+
+
+class ModernHttp:
+    """A modern-era server at a URL. Implements `Link`."""
+
+    def __init__(
+        self, config: ServerConfig, limits: Limits, client: httpx2.AsyncClient, on_notification: Notify
+    ):
+        self.era = Era.MODERN
+        self.server, self._url, self._client = config.name, config.url or "", client
+        self._limits, self._on_notification = limits, on_notification
+        self._call_seconds = config.call_timeout
+        self._next_id = 0
+        self.header_maps: dict[str, HeaderMap] = {}
+        """By tool name; kept up to date by whoever lists the tools."""
+
+    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> Raw:
+        """Send a request and return its result as it came; see `Link.request`."""
+        self._next_id += 1
+        request_id = self._next_id
+        down = era.downward(
+            params,
+            Era.MODERN,
+            capabilities=outgoing.capabilities,
+            client_info=outgoing.client_info,
+            log_level=outgoing.log_level,
+            progress_token=request_id if outgoing.wants_progress else None,
+        )
+        subject = outgoing.subject or method
+        seconds = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
+        give_up_at = anyio.current_time() + max(seconds, self._limits.call_max_seconds)
+        with anyio.move_on_after(seconds) as scope:
+
+            def note(name: str, members: Members) -> None:
+                scope.deadline = min(anyio.current_time() + seconds, give_up_at)
+                (outgoing.on_notification or self._on_notification)(name, members)
+
+            try:
+                return await self._post(method, down, request_id, note)
+            except httpx2.ConnectError as error:
+                raise ServerUnavailableError(self.server, "unreachable", f"{self._url}: {error}") from error
+            except httpx2.HTTPError as error:
+                raise CallInterruptedError(
+                    self.server, subject, f"broke off ({str(error) or type(error).__name__})"
+                ) from error
+        raise CallTimeoutError(self.server, subject, seconds)
+
+    async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
+        """Do nothing: the modern era has no notifications from client to server over HTTP."""
+        del params
+        logger.debug("%s: %s has no modern form over HTTP", self.server, method)
+
+    async def _post(self, method: str, params: Members, request_id: int, note: Notify) -> Raw:
+        body = envelope.request(request_id, method, params)
+        async with self._client.stream(
+            "POST", self._url, content=body, headers=self._headers(method, params)
+        ) as answer:
+            kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind == "text/event-stream" and answer.is_success:
+                return await self._read_events(answer, request_id, note)
+            return self._read_reply(await self._read_body(answer), answer.status_code)
+
+    def _headers(self, method: str, params: Members) -> dict[str, str]:
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "mcp-protocol-version": era.MODERN_VERSION,
+            "mcp-method": method,
+        }
+        name = envelope.text(params.get(NAME_MEMBER.get(method, "")))
+        if name is not None:
+            headers["mcp-name"] = encode_header_value(name)
+            header_map = self.header_maps.get(name) if method == "tools/call" else None
+            if header_map:
+                arguments = envelope.value(params.get("arguments", Raw(b"{}")))
+                headers.update(
+                    mcp_param_headers(header_map, arguments if isinstance(arguments, dict) else {})
+                )
+        return headers
+
+    async def _read_body(self, answer: httpx2.Response) -> bytes:
+        body = bytearray()
+        async for chunk in answer.aiter_bytes():
+            body += chunk
+            if len(body) > self._limits.message_bytes:
+                raise self._failure(
+                    f"with more than {self._limits.message_bytes:,} bytes, the limit of a message"
+                )
+        return bytes(body)
+
+    async def _read_events(self, answer: httpx2.Response, request_id: int, note: Notify) -> Raw:
+        try:
+            async for event in httpx2.EventSource(answer, max_event_size=self._limits.message_bytes):
+                if event.event != "message" or not event.data:
+                    continue
+                message = self._decode(event.data.encode())
+                if message.method is UNSET:
+                    if message.id == request_id:
+                        return self._result(message)
+                elif message.id is UNSET:
+                    note(message.method, {} if message.params is UNSET else envelope.members(message.params))
+        except httpx2.SSEError as error:
+            raise self._failure(f"with an event stream that cannot be read ({error})") from error
+        raise httpx2.RemoteProtocolError("the event stream ended without an answer")
+
+    def _read_reply(self, body: bytes, status: int) -> Raw:
+        try:
+            message = envelope.decode(body)
+        except envelope.MalformedError:
+            message = envelope.Envelope()
+        if message.error is UNSET and (message.result is UNSET or status >= 400):
+            raise self._failure(f"with HTTP status {status} and no message")
+        return self._result(message)
+
+    def _decode(self, data: bytes) -> envelope.Envelope:
+        try:
+            return envelope.decode(data)
+        except envelope.MalformedError as error:
+            raise self._failure(f"with a message that cannot be read ({error})") from None
+
+    def _result(self, message: envelope.Envelope) -> Raw:
+        if message.error is not UNSET:
+            error = envelope.decode_error(message.error)
+            data = None if error.data is UNSET else error.data
+            raise RemoteError(self.server, error.code, error.message, data)
+        if message.result is UNSET or not bytes(message.result).startswith(b"{"):
+            raise self._failure("without a result object")
+        return message.result.copy()
+
+    def _failure(self, what: str) -> BadAnswerError:
+        return BadAnswerError(self.server, what)
+
+
+@asynccontextmanager
+async def open_modern_http(
+    config: ServerConfig, limits: Limits, on_notification: Notify
+) -> AsyncIterator[ModernHttp]:
+    """A link to the modern-era server at the configured URL. Nothing is sent until the first request."""
+    timeout = httpx2.Timeout(limits.connect_seconds, read=None)
+    pool = httpx2.Limits(max_connections=limits.in_flight_per_server + 1, max_keepalive_connections=32)
+    async with httpx2.AsyncClient(headers=config.headers, timeout=timeout, limits=pool) as client:
+        yield ModernHttp(config, limits, client, on_notification)
+
+
+def header_map(definition: bytes) -> tuple[HeaderMap, str | None]:
+    """The ``x-mcp-header`` map of a tool definition, and why it is invalid if it is."""
+    from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map  # noqa: PLC0415
+
+    if b"x-mcp-header" not in definition:
+        return {}, None
+    schema: Any = json.loads(definition).get("inputSchema")
+    problem = find_invalid_x_mcp_header(schema)
+    return ({}, problem) if problem else (x_mcp_header_map(schema), None)

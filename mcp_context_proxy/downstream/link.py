@@ -1,0 +1,73 @@
+"""What a connection to a downstream server can do, whatever transport carries it.
+
+A link sends requests and hands their raw results back. It does not list, retry, reconnect or interpret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import Raw
+
+from mcp_context_proxy.wire.envelope import NO_PARAMS, Members
+from mcp_context_proxy.wire.era import Era
+
+Notify = Callable[[str, Members], None]
+"""Takes a notification's method and params. Must not block."""
+
+Ask = Callable[[str, Members], Awaitable[bytes]]
+"""Answers a request that a server makes of the client: method and params in, encoded result out.
+
+Raises:
+    RequestError: the client refuses, or cannot be asked.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Everything that goes with one request beside its method and params."""
+
+    subject: str = ""
+    """For error messages: what was asked, such as ``tool 'create_issue'``."""
+    timeout: float | None = None
+    """Seconds until the request is given up; progress starts it anew. None: the connection's default."""
+    capabilities: Raw | None = None
+    """Of the client that calls; travels with each modern request."""
+    client_info: Raw | None = None
+    log_level: Raw | None = None
+    """The client's opt-in to log messages about this request."""
+    on_notification: Notify | None = None
+    """Takes progress and log notifications that belong to this request."""
+    wants_progress: bool = False
+    ask: Ask | None = None
+    """Answers what the server asks of the client meanwhile; None when the client cannot be asked."""
+
+
+PLAIN = Outgoing()
+
+
+class Link(Protocol):
+    """An open connection to one downstream server."""
+
+    server: str
+    """Name of the server in the configuration."""
+    era: Era
+
+    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> Raw:
+        """Send a request and return its result as it came.
+
+        Cancelling the caller tells the server to cancel.
+
+        Raises:
+            RemoteError: the server answered with an error.
+            CallTimeoutError: no answer in time.
+            CallInterruptedError: the connection was lost meanwhile.
+            ServerUnavailableError: it could not be sent.
+        """
+        ...
+
+    async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
+        """Send a notification; it is dropped when the connection is lost."""
+        ...

@@ -1,0 +1,128 @@
+"""Finds out which era a downstream server speaks and what it offers.
+
+The modern probe comes first, with a short time limit of its own: a server that does not know it answers
+with an error at once. Only positive evidence makes a server modern; anything else is the handshake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream.link import Link, Outgoing
+from mcp_context_proxy.errors import BadAnswerError, CallTimeoutError, RemoteError
+from mcp_context_proxy.items import JSON
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.era import Era
+
+CLIENT_INFO = {"name": "mcp-context-proxy", "version": __version__}
+
+HANDSHAKE_CAPABILITIES: Mapping[str, Any] = {"sampling": {}, "elicitation": {}}
+"""What a shared handshake-era connection declares.
+
+Both are only ever asked during a call and are passed on to the client that called, if it can be asked.
+Roots are left out: servers ask for them on connecting, when there is no client to answer for.
+"""
+
+UNSUPPORTED_VERSION = -32022
+"""The modern error that names the revisions a server speaks: itself evidence of a modern server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a server said of itself when the connection was opened."""
+
+    era: Era
+    version: str
+    """The protocol revision in use."""
+    server_info: Mapping[str, JSON]
+    capabilities: Mapping[str, JSON]
+    instructions: str
+
+    def offers(self, capability: str) -> bool:
+        """Whether the server declared `capability`, such as ``tools``."""
+        return isinstance(self.capabilities.get(capability), dict)
+
+
+async def negotiate(link: Link, config: ServerConfig, limits: Limits) -> Introduction:
+    """Open the conversation on a duplex link, in the era the server speaks or the configuration names.
+
+    Raises:
+        DownstreamError: the server refuses both eras, or does not answer in time.
+    """
+    if config.era == "handshake":
+        return await initialize(link, limits)
+    if config.era == "modern":
+        return await discover(link, limits.connect_seconds)
+    try:
+        return await discover(link, limits.probe_seconds)
+    except (RemoteError, BadAnswerError, CallTimeoutError):
+        pass
+    try:
+        return await initialize(link, limits)
+    except RemoteError as error:
+        if error.code != UNSUPPORTED_VERSION:
+            raise
+        # A modern server that started too slowly for the probe.
+        return await discover(link, limits.connect_seconds)
+
+
+async def discover(link: Link, seconds: float) -> Introduction:
+    """Ask a modern server what it is.
+
+    Raises:
+        DownstreamError: it is not modern, shares no revision, or does not answer in time.
+    """
+    link.era = Era.MODERN
+    outgoing = Outgoing(
+        subject="server/discover",
+        timeout=seconds,
+        client_info=envelope.raw(CLIENT_INFO),
+        capabilities=envelope.raw({}),
+    )
+    result = envelope.value(await link.request("server/discover", {}, outgoing))
+    supported = result.get("supportedVersions")
+    if not isinstance(supported, list) or era.MODERN_VERSION not in supported:
+        raise RemoteError(
+            link.server, UNSUPPORTED_VERSION, f"it speaks {supported}, not {era.MODERN_VERSION}"
+        )
+    meta = result.get("_meta")
+    info = meta.get(era.SERVER_INFO_KEY) if isinstance(meta, dict) else None
+    return _introduction(Era.MODERN, era.MODERN_VERSION, info, result)
+
+
+async def initialize(link: Link, limits: Limits) -> Introduction:
+    """Shake hands with a server of the handshake era.
+
+    Raises:
+        DownstreamError: it refuses, or does not answer in time.
+    """
+    link.era = Era.HANDSHAKE
+    params = {
+        "protocolVersion": envelope.raw(era.HANDSHAKE_VERSION),
+        "capabilities": envelope.raw(HANDSHAKE_CAPABILITIES),
+        "clientInfo": envelope.raw(CLIENT_INFO),
+    }
+    outgoing = Outgoing(subject="initialize", timeout=limits.connect_seconds)
+    result = envelope.value(await link.request("initialize", params, outgoing))
+    version = result.get("protocolVersion")
+    if not isinstance(version, str):
+        raise RemoteError(
+            link.server, envelope.INVALID_REQUEST, "its initialize result names no protocolVersion"
+        )
+    await link.notify("notifications/initialized")
+    return _introduction(Era.HANDSHAKE, version, result.get("serverInfo"), result)
+
+
+def _introduction(spoken: Era, version: str, info: JSON, result: Mapping[str, JSON]) -> Introduction:
+    capabilities, instructions = result.get("capabilities"), result.get("instructions")
+    return Introduction(
+        era=spoken,
+        version=version,
+        server_info=info if isinstance(info, dict) else {},
+        capabilities=capabilities if isinstance(capabilities, dict) else {},
+        instructions=instructions if isinstance(instructions, str) else "",
+    )

@@ -1,0 +1,140 @@
+"""Carries frames over a transport of the SDK: SSE, handshake-era HTTP, and stdio on Windows.
+
+The SDK's transports speak in parsed messages. Payloads stay plain dicts on that way, so nothing inside
+`params` and `result` is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.era import HANDSHAKE_VERSION
+
+logger = logging.getLogger(__name__)
+
+QUEUE_FRAMES = 64
+"""Frames that wait for the transport to take them, before senders wait."""
+
+
+class SdkChannel:
+    """A frame channel over the SDK's message streams. Implements `Channel`."""
+
+    def __init__(self, queue: MemoryObjectSendStream[bytes]) -> None:
+        self._queue = queue
+        self.version: str | None = None
+        """The negotiated revision; named in the headers of every message once it is known."""
+        self.ended = anyio.Event()
+
+    async def send(self, frame: bytes) -> None:
+        """Queue one frame.
+
+        Raises:
+            ConnectionError: the transport is closed.
+        """
+        try:
+            await self._queue.send(frame)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise ConnectionError("closed the connection") from None
+
+    def send_nowait(self, frame: bytes) -> None:
+        """Queue one frame, or drop it when the queue is full or closed."""
+        try:
+            self._queue.send_nowait(frame)
+        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            logger.debug("dropped a frame, the transport is not reading")
+
+    async def wait_closed(self) -> str:
+        """Wait until the transport has ended; say so, for a person."""
+        await self.ended.wait()
+        return "closed the connection"
+
+
+@asynccontextmanager
+async def open_sdk_channel(
+    config: ServerConfig, limits: Limits, receive: Callable[[bytes], None]
+) -> AsyncIterator[SdkChannel]:
+    """Open the SDK transport that `config` asks for.
+
+    Raises:
+        Exception: whatever the transport raises, possibly in an exception group.
+    """
+    send_frames, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
+    channel = SdkChannel(send_frames)
+    async with _transport(config, limits) as (reader, writer), anyio.create_task_group() as group:
+        group.start_soon(_read, reader, receive, channel.ended)
+        group.start_soon(_write, frames, writer, channel)
+        try:
+            yield channel
+        finally:
+            group.cancel_scope.cancel()
+            frames.close()
+            send_frames.close()
+
+
+@asynccontextmanager
+async def _transport(config: ServerConfig, limits: Limits) -> AsyncIterator[tuple[Any, Any]]:
+    import httpx2  # noqa: PLC0415 - the SDK's transports cost 0.4 s to import; stdio-only setups never pay
+
+    timeout = httpx2.Timeout(limits.connect_seconds, read=None)
+    if config.transport == "http":
+        from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
+
+        async with (
+            httpx2.AsyncClient(headers=config.headers, timeout=timeout) as client,
+            streamable_http_client(
+                config.url or "", http_client=client, max_sse_event_size=limits.message_bytes
+            ) as streams,
+        ):
+            yield streams[0], streams[1]
+    elif config.transport == "sse":
+        from mcp.client.sse import sse_client  # noqa: PLC0415
+
+        async with sse_client(
+            config.url or "",
+            headers=dict(config.headers),
+            timeout=limits.connect_seconds,
+            sse_read_timeout=float("inf"),
+        ) as streams:
+            yield streams[0], streams[1]
+    else:
+        from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415
+
+        parameters = StdioServerParameters(
+            command=config.command or "", args=list(config.args), env=dict(config.env), cwd=config.cwd
+        )
+        async with stdio_client(parameters) as streams:
+            yield streams[0], streams[1]
+
+
+async def _read(reader: Any, receive: Callable[[bytes], None], ended: anyio.Event) -> None:
+    try:
+        async for item in reader:
+            if isinstance(item, Exception):
+                logger.debug("transport: %s", item)
+            else:
+                receive(
+                    envelope.encode(item.message.model_dump(by_alias=True, mode="json", exclude_unset=True))
+                )
+    finally:
+        ended.set()
+
+
+async def _write(frames: MemoryObjectReceiveStream[bytes], writer: Any, channel: SdkChannel) -> None:
+    from mcp.shared.message import ClientMessageMetadata, SessionMessage  # noqa: PLC0415
+    from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415
+
+    async for frame in frames:
+        message = jsonrpc_message_adapter.validate_python(envelope.value(frame), by_name=False)
+        version = channel.version or HANDSHAKE_VERSION
+        metadata = (
+            ClientMessageMetadata(headers={"MCP-Protocol-Version": version}) if channel.version else None
+        )
+        await writer.send(SessionMessage(message, metadata))

@@ -1,0 +1,1 @@
+"""The protocol as pure functions: framing, envelopes, eras. No I/O, no knowledge of who speaks."""

@@ -1,0 +1,173 @@
+"""JSON-RPC envelopes whose payload stays bytes: only the members that route a message are decoded.
+
+Nothing here validates a payload. `params`, `result` and the members of an object are `msgspec.Raw`: they
+leave as they came, so no field a peer sends is lost and large results cost almost nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+Members: TypeAlias = dict[str, Raw]
+"""A JSON object of which only the keys are decoded."""
+
+RequestId: TypeAlias = int | str
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+
+NO_PARAMS: Members = {}
+
+
+class Error(msgspec.Struct):
+    """The ``error`` member of a reply."""
+
+    code: int = INTERNAL_ERROR
+    message: str = ""
+    data: Raw | UnsetType = UNSET
+
+
+class Envelope(msgspec.Struct):
+    """Any JSON-RPC message. Which kind it is follows from the members that are set."""
+
+    id: int | str | float | UnsetType | None = UNSET
+    method: str | UnsetType = UNSET
+    params: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+
+class MalformedError(ValueError):
+    """Bytes that are not a JSON-RPC message; the text says why."""
+
+
+class RequestError(Exception):
+    """A request is refused with a JSON-RPC error: the code, message and data that go on the wire."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        self.code, self.message, self.data = code, message, data
+        super().__init__(message)
+
+
+_decode_envelope = msgspec.json.Decoder(Envelope).decode
+_decode_members = msgspec.json.Decoder(Members).decode
+_decode_error = msgspec.json.Decoder(Error).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def decode(frame: bytes) -> Envelope:
+    """Decode one message.
+
+    Raises:
+        MalformedError: it is not JSON, not UTF-8, nested too deeply, or not a JSON-RPC message.
+    """
+    try:
+        if not frame.isascii():
+            # A payload stays undecoded, so nobody else would notice before it reaches the client.
+            str(frame, "utf-8")
+        return _decode_envelope(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(str(error)) from None
+
+
+def decode_error(raw: Raw) -> Error:
+    """Decode an ``error`` member; a malformed one becomes an internal error that says so."""
+    try:
+        return _decode_error(raw)
+    except msgspec.DecodeError:
+        return Error(INTERNAL_ERROR, "malformed error object")
+
+
+def members(raw: bytes | Raw) -> Members:
+    """The members of a JSON object, values undecoded.
+
+    Raises:
+        msgspec.DecodeError: it is not an object.
+    """
+    return _decode_members(raw)
+
+
+def value(raw: bytes | Raw) -> Any:
+    """Decode JSON to Python values.
+
+    Raises:
+        msgspec.DecodeError: it is not JSON.
+    """
+    return msgspec.json.decode(raw)
+
+
+def text(raw: bytes | Raw | None) -> str | None:
+    """The string that `raw` is, or None when it is absent or something else."""
+    if raw is None:
+        return None
+    decoded = _lenient(raw)
+    return decoded if isinstance(decoded, str) else None
+
+
+def _lenient(raw: bytes | Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return None
+
+
+def raw(obj: Any) -> Raw:
+    """Encode Python values; `Raw` parts inside are taken over byte for byte."""
+    return Raw(_encode(obj))
+
+
+def encode(obj: Any) -> bytes:
+    """Encode Python values to bytes; `Raw` parts inside are taken over byte for byte."""
+    return _encode(obj)
+
+
+def request(request_id: RequestId, method: str, params: Mapping[str, Any] | None) -> bytes:
+    """Encode a request, without a line end."""
+    return _encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}})
+
+
+def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
+    """Encode a notification, without a line end."""
+    if not params:
+        return _encode({"jsonrpc": "2.0", "method": method})
+    return _encode({"jsonrpc": "2.0", "method": method, "params": params})
+
+
+def reply(request_id: RequestId, result: bytes | Raw) -> bytes:
+    """Encode a successful reply around an already encoded result, without a line end."""
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (_encode(request_id), bytes(result))
+
+
+def error_reply(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
+    """Encode an error reply, without a line end."""
+    error: dict[str, Any] = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    return _encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+
+_ID = re.compile(rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,128}")')
+_SCAN_BYTES = 256
+
+
+def salvage_id(head: bytes, tail: bytes) -> RequestId | None:
+    """The ``id`` of a message that cannot be decoded, from its first and last bytes; None if not found.
+
+    Serializers write the envelope's members before or after the payload, so the first match from the
+    start, or else the last match from the end, is the envelope's own.
+    """
+    match = _ID.search(head[:_SCAN_BYTES])
+    if match is None:
+        matches = _ID.findall(tail[-_SCAN_BYTES:])
+        found = matches[-1] if matches else None
+    else:
+        found = match.group(1)
+    return None if found is None else msgspec.json.decode(found)

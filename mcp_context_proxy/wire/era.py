@@ -1,0 +1,172 @@
+"""Fits messages to a protocol era: pure functions on undecoded objects.
+
+Two eras exist. `handshake` (revisions up to 2025-11-25) opens with ``initialize`` and keeps a session;
+`modern` (2026-07-28) has none: each request carries its version and the client's capabilities in ``_meta``,
+each result says its type, and cacheable results say for how long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.envelope import Members
+
+MODERN_VERSION = "2026-07-28"
+HANDSHAKE_VERSION = "2025-11-25"
+"""Offered in ``initialize``; a server may answer with an older one."""
+
+META_PREFIX = "io.modelcontextprotocol/"
+VERSION_KEY = META_PREFIX + "protocolVersion"
+CLIENT_INFO_KEY = META_PREFIX + "clientInfo"
+CLIENT_CAPABILITIES_KEY = META_PREFIX + "clientCapabilities"
+LOG_LEVEL_KEY = META_PREFIX + "logLevel"
+SERVER_INFO_KEY = META_PREFIX + "serverInfo"
+SUBSCRIPTION_KEY = META_PREFIX + "subscriptionId"
+
+OWN_PREFIX = "io.github.mcp-context-proxy/"
+"""Prefix of the ``_meta`` keys this proxy understands; they never reach a downstream server."""
+QUERY_KEY = OWN_PREFIX + "query"
+CONTEXT_KEY = OWN_PREFIX + "context"
+
+PER_CONNECTION_KEYS = frozenset(
+    {VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, "progressToken"}
+)
+"""``_meta`` keys that belong to one hop and are written anew on the next."""
+
+CACHEABLE = frozenset(
+    {
+        "server/discover",
+        "tools/list",
+        "prompts/list",
+        "resources/list",
+        "resources/templates/list",
+        "resources/read",
+    }
+)
+"""Methods whose modern results must carry ``ttlMs`` and ``cacheScope``."""
+
+MODERN_ONLY_RESULT_KEYS = ("resultType", "ttlMs", "cacheScope")
+
+
+class Era(StrEnum):
+    """How a peer speaks."""
+
+    HANDSHAKE = "handshake"
+    MODERN = "modern"
+
+
+def meta_of(params: Members) -> Members:
+    """The ``_meta`` of a request; empty when absent or not an object."""
+    raw = params.get("_meta")
+    if raw is None:
+        return {}
+    try:
+        return envelope.members(raw)
+    except msgspec.DecodeError:
+        return {}
+
+
+def is_modern(meta: Members) -> bool:
+    """Whether a request's ``_meta`` is the complete envelope of the modern era."""
+    version, capabilities = meta.get(VERSION_KEY), meta.get(CLIENT_CAPABILITIES_KEY)
+    return (
+        version is not None
+        and envelope.text(version) == MODERN_VERSION
+        and capabilities is not None
+        and bytes(capabilities).startswith(b"{")
+    )
+
+
+def downward(
+    params: Members,
+    era: Era,
+    *,
+    capabilities: Mapping[str, Any] | Raw | None = None,
+    client_info: Mapping[str, Any] | Raw | None = None,
+    log_level: Raw | None = None,
+    progress_token: int | None = None,
+) -> Members:
+    """Params for the next hop: foreign ``_meta`` is kept, ours is stripped, each hop's own is written anew.
+
+    Args:
+        params: As the client sent them.
+        era: Of the downstream server.
+        capabilities: Of the client that calls; what it can be asked in the modern era.
+        client_info: Who calls, in the modern era.
+        log_level: The client's opt-in to log messages of this request, in the modern era.
+        progress_token: Asks the server to report progress under this token.
+    """
+    meta = {
+        key: raw
+        for key, raw in meta_of(params).items()
+        if key not in PER_CONNECTION_KEYS and not key.startswith(OWN_PREFIX)
+    }
+    if era is Era.MODERN:
+        meta[VERSION_KEY] = envelope.raw(MODERN_VERSION)
+        meta[CLIENT_CAPABILITIES_KEY] = envelope.raw(capabilities if capabilities is not None else {})
+        if client_info is not None:
+            meta[CLIENT_INFO_KEY] = envelope.raw(client_info)
+        if log_level is not None:
+            meta[LOG_LEVEL_KEY] = log_level
+    if progress_token is not None:
+        meta["progressToken"] = envelope.raw(progress_token)
+    out = {key: raw for key, raw in params.items() if key != "_meta"}
+    if era is Era.HANDSHAKE:
+        out.pop("inputResponses", None)
+        out.pop("requestState", None)
+    if meta:
+        out["_meta"] = envelope.raw(meta)
+    return out
+
+
+def result_type(result: Members) -> str:
+    """``complete`` unless the result says otherwise; absent means complete, as from an older server."""
+    return envelope.text(result.get("resultType")) or "complete"
+
+
+def upward(method: str, result: bytes | Raw, era: Era, server_info: Raw) -> bytes:
+    """Fit a downstream result to the era of the client, changing nothing else.
+
+    Args:
+        method: That the client called.
+        result: As it came.
+        era: Of the client.
+        server_info: Of this proxy: what modern results name as their server.
+    """
+    parts = envelope.members(result)
+    if era is Era.HANDSHAKE:
+        return _to_handshake(method, parts, result)
+    if "resultType" not in parts:
+        parts["resultType"] = Raw(b'"complete"')
+    if method in CACHEABLE and result_type(parts) == "complete":
+        parts.setdefault("ttlMs", Raw(b"0"))
+        parts.setdefault("cacheScope", Raw(b'"private"'))
+    meta = meta_of(parts)
+    meta[SERVER_INFO_KEY] = server_info
+    parts["_meta"] = envelope.raw(meta)
+    return envelope.encode(parts)
+
+
+def _to_handshake(method: str, parts: Members, result: bytes | Raw) -> bytes:
+    meta = meta_of(parts)
+    structured = parts.get("structuredContent")
+    wrap = method == "tools/call" and structured is not None and not bytes(structured).startswith(b"{")
+    if not wrap and SERVER_INFO_KEY not in meta and not any(key in parts for key in MODERN_ONLY_RESULT_KEYS):
+        return bytes(result)
+    for key in MODERN_ONLY_RESULT_KEYS:
+        parts.pop(key, None)
+    if wrap:
+        # The handshake era allows only objects here; its text form is in `content`, so nothing is lost.
+        del parts["structuredContent"]
+    if meta.pop(SERVER_INFO_KEY, None) is not None:
+        if meta:
+            parts["_meta"] = envelope.raw(meta)
+        else:
+            del parts["_meta"]
+    return envelope.encode(parts)
