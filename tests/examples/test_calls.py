@@ -1,0 +1,258 @@
+"""Every example server, called through the SDK's client: it does what it says, or says why not."""
+
+import anyio
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+
+async def call(client, tool, **arguments):
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result.content[0].text
+    if result.structured_content is None:
+        return result.content[0].text
+    value = result.structured_content
+    return value["result"] if value.keys() == {"result"} else value
+
+
+async def failure(client, tool, **arguments):
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error
+    return result.content[0].text
+
+
+async def test_notes_are_written_found_and_deleted(connect, era):
+    async with connect("notes", era) as client:
+        note = await call(client, "create_note", title="Shopping", body="milk", tags=["Home", "home"])
+        await call(client, "append_to_note", note_id=note["id"], text="50% cocoa")
+        await call(client, "create_note", title="Meeting")
+
+        found = await call(client, "search_notes", query="50% shopping")
+        tags = await call(client, "list_note_tags")
+        await call(client, "delete_note", note_id=note["id"])
+        missing = await failure(client, "get_note", note_id=note["id"])
+
+    assert [line["title"] for line in found] == ["Shopping"]
+    assert tags == [{"tag": "home", "notes": 1}]
+    assert missing.startswith(f"there is no note {note['id']}; list_notes")
+
+
+async def test_notes_outlive_the_process(connect):
+    async with connect("notes") as client:
+        await call(client, "create_note", title="Kept")
+    async with connect("notes") as client:
+        assert [line["title"] for line in await call(client, "list_notes")] == ["Kept"]
+
+
+async def test_no_line_is_lost_when_many_append_to_a_note_at_once(connect):
+    """Two processes with several threads each; reading and writing back must be one step."""
+    lines = [f"line {number}" for number in range(24)]
+    async with connect("notes") as first, connect("notes") as second:
+        note = await call(first, "create_note", title="Log")
+
+        async def append(client, line):
+            await call(client, "append_to_note", note_id=note["id"], text=line)
+
+        async with anyio.create_task_group() as tasks:
+            for number, line in enumerate(lines):
+                tasks.start_soon(append, (first, second)[number % 2], line)
+        body = (await call(first, "get_note", note_id=note["id"]))["body"]
+
+    assert sorted(body.splitlines()) == sorted(lines)
+
+
+async def test_issues_are_filed_discussed_and_closed(connect, era):
+    async with connect("issues", era) as client:
+        issue = await call(client, "create_issue", title="Crash", priority="high", labels=["bug"])
+        number = issue["number"]
+        await call(client, "comment_on_issue", number=number, text="me too", author="Ann")
+        await call(client, "assign_issue", number=number, assignee="Bob")
+        statistics = await call(client, "issue_statistics")
+        closed = await call(client, "close_issue", number=number, reason="duplicate")
+        again = await failure(client, "close_issue", number=number)
+        assert await call(client, "list_issues") == []
+        assert len(await call(client, "list_issues", state="all", label="bug")) == 1
+
+    assert statistics["open_by_assignee"] == {"Bob": 1}
+    assert [comment["text"] for comment in closed["comments"]] == ["me too", "closed: duplicate"]
+    assert "closed already" in again
+
+
+async def test_files_are_written_edited_and_searched(connect, era):
+    async with connect("files", era) as client:
+        await call(client, "write_file", path="a/log.txt", content="one\ntwo\n")
+        await call(client, "append_to_file", path="a/log.txt", content="three")
+        await call(client, "replace_in_file", path="a/log.txt", old="two", new="2")
+        text = await call(client, "read_file", path="a/log.txt", first_line=2)
+        matches = await call(client, "search_in_files", pattern="^THREE$")
+        kept = await failure(client, "write_file", path="a/log.txt", content="")
+        await call(client, "move_file", source="a/log.txt", target="b/log.txt")
+        listing = await call(client, "find_files", pattern="*.TXT")
+
+    assert text == "2\nthree\n"
+    assert matches == [{"path": "a/log.txt", "line": 3, "text": "three"}]
+    assert "overwrite" in kept
+    assert [entry["path"] for entry in listing["entries"]] == ["b/log.txt"]
+
+
+async def test_text_is_compared_reshaped_and_encoded(connect, era):
+    async with connect("text", era) as client:
+        diff = await call(client, "compare_texts", old="a\nb", new="a\nc")
+        assert await call(client, "make_slug", text="Crème brûlée: 3 ways") == "creme-brulee-3-ways"
+        assert await call(client, "change_case", text="HTTPServer name", style="snake") == "http_server_name"
+        assert await call(client, "extract_email_addresses", text="to a.b@example.org.") == [
+            "a.b@example.org"
+        ]
+        assert await call(client, "encode_text", text="hi", encoding="base64") == "aGk="
+        assert await call(client, "decode_text", text="aGk=", encoding="base64") == "hi"
+        bad_code = await failure(client, "decode_text", text="%%%", encoding="base64")
+        bad_pattern = await failure(client, "find_pattern", text="x", pattern="(")
+
+    assert diff.splitlines()[-2:] == ["-b", "+c"]
+    assert "not valid base64" in bad_code
+    assert "not a regular expression" in bad_pattern
+
+
+async def test_times_are_converted_across_a_change_of_the_clocks(connect, era):
+    async with connect("clock", era) as client:
+        [tokyo] = await call(
+            client,
+            "convert_time_zone",
+            time="2026-03-29T03:30",
+            from_zone="Europe/Berlin",
+            to_zones=["Asia/Tokyo"],
+        )
+        later = await call(client, "add_to_date", time="2026-03-29T01:30", hours=1, zone="Europe/Berlin")
+        month = await call(client, "add_to_date", time="2026-01-31", months=1)
+        days = await call(client, "working_days_between", start="2026-05-04", end="2026-05-10")
+        unknown = await failure(client, "current_time", zone="Berlin")
+
+    assert tokyo["time"] == "2026-03-29T10:30:00+09:00"
+    assert later["time"] == "2026-03-29T03:30:00+02:00"
+    assert month["time"].startswith("2026-02-28")
+    assert days == 5
+    assert "list_time_zones" in unknown
+
+
+async def test_numbers_are_calculated_and_units_converted(connect, era):
+    async with connect("calculator", era) as client:
+        assert await call(client, "calculate", expression="2 * (3 + 4) ** 2") == 98
+        assert (await call(client, "convert_units", value=1, from_unit="mi", to_unit="km"))[
+            "value"
+        ] == 1.609344
+        assert (await call(client, "convert_temperature", value=212, from_scale="F", to_scale="C"))[
+            "value"
+        ] == 100
+        assert (await call(client, "count_primes", limit=3_000_000)) == {
+            "limit": 3_000_000,
+            "count": 216_816,
+            "largest": 2_999_999,
+        }
+        loan = await call(client, "loan_payment", amount=100_000, annual_rate=6, years=30)
+        mixed = await failure(client, "convert_units", value=1, from_unit="mi", to_unit="kg")
+
+    assert loan["monthly_payment"] == 599.55
+    assert "not a unit of length" in mixed
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "largest"), [(1, 0, None), (2, 1, 2), (3, 2, 3), (4, 2, 3), (100, 25, 97)]
+)
+async def test_small_primes_are_counted_exactly(connect, limit, count, largest):
+    async with connect("calculator") as client:
+        result = await call(client, "count_primes", limit=limit)
+
+    assert result == {"limit": limit, "count": count, "largest": largest}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        pytest.param("__import__('os').getcwd()", id="code"),
+        pytest.param("9 ** 9 ** 9", id="giant power"),
+        pytest.param("round(5, -10 ** 9) ** 0.5 + 1 / 0", id="division by zero"),
+        pytest.param("(-8) ** 0.5", id="imaginary"),
+        pytest.param("1e308 * 10", id="infinite"),
+        pytest.param("2 +", id="unfinished"),
+        pytest.param("(" * 500 + "1" + ")" * 500, id="nested"),
+    ],
+)
+async def test_an_expression_that_has_no_value_is_refused_at_once(connect, expression):
+    async with connect("calculator") as client:
+        assert await failure(client, "calculate", expression=expression)
+        assert await call(client, "calculate", expression="1 + 1") == 2
+
+
+async def test_appointments_leave_free_time_around_them(connect, era):
+    async with connect("calendar", era) as client:
+        event = await call(client, "create_event", title="Review", starts="2026-05-04T10:00", minutes=90)
+        free = await call(client, "find_free_time", day="2026-05-04")
+        await call(client, "reschedule_event", event_id=event["id"], starts="2026-05-05T09:00")
+        moved = await call(client, "list_events", first_day="2026-05-05", days=1)
+        vague = await failure(client, "create_event", title="x", starts="tomorrow")
+
+    assert [(slot["starts"][11:], slot["ends"][11:]) for slot in free] == [
+        ("09:00", "10:00"),
+        ("11:30", "17:00"),
+    ]
+    assert moved[0]["ends"] == "2026-05-05T10:30"
+    assert "write it as '2026-05-04T14:30'" in vague
+
+
+async def test_birthdays_come_in_order_also_for_those_born_on_a_leap_day(connect):
+    async with connect("calendar") as client:
+        await call(client, "add_contact", name="Leap", birthday="2000-02-29")
+        await call(client, "add_contact", name="Soon", birthday="1990-02-20")
+        found = await call(client, "upcoming_birthdays", today="2026-02-15")
+
+    assert [(item["name"], item["date"], item["turns"]) for item in found] == [
+        ("Soon", "2026-02-20", 36),
+        ("Leap", "2026-03-01", 26),
+    ]
+
+
+async def test_tables_are_filtered_summed_joined_and_queried(connect, era):
+    rows = [
+        {"city": "Oslo", "amount": 10, "zip": "0150"},
+        {"city": "Rome", "amount": 2.5, "zip": "00118"},
+        {"city": "Oslo", "amount": 5, "zip": "0151"},
+    ]
+    async with connect("tables", era) as client:
+        await call(client, "create_table", path="sales.csv", rows=rows)
+        await call(client, "create_table", path="places.csv", rows=[{"city": "Oslo", "country": "Norway"}])
+        condition = {"column": "amount", "operator": ">=", "value": "5"}
+        large = await call(client, "query_table", path="sales.csv", where=[condition], order_by="amount")
+        sums = await call(
+            client, "aggregate_table", path="sales.csv", group_by="city", function="sum", column="amount"
+        )
+        joined = await call(client, "join_tables", left="sales.csv", right="places.csv", column="city")
+        sql = await call(
+            client, "query_table_with_sql", path="sales.csv", sql="SELECT max(amount) AS top FROM data"
+        )
+        unknown = await failure(client, "query_table", path="sales.csv", order_by="price")
+
+    assert [row["zip"] for row in large["rows"]] == ["0151", "0150"]
+    assert sums == [{"city": "Oslo", "sum": 15}, {"city": "Rome", "sum": 2.5}]
+    assert joined["total"] == 2
+    assert sql == [{"top": 10}]
+    assert "columns: city, amount, zip" in unknown
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        pytest.param("ATTACH DATABASE 'x.sqlite' AS x", id="attach"),
+        pytest.param("DROP TABLE data", id="drop"),
+        pytest.param("PRAGMA database_list", id="pragma"),
+        pytest.param("SELECT 1; SELECT 2", id="two statements"),
+        pytest.param(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT sum(i) FROM n",
+            id="endless",
+        ),
+    ],
+)
+async def test_a_query_can_only_read_its_table_and_only_so_long(connect, sql):
+    async with connect("tables") as client:
+        await call(client, "create_table", path="t.csv", rows=[{"a": 1}])
+
+        assert "columns: a" in await failure(client, "query_table_with_sql", path="t.csv", sql=sql)
