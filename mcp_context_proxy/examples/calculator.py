@@ -229,7 +229,7 @@ def factorize(number: Annotated[int, "A whole number", Between(2, 10**12)]) -> l
 
 @server.tool(read_only=True)
 def count_primes(limit: Annotated[int, "Count up to this number", Between(1, 10**12)], call: Call) -> Primes:
-    """Count the prime numbers up to a limit. Takes minutes above ten thousand million; reports progress."""
+    """Count the prime numbers up to a limit. A large one takes long (minutes beyond 10**10)."""
     count, largest = 0, None
     base = _small_primes(math.isqrt(limit))
     for start in range(0, limit + 1, SEGMENT):
