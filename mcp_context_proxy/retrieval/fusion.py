@@ -16,7 +16,8 @@ LEXICAL_FACTOR = np.float32(0.025)
 """What one point of BM25F is worth in cosine; 0.015 to 0.04 changes recall by less than 0.6 points."""
 
 FITTING_COSINE = 0.27
-"""Below it nothing is meant: 97 % of the queries a catalog can answer reach it, 65 % of the others do not."""
+"""Below it nothing is meant. Of queries over six public sets 96 % reach it in their own catalog; 41 % of
+those put to another catalog do not, some of which that catalog can answer by accident."""
 
 STRONG_COVERAGE = 0.6
 """Share of a query's idf the best item must have for its words alone to say that something is meant."""

@@ -1,0 +1,52 @@
+"""The quality of search on a public set of tools and needs, with the packaged model."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import Engine, Ranking, SearchOptions
+from mcp_context_proxy.store import open_store
+
+DATA = Path(__file__).parent / "data" / "mcpproxy_golden"
+FIVE = SearchOptions(top_n=5, include_score=9)
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def search(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> Iterator[Callable[[str], Ranking]]:
+    items = [
+        tool(row["name"], row["description"], server=row["server"], schema=row.get("input_schema"))
+        for row in lines("corpus.jsonl")
+    ]
+    catalog = snapshot(*items)
+    with open_store("memory") as store:
+        engine = Engine(CachedEmbedder(LazyModel(), store.vectors))
+        yield lambda query: engine.search(query, catalog, options=FIVE)
+
+
+def test_95_of_100_needed_tools_are_among_the_first_five(search: Callable[[str], Ranking]) -> None:
+    shares = []
+    for row in lines("queries.jsonl"):
+        ranking = search(row["query"])
+        found = {(result.item.server, result.item.name) for result in ranking.results}
+        shares.append(sum((server, name) in found for server, name in row["relevant"]) / len(row["relevant"]))
+
+    assert len(shares) == 47
+    assert sum(shares) / len(shares) >= 0.95
+
+
+@pytest.mark.parametrize(
+    "query", ["What will my horoscope say tomorrow?", "Recommend a red wine for grilled lamb"]
+)
+def test_what_no_server_can_do_fits_nothing(search: Callable[[str], Ranking], query: str) -> None:
+    assert not search(query).fits

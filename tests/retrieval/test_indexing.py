@@ -1,0 +1,235 @@
+"""When something is embedded, what is kept of it, and what happens without a model."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.errors import ModelError
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import Engine
+
+MISSING = ModelError(Path("model.onnx"), "the file is missing", "install the package again")
+
+
+@pytest.fixture
+def two(tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]) -> Snapshot:
+    return snapshot(tool("read_file", "Reads a file."), tool("send_mail", "Sends a mail."))
+
+
+def test_nothing_is_embedded_before_the_first_search(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+    vectors = word_vectors()
+    Engine(vectors)
+
+    assert vectors.calls == []
+    assert two.sources[0].embeddings == {}
+
+
+def test_the_first_search_embeds_everything_in_one_pass(
+    word_vectors: Callable[..., Any], two: Snapshot
+) -> None:
+    vectors, progress = word_vectors(), []
+    Engine(vectors).search("a file", two, on_progress=lambda done, total: progress.append((done, total)))
+
+    assert vectors.calls == [["read file: Reads a file.", "send mail: Sends a mail."], ["a file"]]
+    assert progress == [(2, 2)]
+
+
+def test_the_source_owns_the_embeddings(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+    Engine(word_vectors()).index(two)
+
+    (chunk,) = two.sources[0].embeddings["read_file"]
+    assert (chunk.text, chunk.chunk_index) == ("read file: Reads a file.", 0)
+    assert chunk.embedding.dtype == np.float32
+    assert np.linalg.norm(chunk.embedding) == pytest.approx(1)
+    assert not chunk.embedding.flags.writeable
+
+
+def test_a_long_description_has_several_chunks(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(tool("long", "A sentence about something. " * 60))
+    Engine(word_vectors()).index(catalog)
+
+    assert [chunk.chunk_index for chunk in catalog.sources[0].embeddings["long"]] == [0, 1, 2, 3]
+
+
+def test_searching_again_embeds_the_query_only(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+    vectors = word_vectors()
+    engine = Engine(vectors)
+    engine.index(two)
+    engine.search("a file", two)
+    engine.search("a mail", two)
+
+    assert vectors.calls[1:] == [["a file"], ["a mail"]]
+
+
+def test_embeddings_that_are_there_are_used(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+    Engine(word_vectors()).index(two)
+    vectors = word_vectors()
+    Engine(vectors).index(two)
+
+    assert vectors.calls == []
+
+
+def test_a_changed_definition_is_embedded_again(
+    word_vectors: Callable[..., Any],
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+    two: Snapshot,
+) -> None:
+    vectors = word_vectors()
+    engine = Engine(vectors)
+    engine.index(two)
+    changed = tool("send_mail", "Sends a parcel.")
+    after = snapshot(two.sources[0].items[0], changed, generation=2, before=two)
+    engine.index(after)
+
+    assert vectors.calls[1:] == [["send mail: Sends a parcel."]]
+    assert after.sources[0].embeddings["send_mail"][0].text == "send mail: Sends a parcel."
+    assert engine.search("a parcel", after).results[0].item is changed
+
+
+def test_a_removed_item_is_forgotten(
+    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
+) -> None:
+    engine = Engine(word_vectors())
+    engine.index(two)
+    after = snapshot(two.sources[0].items[0], generation=2, before=two)
+    ranking = engine.search("send_mail", after)
+
+    assert set(two.sources[0].embeddings) == {"read_file"}
+    assert ranking.considered == 1
+
+
+def test_a_second_server_brings_its_name_into_the_texts(
+    word_vectors: Callable[..., Any],
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+    two: Snapshot,
+) -> None:
+    engine = Engine(word_vectors())
+    engine.index(two)
+    after = snapshot(*two.sources[0].items, tool("sum", server="math"), generation=2, before=two)
+    engine.index(after)
+
+    assert after.sources[0].embeddings["read_file"][0].text == "srv read file: Reads a file."
+
+
+def test_one_text_of_many_items_is_embedded_once(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    vectors = word_vectors()
+    Engine(vectors).index(snapshot(tool("doIt", "The same."), tool("do_it", "The same.")))
+
+    assert vectors.texts == ["do it: The same."]
+
+
+def test_a_request_keeps_its_snapshot_after_the_catalog_changed(
+    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
+) -> None:
+    engine = Engine(word_vectors())
+    before = engine.search("send a mail", two)
+    after = snapshot(two.sources[0].items[0], generation=2, before=two)
+    engine.index(after)
+
+    assert engine.search("send a mail", two).results == before.results
+    assert set(after.sources[0].embeddings) == {"read_file"}
+
+
+def test_an_old_snapshot_indexed_late_does_not_bring_back_what_was_removed(
+    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
+) -> None:
+    engine = Engine(word_vectors())
+    after = snapshot(two.sources[0].items[0], generation=2, before=two)
+    engine.index(after)
+
+    assert engine.search("send_mail", two).results[0].item.name == "send_mail"
+    assert set(after.sources[0].embeddings) == {"read_file"}
+
+
+def test_searches_at_once_share_one_indexing(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+    vectors, found = word_vectors(), []
+    engine = Engine(vectors)
+    together = threading.Barrier(8)
+
+    def search() -> None:
+        together.wait(timeout=5)
+        found.append(engine.search("a file", two).results)
+
+    threads = [threading.Thread(target=search) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=5)
+
+    assert sum("read file: Reads a file." in call for call in vectors.calls) == 1
+    assert len(found) == 8
+    assert all(results == found[0] for results in found)
+
+
+def test_without_a_model_search_goes_by_words(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+    ranking = Engine(word_vectors(MISSING)).search("read a file", two)
+
+    assert ranking.method == "lexical"
+    assert ranking.note == (
+        "searched by words only: embedding model model.onnx: the file is missing; install the package again"
+    )
+    assert [result.item.name for result in ranking.results] == ["read_file"]
+    assert ranking.results[0].cosine is None
+    assert ranking.results[0].chunk == "read file: Reads a file."
+
+
+def test_no_embedder_is_a_choice_that_is_said(two: Snapshot) -> None:
+    ranking = Engine(None).search("read a file", two)
+
+    assert (ranking.method, ranking.fits) == ("lexical", True)
+    assert ranking.note == "no embedding model is configured; searched by words only"
+
+
+def test_without_a_model_words_that_occur_nowhere_fit_nothing(two: Snapshot) -> None:
+    assert not Engine(None).search("weather", two).fits
+
+
+def test_a_missing_model_is_asked_for_once_per_snapshot(
+    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
+) -> None:
+    vectors = word_vectors(MISSING)
+    engine = Engine(vectors)
+    for _ in range(3):
+        engine.search("a file", two)
+    assert len(vectors.calls) == 1
+
+    engine.search("a file", snapshot(*two.sources[0].items, generation=2, before=two))
+    assert len(vectors.calls) == 2
+
+
+def test_a_model_that_fails_later_is_not_asked_again_until_the_catalog_changes(
+    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
+) -> None:
+    vectors = word_vectors()
+    engine = Engine(vectors)
+    engine.index(two)
+    vectors.error = MISSING
+    rankings = [engine.search("read a file", two) for _ in range(3)]
+    assert {ranking.method for ranking in rankings} == {"lexical"}
+    assert all(ranking.note and "missing" in ranking.note for ranking in rankings)
+    assert len(vectors.calls) == 2
+
+    vectors.error = None
+    again = snapshot(*two.sources[0].items, generation=2, before=two)
+    assert engine.search("read a file", again).method == "hybrid"
+
+
+def test_an_interrupted_indexing_can_be_done_again(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+    engine = Engine(word_vectors())
+
+    def interrupt(done: int, total: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        engine.index(two, on_progress=interrupt)
+    assert engine.search("read a file", two).method == "hybrid"

@@ -1,0 +1,84 @@
+"""BM25F against a slow, independent computation of the published formula."""
+
+import math
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_context_proxy.retrieval.lexical import FIELDS, LexicalIndex, count_terms, join_counts
+from mcp_context_proxy.retrieval.terms import terms
+from mcp_context_proxy.retrieval.text import Fields
+
+REFERENCE_WEIGHTS = {
+    "name": 2.0,
+    "description": 1.0,
+    "parameters": 1.0,
+    "parameter_descriptions": 0.5,
+    "server": 1.0,
+    "text": 0.5,
+}
+
+WORDS = st.lists(st.sampled_from(["cat", "dog", "emu", "fox", "gnu", "hen", "yak"]), max_size=6).map(" ".join)
+ITEMS = st.lists(st.builds(Fields, WORDS, WORDS, WORDS, WORDS, WORDS, WORDS), min_size=1, max_size=8)
+
+
+def reference(items: list[Fields], item: Fields, term: str) -> dict[str, float]:
+    """What a term adds to the score of an item, by field, straight from the definition."""
+    texts = [dict(zip(FIELDS, map(terms, astuple(other)), strict=True)) for other in items]
+    own = texts[items.index(item)]
+    shares = {}
+    for field, weight in REFERENCE_WEIGHTS.items():
+        lengths = [len(other[field]) for other in texts if other[field]]
+        if own[field].count(term):
+            relative = len(own[field]) / (sum(lengths) / len(lengths))
+            shares[field] = weight * own[field].count(term) / (1 - 0.75 + 0.75 * relative)
+    x = sum(shares.values())
+    frequency = sum(any(term in words for words in other.values()) for other in texts)
+    idf = math.log(1 + (len(items) - frequency + 0.5) / (frequency + 0.5))
+    return {field: idf * 2.2 * share / (x + 1.2) for field, share in shares.items()}
+
+
+@given(ITEMS, st.lists(st.sampled_from(["cat", "dog", "emu", "unknown"]), unique=True))
+def test_every_score_is_that_of_the_formula(items: list[Fields], query: list[str]) -> None:
+    scores = LexicalIndex.build(count_terms(items)).scores(query)
+
+    expected = [sum(sum(reference(items, item, term).values()) for term in query) for item in items]
+    assert scores.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@given(ITEMS, st.sampled_from(["cat", "dog", "emu"]))
+def test_every_part_of_a_score_is_that_of_the_formula(items: list[Fields], term: str) -> None:
+    index = LexicalIndex.build(count_terms(items))
+
+    for position, item in enumerate(items):
+        parts = {field: value for field, _, value in index.parts(position, [term])}
+        assert parts == pytest.approx(reference(items, item, term), rel=1e-4)
+
+
+@given(ITEMS)
+def test_the_parts_of_a_score_add_up_to_it(items: list[Fields]) -> None:
+    index = LexicalIndex.build(count_terms(items))
+    query = ["cat", "dog", "emu"]
+
+    sums = [sum(value for *_, value in index.parts(i, query)) for i in range(len(items))]
+    assert sums == pytest.approx(index.scores(query).tolist(), rel=1e-4)
+
+
+@given(ITEMS, ITEMS)
+def test_counts_of_two_groups_make_the_index_of_both(first: list[Fields], second: list[Fields]) -> None:
+    joined = LexicalIndex.build(join_counts([count_terms(first), count_terms(second)]))
+    whole = LexicalIndex.build(count_terms(first + second))
+
+    assert joined.scores(["cat", "fox"]).tolist() == whole.scores(["cat", "fox"]).tolist()
+
+
+def test_an_empty_catalog_has_no_scores() -> None:
+    assert LexicalIndex.build(join_counts([])).scores(["cat"]).tolist() == []
+
+
+def test_items_without_a_word_score_nothing() -> None:
+    index = LexicalIndex.build(count_terms([Fields("", "", "", "", "", "")]))
+
+    assert index.scores(["cat"]).tolist() == [0.0]

@@ -1,0 +1,276 @@
+"""What a search finds, in which order, how many, and what it says about it."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
+from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
+
+NAMES = st.lists(
+    st.sampled_from(["read_file", "write_file", "send_mail", "list_mail", "get_weather", "play_song", "sum"]),
+    unique=True,
+    min_size=1,
+)
+EVERYTHING = SearchOptions(top_k=100, top_n=100)
+
+
+def found(ranking: Ranking) -> list[str]:
+    return [result.item.name for result in ranking.results or ranking.near_misses]
+
+
+@pytest.fixture
+def engine(word_vectors: Callable[..., object]) -> Engine:
+    return Engine(word_vectors())
+
+
+@pytest.fixture
+def office(
+    tool: Callable[..., Tool], rule: Callable[..., Document], snapshot: Callable[..., Snapshot]
+) -> Snapshot:
+    return snapshot(
+        tool("create_issue", "Opens a ticket in a repository.", server="github"),
+        tool("list_issues", "Lists the tickets of a repository.", server="github"),
+        tool("send_mail", "Sends a message to a person.", server="mail"),
+        tool("search", "Finds messages.", server="mail"),
+        tool("get_weather", "Tells rain and sun for a city.", server="weather"),
+        rule("mail-style", "How a message is written.", "Be brief. Greet the person."),
+    )
+
+
+def test_what_was_asked_for_comes_first(engine: Engine, office: Snapshot) -> None:
+    ranking = engine.search("send a message to a person", office)
+
+    assert found(ranking)[0] == "send_mail"
+    assert ranking.method == "hybrid"
+    assert ranking.note is None
+    assert ranking.fits
+    assert ranking.considered == 6
+    assert ranking.near_misses == ()
+
+
+def test_the_score_is_the_cosine_and_a_fortieth_of_bm25f(engine: Engine, office: Snapshot) -> None:
+    for result in engine.search("create a ticket", office, options=EVERYTHING).results:
+        assert result.cosine is not None
+        assert result.score == pytest.approx(result.cosine + 0.025 * result.lexical, abs=1e-5)
+        assert result.lexical == pytest.approx(sum(value for *_, value in result.terms), rel=1e-4)
+
+
+def test_a_result_says_why_it_was_found(engine: Engine, office: Snapshot) -> None:
+    best = engine.search("create issue for a repository", office).results[0]
+
+    assert best.why.startswith("name matches 'create issue'; description mentions 'repository'; meaning 0.")
+    assert best.chunk == "github create issue: Opens a ticket in a repository."
+
+
+@pytest.mark.parametrize("name", ["search", "mail__search", "mail search", "Mail Search", "SEARCH"])
+def test_a_query_that_is_a_name_finds_it_first(engine: Engine, office: Snapshot, name: str) -> None:
+    best = engine.search(name, office).results[0]
+
+    assert best.item.name == "search"
+    assert best.why.startswith("exact name")
+
+
+def test_a_name_is_found_first_even_when_others_say_it_more_often(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    talkative = [tool(f"search_{kind}", "search search search", server="search") for kind in "abcdef"]
+    catalog = snapshot(*talkative, tool("search", "Something else altogether, told at length.", server="z"))
+
+    assert found(engine.search("search", catalog, options=SearchOptions(top_n=1)))[0] == "search"
+
+
+def test_a_name_is_found_that_neither_its_words_nor_its_meaning_bring_up(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    """Stop words are no terms, and the model reads ``whoami`` as one strange word."""
+    catalog = snapshot(tool("whoami"), *[tool(f"t{i}", "who am i") for i in range(30)])
+
+    assert found(engine.search("who am I", catalog, options=SearchOptions(top_k=1)))[0] == "whoami"
+
+
+@pytest.mark.parametrize(
+    ("query", "description"),
+    [
+        pytest.param("天气预报", "查询城市的天气预报", id="Chinese"),
+        pytest.param("天気を調べる", "都市の天気を調べます", id="Japanese"),
+        pytest.param("날씨", "도시의 날씨를 알려줍니다", id="Korean"),
+        pytest.param("Wetterbericht für München", "Zeigt den Wetterbericht für München", id="German"),
+        pytest.param("МОСКВА погода", "Погода в городе Москва", id="Russian"),
+        pytest.param("الطقس", "يعرض الطَّقس في المدينة", id="Arabic"),
+        pytest.param("मौसम", "शहर का मौसम बताता है", id="Hindi"),
+        pytest.param("อากาศ", "แสดงสภาพอากาศในเมือง", id="Thai"),
+    ],
+)
+def test_words_of_any_script_are_found(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot], query: str, description: str
+) -> None:
+    catalog = snapshot(tool("t1", description), tool("t2", "Something in English."), tool("t3", "別の道具"))
+
+    assert found(Engine(None).search(query, catalog)) == ["t1"]
+
+
+def test_filters_apply_before_the_cut_off(engine: Engine, office: Snapshot) -> None:
+    only_weather = Filters(servers=frozenset({"weather"}))
+    ranking = engine.search("send mail message", office, only_weather, SearchOptions(top_k=1, top_n=1))
+
+    assert found(ranking) == ["get_weather"]
+    assert ranking.considered == 1
+
+
+def test_a_kind_can_be_asked_for(engine: Engine, office: Snapshot) -> None:
+    assert found(engine.search("send message", office, Filters(kinds=frozenset({Kind.RULE})))) == [
+        "mail-style"
+    ]
+    tools = engine.search("send message", office, Filters(kinds=frozenset({Kind.TOOL})), EVERYTHING)
+    assert {result.item.kind for result in tools.results} == {Kind.TOOL}
+
+
+def test_filters_that_nothing_meets_find_nothing(engine: Engine, office: Snapshot) -> None:
+    ranking = engine.search("search", office, Filters(servers=frozenset({"nobody"})))
+
+    assert (ranking.results, ranking.near_misses, ranking.considered, ranking.fits) == ((), (), 0, False)
+
+
+def test_an_item_included_by_hand_only_is_never_found(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    by_hand = tool("drop_database", "Drops a database.", include=IncludeMode.MANUAL)
+    catalog = snapshot(by_hand, tool("other", include=IncludeMode.ALWAYS))
+
+    assert found(engine.search("drop_database", catalog, options=EVERYTHING)) == ["other"]
+    assert set(catalog.sources[0].embeddings) == {"other"}
+
+
+def test_top_n_items_are_selected(engine: Engine, office: Snapshot) -> None:
+    many = engine.search("message", office, options=SearchOptions(top_n=3, include_score=9))
+
+    assert len(found(many)) == 3
+
+
+def test_high_scores_are_selected_past_top_n(engine: Engine, office: Snapshot) -> None:
+    scores = [r.score for r in engine.search("mail message", office, options=EVERYTHING).results]
+    ranking = engine.search("mail message", office, options=SearchOptions(top_n=1, include_score=scores[2]))
+
+    assert [result.score for result in ranking.results] == scores[:3]
+
+
+def test_no_more_than_top_k_are_selected_for_their_score(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    """A server with a thousand copies of one tool must not fill a context."""
+    flood = snapshot(*[tool(f"copy_{i:03}", "Sends a message.") for i in range(300)])
+
+    assert len(found(engine.search("sends a message", flood, options=SearchOptions(include_score=0)))) == 20
+
+
+def test_a_strong_word_is_not_lost_behind_near_meanings(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    """The chunk of the only tool that says xlsx is far down the list of cosines."""
+    near = [tool(f"near_{i}", "convert the report file" + " again" * i) for i in range(30)]
+    other = tool("other", "lengthy words about entirely different matters " * 8 + "xlsx")
+    options = SearchOptions(top_k=5, top_n=100, include_score=9)
+    selected = found(engine.search("convert the report xlsx", snapshot(*near, other), options=options))
+
+    assert "other" in selected
+    assert len(selected) <= 10
+
+
+def test_the_number_selected_can_follow_the_scores(engine: Engine, office: Snapshot) -> None:
+    options = SearchOptions(top_n=1, include_score=9, share_of_best=0.65, at_least=2, at_most=4)
+    everything = engine.search("create issue", office, options=EVERYTHING).results
+    near = sum(result.score >= 0.65 * everything[0].score for result in everything)
+
+    assert len(found(engine.search("create issue", office, options=options))) == min(max(near, 2), 4)
+
+
+def test_what_nothing_fits_says_so_with_the_nearest(engine: Engine, office: Snapshot) -> None:
+    ranking = engine.search("zxqv wvut", office)
+
+    assert not ranking.fits
+    assert ranking.results == ()
+    assert len(ranking.near_misses) == 5
+
+
+def test_most_of_the_words_fit_although_the_meaning_seems_far(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot], word_vectors: Callable[..., object]
+) -> None:
+    padding = " ".join(f"word{i}" for i in range(60))
+    catalog = snapshot(tool("one", f"quarkonium {padding}"), tool("two", padding), tool("three", padding))
+    ranking = Engine(word_vectors()).search("quarkonium", catalog)
+
+    assert ranking.fits
+    assert found(ranking)[0] == "one"
+
+
+@pytest.mark.parametrize("query", ["", "   ", "?!", "\ud83d", "a" * 100_000, "the of and"])
+def test_a_query_without_content_is_answered(engine: Engine, office: Snapshot, query: str) -> None:
+    assert engine.search(query, office).query == query
+
+
+def test_an_empty_catalog_is_searched(engine: Engine, snapshot: Callable[..., Snapshot]) -> None:
+    assert engine.search("anything", snapshot()).considered == 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=NAMES, query=st.sampled_from(["read mail", "the weather", "sum of a file"]), seed=st.integers())
+def test_the_order_of_the_catalog_changes_nothing(
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+    word_vectors: Callable[..., object],
+    names: list[str],
+    query: str,
+    seed: int,
+) -> None:
+    items = [tool(name, f"Can {name} it.", server=server) for name in names for server in ("a", "b")]
+    first = Engine(word_vectors()).search(query, snapshot(*items), options=EVERYTHING)
+    Random(seed).shuffle(items)
+    second = Engine(word_vectors()).search(query, snapshot(*items), options=EVERYTHING)
+
+    assert first.results == second.results
+    assert first.near_misses == second.near_misses
+
+
+def test_equal_scores_are_ordered_by_server_and_name(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    twins = [tool("same", "Does it.", server=server) for server in ("s3", "s1", "s2")]
+    ranking = engine.search("unrelated", snapshot(*twins), options=EVERYTHING)
+    twice = engine.search("unrelated", snapshot(*reversed(twins)), options=EVERYTHING)
+
+    assert found(ranking) == ["same"] * 3
+    assert ranking.near_misses == twice.near_misses
+
+
+def test_equal_scores_of_one_server_are_ordered_by_name(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    spellings = ["do.it", "do-it", "doIt", "do_it"]
+    ranking = engine.search("something else", snapshot(*map(tool, spellings)), options=EVERYTHING)
+
+    assert found(ranking) == sorted(spellings)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=NAMES)
+def test_another_tool_changes_no_cosine(
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+    word_vectors: Callable[..., object],
+    names: list[str],
+) -> None:
+    items = [tool(name, f"Can {name} it.") for name in names]
+    engine = Engine(word_vectors())
+    before = engine.search("read my mail", snapshot(*items), options=EVERYTHING)
+    after = engine.search("read my mail", snapshot(*items, tool("added", "read mail")), options=EVERYTHING)
+
+    def cosines(ranking: Ranking) -> dict[str, float | None]:
+        return {result.item.name: result.cosine for result in ranking.results or ranking.near_misses}
+
+    assert cosines(before) == pytest.approx(
+        {n: c for n, c in cosines(after).items() if n != "added"}, abs=2e-6
+    )
