@@ -69,7 +69,7 @@ class Index:
     keys: tuple[str, ...]
     kinds: NDArray[np.uint8]
     """Kind of each item, as a position in `KINDS`."""
-    names: Mapping[str, tuple[int, ...]]
+    names: Mapping[str, Sequence[int]]
     """Items by what spellings of their name have in common."""
     lexical: LexicalIndex
     dense: DenseIndex | None
@@ -220,10 +220,10 @@ def _assemble(snapshot: Snapshot, parts: Mapping[Identity, Part], note: str | No
     )
 
 
-def _by_name(items: Sequence[Item]) -> dict[str, tuple[int, ...]]:
-    names: dict[str, tuple[int, ...]] = {}
+def _by_name(items: Sequence[Item]) -> dict[str, list[int]]:
+    names: dict[str, list[int]] = {}
     for position, item in enumerate(items):
         exposed = {item.exposed_name} if isinstance(item, Tool) else set()
         for key in {name_key(name) for name in {item.name} | exposed}:
-            names[key] = (*names.get(key, ()), position)
+            names.setdefault(key, []).append(position)
     return names

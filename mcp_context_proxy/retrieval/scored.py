@@ -38,7 +38,8 @@ class Scored:
     @classmethod
     def of(cls, query: str, index: Index, vectors: NDArray[np.float32] | None, filters: Filters) -> Scored:
         """Score every item of an index; without the query's vectors by its words only."""
-        terms = query_terms(query[:QUERY_LIMIT])
+        query = query[:QUERY_LIMIT]
+        terms = query_terms(query)
         allowed = _allowed(index, filters)
         similarities = cosine = None
         if index.dense is not None and vectors is not None:
