@@ -72,7 +72,7 @@ class Catalog:
         for tool in tools.values():
             by_server[tool.server].append(tool)
         sources = [
-            Source(client.name, tuple(by_server[client.name]), client.tool_embeddings)
+            self._source(client, tuple(by_server[client.name]))
             for client in self._clients
             if by_server[client.name]
         ]
@@ -91,6 +91,13 @@ class Catalog:
             findings=tuple(findings),
         )
         return self.snapshot
+
+    def _source(self, client: DownstreamClient, tools: tuple[Tool, ...]) -> Source:
+        """The same object as before when nothing in it changed: what was derived from it stays good."""
+        known = next((source for source in self.snapshot.sources if source.key == client.name), None)
+        if known is not None and known.items == tools:
+            return known
+        return Source(client.name, tools, client.tool_embeddings)
 
     def _named_tools(self, findings: list[str]) -> dict[str, Tool]:
         tools = [tool for client in self._clients for tool in self._tools_of(client, findings)]

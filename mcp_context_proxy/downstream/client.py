@@ -106,6 +106,11 @@ class DownstreamClient:
         return self._stderr.lines()
 
     @property
+    def era(self) -> Era | None:
+        """The era the server speaks; None before it was ever connected."""
+        return None if self.introduction is None else self.introduction.era
+
+    @property
     def link(self) -> Link | None:
         """The open connection; None while there is none."""
         return None if self._connected is None else self._connected.link

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 
 import anyio
@@ -32,10 +33,7 @@ class Fleet:
         """Prepare a client for each enabled server; see `DownstreamClient` for the callbacks."""
         self.clients = {
             config.name: DownstreamClient(
-                config,
-                limits,
-                on_change,
-                lambda method, params, name=config.name: on_event(name, method, params),
+                config, limits, on_change, partial(on_event, config.name) if on_event else None
             )
             for config in configs
             if config.enabled

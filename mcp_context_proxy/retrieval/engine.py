@@ -29,8 +29,15 @@ _DEFAULTS = SearchOptions()
 class Engine:
     """Finds items of a snapshot. Owns the indexes, not the embeddings: those belong to the sources."""
 
-    def __init__(self, embedder: EmbedTexts | None) -> None:
+    def __init__(self, embedder: EmbedTexts | None, query_embedder: EmbedTexts | None = None) -> None:
+        """Prepare an engine.
+
+        Args:
+            embedder: For texts of the catalog; None searches by words alone.
+            query_embedder: For queries, which should not end up in a store; by default the same.
+        """
         self._embedder = embedder
+        self._query_embedder = query_embedder or embedder
         self._lock = threading.Lock()
         self._indexes: tuple[Index, ...] = ()
 
@@ -80,13 +87,13 @@ class Engine:
         return next((index for index in self._indexes if index.snapshot is snapshot), None)
 
     def _query_vectors(self, query: str, index: Index) -> tuple[NDArray[np.float32] | None, str | None]:
-        if index.dense is None or self._embedder is None:
+        if index.dense is None or self._query_embedder is None:
             return None, index.note
         texts = query_texts(query)
         if not texts:
             return None, None
         try:
-            return self._embedder.embed(texts), None
+            return self._query_embedder.embed(texts), None
         except ModelError as error:
             return None, self._give_up(index, error)
 

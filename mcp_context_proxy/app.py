@@ -1,0 +1,204 @@
+"""The composition root: builds everything from a `Config` and owns the root task group."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import anyio.to_thread
+
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.documents import DocumentFolder
+from mcp_context_proxy.catalog.library import Changes as DocumentChanges
+from mcp_context_proxy.catalog.library import DocumentLibrary
+from mcp_context_proxy.catalog.watch import watch
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.session import Handles
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.embedding.cache import CachedEmbedder
+from mcp_context_proxy.embedding.lazy import LazyModel
+from mcp_context_proxy.embedding.model import load_model
+from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.items import Kind
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.own_tools import OwnTools
+from mcp_context_proxy.server.search import Searcher
+from mcp_context_proxy.server.tools import ToolCalls, ToolList
+from mcp_context_proxy.store import open_store
+from mcp_context_proxy.wire.envelope import Members
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.server.sdk import SdkServer
+    from mcp_context_proxy.store import Store
+
+logger = logging.getLogger(__name__)
+
+Front = Callable[["Proxy", "SdkServer"], Awaitable[None]]
+"""Serves hosts until it is cancelled or its host is gone."""
+
+
+class Proxy:
+    """All parts, connected. Nothing runs until `running`."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        """Build the parts.
+
+        Args:
+            config: Of everything.
+            store: Open; whoever opened it closes it.
+        """
+        self.config, self.store = config, store
+        self.model = LazyModel(partial(load_model, config.embedding.model))
+        self.engine = Engine(CachedEmbedder(self.model, store.vectors), QueryEmbedder(self.model))
+        self.searcher = Searcher(self.engine, config)
+        self.library = DocumentLibrary(
+            [DocumentFolder(Kind(entry.kind), entry.path, entry.include) for entry in config.documents],
+            config.limits,
+        )
+        self._stale = anyio.Event()
+        self.fleet = Fleet(config.servers.values(), config.limits, self._mark_stale, self._on_event)
+        self.catalog = Catalog(config.expose, config.limits, self.fleet.clients.values(), self.library)
+        self.catalog.reserved = meta_tools.NAMES
+        self.setup = meta_tools.Setup(tuple(self.fleet.clients), bool(config.documents))
+        self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds)
+        self.tool_list = ToolList(
+            config.expose,
+            self.catalog,
+            self.fleet,
+            self.searcher,
+            self.handles,
+            meta_tools.definitions(self.setup),
+        )
+        self.changes = Changes(self.catalog, self.tool_list)
+        calls = ToolCalls(self.catalog, self.fleet)
+        own_tools = OwnTools(self.catalog, self.searcher, calls, self.handles, self.changes)
+        self.gateway = Gateway(self.catalog, self.fleet, self.tool_list, calls, own_tools)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the servers without waiting for any; keep the catalog current; stop all on the way out."""
+        await anyio.to_thread.run_sync(self.library.reload)
+        self.catalog.refresh()
+        async with anyio.create_task_group() as group, self.fleet:
+            group.start_soon(self._keep_catalog)
+            group.start_soon(self.changes.run)
+            group.start_soon(watch, self.library, self._documents_changed)
+            if self.config.search.warm_up:
+                group.start_soon(self._warm_up)
+            try:
+                yield
+            finally:
+                group.cancel_scope.cancel()
+
+    async def settled(self) -> None:
+        """Wait until every server is ready or has failed once, and the catalog knows it."""
+        await self.fleet.settled()
+        await anyio.to_thread.run_sync(self.catalog.refresh)
+
+    def _mark_stale(self) -> None:
+        self._stale.set()
+
+    async def _keep_catalog(self) -> None:
+        while True:
+            await self._stale.wait()
+            self._stale = anyio.Event()
+            await anyio.to_thread.run_sync(self.catalog.refresh)
+            self.changes.catalog_changed()
+
+    async def _documents_changed(self, changes: DocumentChanges) -> None:
+        for uri in changes.changed:
+            self.changes.resource_updated(uri)
+        self._mark_stale()
+
+    def _on_event(self, server: str, method: str, params: Members) -> None:
+        del server
+        self.changes.downstream_event(method, params)
+
+    async def _warm_up(self) -> None:
+        await self.settled()
+        await self.searcher.index(self.catalog.snapshot)
+
+
+def store_location(config: Config) -> Path | Literal["memory"] | None:
+    """Where vectors are kept; None is the user's data folder."""
+    path = config.store.path
+    if path is None:
+        return None
+    return "memory" if path == "memory" else Path(path)
+
+
+@asynccontextmanager
+async def open_proxy(config: Config) -> AsyncIterator[Proxy]:
+    """A running proxy, without a front."""
+    store = await anyio.to_thread.run_sync(open_store, store_location(config))
+    try:
+        proxy = Proxy(config, store)
+        async with proxy.running():
+            yield proxy
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(store.close)
+
+
+async def serve(config: Config, front: Front) -> None:
+    """Serve a front until it ends, or until the process is asked to stop."""
+    async with open_proxy(config) as proxy:
+        # Half a second of imports, in which the servers start.
+        sdk = await anyio.to_thread.run_sync(importlib.import_module, "mcp_context_proxy.server.sdk")
+        server = sdk.SdkServer(proxy.gateway, proxy.changes, meta_tools.instructions(proxy.setup))
+        async with anyio.create_task_group() as group:
+            group.start_soon(_stop_on_signal, group.cancel_scope)
+            await front(proxy, server)
+            group.cancel_scope.cancel()
+
+
+async def _stop_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            logger.info("stopping on %s", signal.Signals(number).name)
+            scope.cancel()
+            return
+
+
+async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
+    """Serve the host at the other end of the standard streams."""
+    if sys.platform == "win32":
+        from mcp.server.stdio import stdio_server  # noqa: PLC0415 - POSIX has its own front
+
+        async with stdio_server() as (reader, writer):
+            await server.run(reader, writer, server.create_initialization_options())
+        return
+    from mcp_context_proxy.front.stdio import StdioFront  # noqa: PLC0415 - POSIX only
+
+    await StdioFront(proxy.gateway, proxy.changes, proxy.config.limits).serve(server)
+
+
+async def http_front(proxy: Proxy, server: SdkServer) -> None:
+    """Serve hosts over HTTP.
+
+    Raises:
+        ConfigError: the front would be open to others than this machine, without a token.
+        OSError: the address cannot be had.
+    """
+    from mcp_context_proxy.front import guard, http  # noqa: PLC0415 - a stdio front needs none of it
+    from mcp_context_proxy.front.token import token_for  # noqa: PLC0415
+
+    settings, limits = proxy.config.http, proxy.config.limits
+    token = token_for(settings)
+    bound = http.listen(settings.host, settings.port)
+    port = bound.getsockname()[1]
+    policy = guard.policy(settings.host, port, settings.allowed_hosts, token)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    logger.warning("serving http://%s:%d/mcp%s", host, port, " with a bearer token" if token else "")
+    await http.serve(http.application(server, limits, policy), bound, server, limits)

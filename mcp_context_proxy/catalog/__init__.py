@@ -1,0 +1,1 @@
+"""Everything there is behind the proxy: tools, rules, references, resources, prompts."""

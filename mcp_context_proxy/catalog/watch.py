@@ -1,0 +1,179 @@
+"""Watching the folders of a library: a file that changes is served anew, without a restart.
+
+Exactly the folders that were read are watched, one by one and not recursively: no link and no hidden tree is
+entered. A configured folder that is not there is awaited in the nearest folder above it. Every start of the
+watcher is followed by a reload, so that nothing falls between reading and watching.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+import anyio
+import anyio.to_thread
+import watchfiles
+
+from mcp_context_proxy.catalog.folder import SUFFIXES
+from mcp_context_proxy.catalog.library import Changes, DocumentLibrary
+
+logger = logging.getLogger(__name__)
+
+DEBOUNCE_MS: Final = 400
+"""For changes that come together: an editor's save, a checkout of another branch."""
+
+TIMEOUT_MS: Final = 1_000
+"""Between two looks at whether the configured folders are still the same ones; costs a `stat` of each."""
+
+POLL_MS: Final = 2_000
+"""Between two readings of folders where the system cannot watch them."""
+
+RETRY_SECONDS: Final = 1.0
+"""Before watching is tried again when it cannot start at all."""
+
+OnChange: TypeAlias = Callable[[Changes], Awaitable[None]]
+Identity: TypeAlias = tuple[tuple[int, int] | None, ...]
+
+
+class WatchPaths(Protocol):
+    """`watchfiles.awatch`, as far as it is used here."""
+
+    def __call__(
+        self,
+        *paths: str,
+        watch_filter: Callable[[watchfiles.Change, str], bool],
+        debounce: int,
+        stop_event: anyio.Event,
+        rust_timeout: int,
+        yield_on_timeout: bool,
+        force_polling: bool | None,
+        poll_delay_ms: int,
+        recursive: bool,
+        ignore_permission_denied: bool,
+    ) -> AsyncGenerator[set[tuple[watchfiles.Change, str]], None]:
+        """Yield what has changed; an empty set after the timeout."""
+        ...
+
+
+async def watch(
+    library: DocumentLibrary, on_change: OnChange, *, watch_paths: WatchPaths = watchfiles.awatch
+) -> None:
+    """Reload the library whenever its files change, and tell what really did. Runs until it is cancelled."""
+    if not library.folders:
+        return
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        # The watcher waits in a thread, which learns of a cancellation only through this event.
+        tasks.start_soon(_set_when_cancelled, stop)
+        await _Watcher(library, on_change, partial(watch_paths, stop_event=stop)).run()
+
+
+async def _set_when_cancelled(stop: anyio.Event) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        stop.set()
+
+
+class _Watcher:
+    def __init__(
+        self,
+        library: DocumentLibrary,
+        on_change: OnChange,
+        watch_paths: Callable[..., AsyncGenerator[set[tuple[watchfiles.Change, str]], None]],
+    ) -> None:
+        self._library, self._on_change, self._watch_paths = library, on_change, watch_paths
+        self._polling: bool | None = None
+        """None leaves it to the system and to ``WATCHFILES_FORCE_POLLING``."""
+
+    async def run(self) -> None:
+        while True:
+            targets = await anyio.to_thread.run_sync(_targets, self._library)
+            try:
+                await self._until_targets_change(targets)
+            except FileNotFoundError:  # gone between the look and the start of the watcher
+                await anyio.sleep(RETRY_SECONDS)
+            except Exception as error:  # boundary: the watcher, whose failures have no common class
+                await self._fall_back(error)
+
+    async def _until_targets_change(self, targets: frozenset[str]) -> None:
+        roots = await anyio.to_thread.run_sync(_identity, self._library)
+        first = True
+        async with aclosing(self._events(targets)) as events:
+            async for changes in events:
+                present = await anyio.to_thread.run_sync(_identity, self._library)
+                if not (first or changes or present != roots):
+                    continue
+                first = False
+                await self._reload()
+                renewed = await anyio.to_thread.run_sync(_targets, self._library)
+                # A folder that is itself named has been moved or made anew: the old watch is blind.
+                if renewed != targets or present != roots or any(path in targets for _, path in changes):
+                    return
+
+    def _events(self, targets: frozenset[str]) -> AsyncGenerator[set[tuple[watchfiles.Change, str]], None]:
+        return self._watch_paths(
+            *sorted(targets),
+            watch_filter=lambda _, path: _may_matter(path, targets),
+            debounce=DEBOUNCE_MS,
+            rust_timeout=TIMEOUT_MS,
+            yield_on_timeout=True,
+            force_polling=self._polling,
+            poll_delay_ms=POLL_MS,
+            recursive=False,
+            ignore_permission_denied=True,
+        )
+
+    async def _reload(self) -> None:
+        try:
+            changes = await anyio.to_thread.run_sync(self._library.reload)
+            if changes:
+                await self._on_change(changes)
+        except Exception:  # boundary: one failed reload or callback; the next change is a new try
+            logger.exception("rules and references could not be reloaded")
+
+    async def _fall_back(self, error: Exception) -> None:
+        if not self._polling:
+            logger.warning("folders of documents cannot be watched (%s); they are polled instead", error)
+            self._polling = True
+            return
+        logger.debug("folders of documents cannot be polled (%s); tried again", error)
+        await self._reload()
+        await anyio.sleep(RETRY_SECONDS)
+
+
+def _targets(library: DocumentLibrary) -> frozenset[str]:
+    """The folders to watch: those that were read, and for each root that is no folder the nearest above."""
+    return frozenset(map(str, (*filter(Path.is_dir, library.read_folders), *_awaited(library))))
+
+
+def _awaited(library: DocumentLibrary) -> Iterator[Path]:
+    for folder in library.folders:
+        if not folder.path.is_dir():
+            yield next((above for above in folder.path.absolute().parents if above.is_dir()), Path.cwd())
+
+
+def _identity(library: DocumentLibrary) -> Identity:
+    """Which folders stand at the configured paths now."""
+    return tuple(_device_and_inode(folder.path) for folder in library.folders)
+
+
+def _device_and_inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _may_matter(path: str, targets: frozenset[str]) -> bool:
+    """Markdown, a watched folder itself, or another folder; what is neither cannot change a document."""
+    name = os.path.basename(path)  # noqa: PTH119  # called for each event: no `Path` needed
+    if path in targets:
+        return True
+    return not name.startswith(".") and (name.lower().endswith(SUFFIXES) or os.path.isdir(path))  # noqa: PTH112

@@ -1,0 +1,29 @@
+"""Where messages go: to stderr, never to stdout, which is the protocol's."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import click
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure_logging(level: str) -> None:
+    """Log to stderr from `level` up.
+
+    Raises:
+        click.BadParameter: there is no such level.
+    """
+    if level.lower() not in LEVELS:
+        raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="mcp-context-proxy: %(levelname)s: %(message)s",
+    )
+    if level.lower() != "debug":
+        # The libraries' own chatter explains nothing to a user.
+        for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
+            logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,78 @@
+"""The root command. Each command's module is imported when it is called, so that ``serve`` starts fast."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.cli.logs import configure_logging
+from mcp_context_proxy.errors import ContextProxyError
+
+COMMANDS = {
+    "serve": "Serve hosts over stdio, or over HTTP with --http. The default command.",
+    "search": "Search the tools behind the proxy.",
+    "tools": "List every tool behind the proxy, under the name hosts see.",
+    "servers": "Show the configured servers and how they are doing.",
+    "check": "Check the configuration and start every server once; say what is wrong and how to mend it.",
+    "demo": "Show the proxy at work in front of example servers.",
+}
+
+EXIT_FAILURE = 1
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of the same name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"mcp_context_proxy.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; an error of ours is told in words, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except ContextProxyError as error:
+            click.echo(f"mcp-context-proxy: {error}", err=True)
+            ctx.exit(EXIT_FAILURE)
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="A config.toml, or a host's JSON with mcpServers.",
+)
+@click.option("--log-level", default="warning", show_default=True, help="Of messages on stderr.")
+@click.version_option(__version__, prog_name="mcp-context-proxy")
+@click.pass_context
+def cli(ctx: click.Context, config_path: Path | None, log_level: str) -> None:
+    """One MCP server in front of many: shows the model only the tools the current request needs."""
+    configure_logging(log_level)
+    ctx.obj = config_path
+    if ctx.invoked_subcommand is None:
+        command = cli.get_command(ctx, "serve")
+        assert command is not None
+        ctx.invoke(command)
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="mcp-context-proxy", args=sys.argv[1:])

@@ -1,0 +1,36 @@
+"""``serve``: the proxy itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import click
+
+from mcp_context_proxy.cli.options import config_option, load_config
+
+
+@click.command("serve")
+@config_option
+@click.option("--http", is_flag=True, help="Serve over HTTP instead of stdio.")
+@click.option("--host", default=None, help="Address to listen on.  [default: 127.0.0.1]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=None, help="Port to listen on.  [default: 8765]"
+)
+@click.pass_context
+def command(
+    ctx: click.Context, config_path: Path | None, http: bool, host: str | None, port: int | None
+) -> None:
+    """Serve hosts over stdio, or over HTTP: /mcp, /sse, /healthz."""
+    from mcp_context_proxy import app
+
+    if not http and (host is not None or port is not None):
+        raise click.UsageError("--host and --port need --http")
+    config = load_config(ctx, config_path, {"http.host": host, "http.port": port})
+    try:
+        anyio.run(app.serve, config, app.http_front if http else app.stdio_front)
+    except* OSError as group:
+        reason = group.exceptions[0]
+        raise click.ClickException(
+            f"cannot listen on {config.http.host}:{config.http.port}: {reason}"
+        ) from None

@@ -1,0 +1,1 @@
+"""Where hosts connect: stdio, and HTTP with its two transports."""

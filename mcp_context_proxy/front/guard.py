@@ -1,0 +1,101 @@
+"""Decides who may speak to the HTTP front: checked on every route, before anything else.
+
+A web page must not reach a proxy on the same machine (Host, Origin), and nobody without the token may
+reach one that listens beyond it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+OPEN_PATHS = frozenset({"/healthz"})
+"""Answered without a token: they tell nothing."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the guard lets in."""
+
+    hosts: frozenset[str] | None
+    """``host:port`` values of the Host header; None for any, where a token stands in front."""
+    token: str | None
+    """The bearer token; None where none is asked for."""
+
+
+def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) -> Policy:
+    """The policy for a front that listens on `host` and `port`."""
+    if not is_loopback(host) and not extra_hosts:
+        return Policy(None, token)
+    names = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(host) else []
+    own = {f"{name}:{port}" for name in names}
+    return Policy(frozenset(own | {name.lower() for name in extra_hosts}), token)
+
+
+class Guard:
+    """ASGI middleware that enforces a policy."""
+
+    def __init__(self, app: ASGIApp, policy: Policy) -> None:
+        self._app, self._policy = app, policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on."""
+        if scope["type"] == "http" and (refusal := self._refusal(Headers(scope=scope), scope["path"])):
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers, path: str) -> PlainTextResponse | None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or (self._policy.hosts is not None and hosts[0].lower() not in self._policy.hosts):
+            return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
+        if not _same_origin(headers.getlist("origin"), hosts[0]):
+            return PlainTextResponse("Requests from other origins are refused.\n", 403)
+        if self._policy.token is not None and path not in OPEN_PATHS and not self._authorized(headers):
+            text = "A bearer token is needed: Authorization: Bearer TOKEN\n"
+            return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
+        return None
+
+    def _authorized(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        wanted = self._policy.token or ""
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted.encode())
+
+
+def _same_origin(origins: list[str], host: str) -> bool:
+    """No Origin (not a browser), or the one that this front itself has; loopback names are one origin."""
+    if not origins:
+        return True
+    if len(origins) > 1:
+        return False
+    try:
+        origin, own = urlsplit(origins[0]), urlsplit(f"//{host}")
+        if origin.scheme not in ("http", "https") or origin.username is not None or origin.hostname is None:
+            return False
+        if own.hostname is None or (origin.port or _default(origin.scheme)) != (own.port or 80):
+            return False
+    except ValueError:
+        return False
+    same = origin.hostname == own.hostname
+    return same or (is_loopback(origin.hostname) and is_loopback(own.hostname))
+
+
+def _default(scheme: str) -> int:
+    return 443 if scheme == "https" else 80

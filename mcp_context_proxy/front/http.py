@@ -1,0 +1,119 @@
+"""The HTTP front: streamable HTTP in both eras at ``/mcp``, HTTP+SSE at ``/sse``, health at ``/healthz``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import uvicorn
+from mcp.server.sse import SseServerTransport
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.front.guard import Guard, Policy
+from mcp_context_proxy.server.sdk import SdkServer
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_PATH = "/messages/"
+
+STOP_SECONDS = 2
+"""For open responses to end by themselves when the front stops; event streams never do."""
+
+
+def application(server: SdkServer, limits: Limits, policy: Policy) -> Starlette:
+    """The ASGI application, guarded on every route."""
+    sessions = StreamableHTTPSessionManager(
+        server,
+        max_request_body_size=limits.http_body_bytes,
+        session_idle_timeout=limits.session_idle_seconds,
+        max_sessions=limits.sessions,
+    )
+    events = SseServerTransport(MESSAGES_PATH)
+
+    async def sse(request: Request) -> Response:
+        async with events.connect_sse(request.scope, request.receive, request._send) as (reader, writer):
+            await server.run(reader, writer, server.create_initialization_options())
+        return Response()
+
+    async def healthz(request: Request) -> Response:
+        del request
+        return JSONResponse({"status": "ok"})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        del app
+        async with sessions.run():
+            yield
+
+    return Starlette(
+        routes=[
+            Route("/mcp", StreamableHTTPASGIApp(sessions)),
+            Route("/sse", sse, methods=["GET"]),
+            Mount(MESSAGES_PATH, app=events.handle_post_message),
+            Route("/healthz", healthz, methods=["GET"]),
+        ],
+        middleware=[Middleware(Guard, policy=policy)],
+        lifespan=lifespan,
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host.strip("[]"), port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handling: stopping is the owner's to decide."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(app: Starlette, bound: socket.socket, server: SdkServer, limits: Limits) -> None:
+    """Serve on a socket until cancelled; open streams get a moment to end."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(limits.http_idle_seconds),
+        limit_concurrency=limits.http_connections,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        ws="none",
+    )
+    http = _Server(config)
+    async with anyio.create_task_group() as group:
+
+        async def stop_on_cancel() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                server.listen.close()
+                http.should_exit = True
+
+        group.start_soon(stop_on_cancel)
+        with anyio.CancelScope(shield=True):
+            await http.serve(sockets=[bound])
+        group.cancel_scope.cancel()

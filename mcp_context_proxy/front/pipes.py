@@ -1,0 +1,99 @@
+"""The process's own standard input and output as a bounded frame channel on the event loop (POSIX).
+
+While it is open, file descriptor 0 reads nothing and 1 writes to stderr: neither a stray print nor a child
+can touch the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from mcp_context_proxy.wire.framing import LineFramer, Oversized
+
+Receive = Callable[[bytes | Oversized], None]
+
+
+class _Reader(asyncio.Protocol):
+    def __init__(self, framer: LineFramer, receive: Receive) -> None:
+        self._framer, self._receive = framer, receive
+        self.ended = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._framer.feed(data):
+            self._receive(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+
+
+class _Writer(asyncio.BaseProtocol):
+    def __init__(self) -> None:
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.closed = False
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self.writable.set()
+
+
+class StandardPipes:
+    """Frames in and out over the process's standard streams."""
+
+    def __init__(self, reader: _Reader, writer: _Writer, out: asyncio.WriteTransport) -> None:
+        self._reader, self._writer, self._out = reader, writer, out
+
+    async def send(self, frame: bytes) -> None:
+        """Write one frame; waits while the host does not read. Dropped when the host is gone."""
+        if not self._writer.writable.is_set():
+            await self._writer.writable.wait()
+        self._write(frame)
+
+    def send_nowait(self, frame: bytes) -> bool:
+        """Write one frame unless the host is not reading; whether it was written."""
+        if not self._writer.writable.is_set():
+            return False
+        self._write(frame)
+        return True
+
+    async def ended(self) -> None:
+        """Wait for the end of input."""
+        await self._reader.ended.wait()
+
+    async def flush(self) -> None:
+        """Wait until all is written, or the host is gone."""
+        self._out.set_write_buffer_limits(0, 0)
+        await self._writer.writable.wait()
+
+    def _write(self, frame: bytes) -> None:
+        if not self._writer.closed:
+            self._out.write(frame + b"\n")
+
+
+@asynccontextmanager
+async def open_standard_pipes(message_bytes: int, receive: Receive) -> AsyncIterator[StandardPipes]:
+    """Take the standard streams over; frames go to `receive` from now on."""
+    loop = asyncio.get_running_loop()
+    read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    reader, writer = _Reader(LineFramer(message_bytes), receive), _Writer()
+    into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(read_fd, "rb", 0))
+    out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
+    try:
+        yield StandardPipes(reader, writer, out)
+    finally:
+        into.close()
+        out.close()

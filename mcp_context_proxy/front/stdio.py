@@ -1,0 +1,270 @@
+"""The stdio front: one host at the other end of the process's standard streams.
+
+It owns its bytes. Requests that the gateway answers go straight from frame to frame; the SDK sees what is
+its to decide: negotiation, pings, subscriptions, and every message that is not in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from msgspec import UNSET, Raw
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.front.pipes import StandardPipes, open_standard_pipes
+from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import INVALID_REQUEST, PARSE_ERROR, Members, RequestError, RequestId
+from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.wire.framing import Oversized
+
+if TYPE_CHECKING:
+    from mcp.shared.message import SessionMessage
+
+    from mcp_context_proxy.server.sdk import SdkServer
+
+logger = logging.getLogger(__name__)
+
+ASK_PREFIX = "ask-"
+"""Ids of requests we make of the host start so; the SDK's are numbers."""
+
+LAST_WORDS_SECONDS = 0.5
+"""How long answers that are under way when the input ends are waited for: enough for somebody who pipes
+requests in, and soon enough for the servers to hear that a host has gone."""
+
+SDK_QUEUE = 1024
+"""Messages that wait for the SDK; it takes few, and a host that sends more gets an error."""
+
+
+class StdioCaller:
+    """The host, for the length of one request. Implements `Caller`."""
+
+    __slots__ = ("_front", "capabilities", "client_info", "era", "session")
+
+    def __init__(
+        self,
+        front: StdioFront,
+        spoken: Era,
+        session: Session | None,
+        capabilities: Raw | None,
+        client_info: Raw | None,
+    ) -> None:
+        self._front, self.era, self.session = front, spoken, session
+        self.capabilities, self.client_info = capabilities, client_info
+
+    def notify(self, method: str, params: Members) -> None:
+        """Write a notification, or drop it when the host is not reading."""
+        self._front.pipes.send_nowait(envelope.notification(method, params))
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Make a request of the host; see `Caller.ask`."""
+        return await self._front.ask(method, params)
+
+
+class StdioFront:
+    """Serves one host until its input ends."""
+
+    def __init__(self, gateway: Gateway, changes: Changes, limits: Limits) -> None:
+        self.pipes: StandardPipes
+        self._gateway, self._changes, self._limits = gateway, changes, limits
+        self._methods = gateway.methods
+        self._session: Session | None = None
+        self._handshake: Members = {}
+        self._initialize_id: RequestId | None = None
+        self._in_flight: dict[RequestId, anyio.CancelScope] = {}
+        self._with_sdk: set[RequestId] = set()
+        self._idle = anyio.Event()
+        self._ended = False
+        self._asked: dict[str, asyncio.Future[bytes]] = {}
+        self._asks = 0
+        self._group: TaskGroup
+        self._to_sdk: MemoryObjectSendStream[SessionMessage | Exception]
+
+    async def serve(self, server: SdkServer) -> None:
+        """Serve until the host closes its end; what is still under way soon after is cancelled."""
+        to_sdk, for_sdk = anyio.create_memory_object_stream["SessionMessage | Exception"](SDK_QUEUE)
+        to_host, for_host = anyio.create_memory_object_stream["SessionMessage"](SDK_QUEUE)
+        self._to_sdk = to_sdk
+        async with anyio.create_task_group() as group, to_sdk, for_sdk, to_host, for_host:
+            self._group = group
+            async with open_standard_pipes(self._limits.message_bytes, self._receive) as pipes:
+                self.pipes = pipes
+                group.start_soon(self._relay_sdk, for_host)
+                group.start_soon(server.run, for_sdk, to_host, server.create_initialization_options())
+                await pipes.ended()
+                self._ended = True
+                self._note_idle()
+                with anyio.move_on_after(LAST_WORDS_SECONDS):
+                    await self._idle.wait()
+                    await pipes.flush()
+                group.cancel_scope.cancel()
+        if self._session is not None:
+            self._changes.remove_session(self._session)
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Make a request of the host; see `Caller.ask`."""
+        self._asks += 1
+        request_id = f"{ASK_PREFIX}{self._asks}"
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked[request_id] = future
+        try:
+            await self.pipes.send(envelope.request(request_id, method, params))
+            return await future
+        finally:
+            del self._asked[request_id]
+
+    def _receive(self, frame: bytes | Oversized) -> None:
+        if isinstance(frame, Oversized):
+            limit = self._limits.message_bytes
+            self._reject(
+                frame.head, frame.tail, INVALID_REQUEST, f"message of {frame.size:,} bytes, limit {limit:,}"
+            )
+            return
+        try:
+            message = envelope.decode(frame)
+        except envelope.MalformedError as error:
+            self._reject(frame, frame, PARSE_ERROR, f"message that cannot be read: {error}")
+            return
+        if message.method is UNSET:
+            self._receive_reply(message, frame)
+        elif message.id is UNSET:
+            self._receive_notification(message, frame)
+        else:
+            self._receive_request(message, frame)
+
+    def _receive_request(self, message: envelope.Envelope, frame: bytes) -> None:
+        request_id, method = message.id, message.method
+        if not isinstance(request_id, int | str) or not isinstance(method, str):
+            self._pass_to_sdk(frame)
+            return
+        params = _members(message.params)
+        if method == "initialize" and params is not None:
+            self._initialize_id, self._handshake = request_id, params
+        caller = self._caller(params) if params is not None and method in self._methods else None
+        if caller is None or params is None or request_id in self._in_flight:
+            self._pass_to_sdk(frame)
+        elif len(self._in_flight) >= self._limits.in_flight:
+            text = f"busy: {len(self._in_flight)} requests are under way"
+            self.pipes.send_nowait(envelope.error_reply(request_id, INVALID_REQUEST, text))
+        else:
+            self._in_flight[request_id] = anyio.CancelScope()
+            self._group.start_soon(self._answer, request_id, method, params, caller)
+
+    def _caller(self, params: Members) -> StdioCaller | None:
+        """Who is calling; None while nothing is negotiated, which is for the SDK to judge."""
+        if "_meta" in params:
+            meta = era.meta_of(params)
+            if era.is_modern(meta):
+                return StdioCaller(
+                    self, Era.MODERN, None, meta[era.CLIENT_CAPABILITIES_KEY], meta.get(era.CLIENT_INFO_KEY)
+                )
+            if era.VERSION_KEY in meta:
+                return None
+        if self._session is None:
+            return None
+        return StdioCaller(
+            self,
+            Era.HANDSHAKE,
+            self._session,
+            self._handshake.get("capabilities"),
+            self._handshake.get("clientInfo"),
+        )
+
+    async def _answer(self, request_id: RequestId, method: str, params: Members, caller: StdioCaller) -> None:
+        scope = self._in_flight[request_id]
+        try:
+            with scope:
+                try:
+                    reply = envelope.reply(request_id, await self._gateway.handle(method, params, caller))
+                except RequestError as error:
+                    reply = envelope.error_reply(request_id, error.code, error.message, error.data)
+                await self.pipes.send(reply)
+        finally:
+            del self._in_flight[request_id]
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        """Once the input has ended: whether everything that came is answered."""
+        if self._ended and not self._in_flight and not self._with_sdk:
+            self._idle.set()
+
+    def _receive_notification(self, message: envelope.Envelope, frame: bytes) -> None:
+        if message.method == "notifications/cancelled":
+            params = _members(message.params) or {}
+            target = envelope.value(params["requestId"]) if "requestId" in params else None
+            scope = self._in_flight.get(target) if isinstance(target, int | str) else None
+            if scope is not None:
+                scope.cancel()
+                return
+        self._pass_to_sdk(frame)
+
+    def _receive_reply(self, message: envelope.Envelope, frame: bytes) -> None:
+        future = self._asked.get(message.id) if isinstance(message.id, str) else None
+        if future is None:
+            self._pass_to_sdk(frame)
+        elif future.done():
+            return
+        elif message.result is not UNSET:
+            future.set_result(bytes(message.result))
+        else:
+            error = envelope.decode_error(message.error) if message.error is not UNSET else envelope.Error()
+            data = None if error.data is UNSET else error.data
+            future.set_exception(RequestError(error.code, error.message or "no result", data))
+
+    def _reject(self, head: bytes, tail: bytes, code: int, why: str) -> None:
+        request_id = envelope.salvage_id(head, tail)
+        logger.warning("the host sent a %s", why)
+        self.pipes.send_nowait(envelope.error_reply(request_id, code, why))
+
+    def _pass_to_sdk(self, frame: bytes) -> None:
+        from mcp.shared.message import SessionMessage  # noqa: PLC0415 - loaded while the servers start
+        from mcp_types import JSONRPCRequest, jsonrpc_message_adapter  # noqa: PLC0415
+
+        try:
+            message = jsonrpc_message_adapter.validate_json(frame, by_name=False)
+        except ValueError as error:
+            self._reject(frame, frame, INVALID_REQUEST, f"message that is not JSON-RPC: {error}")
+            return
+        try:
+            self._to_sdk.send_nowait(SessionMessage(message))
+        except anyio.WouldBlock:
+            self._reject(frame, frame, INVALID_REQUEST, "message more than can be queued")
+            return
+        if isinstance(message, JSONRPCRequest):
+            self._with_sdk.add(message.id)
+
+    async def _relay_sdk(self, for_host: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        """Write what the SDK says; its answer to ``initialize`` is what opens the session."""
+        async for item in for_host:
+            message = item.message
+            if self._session is None and self._initialize_id is not None:
+                self._open_session_on(message)
+            await self.pipes.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+            if not hasattr(message, "method"):
+                self._with_sdk.discard(message.id)
+                self._note_idle()
+
+    def _open_session_on(self, message: object) -> None:
+        if getattr(message, "id", None) == self._initialize_id and hasattr(message, "result"):
+            self._session = Session()
+            self._changes.add_session(self._session, self._notify)
+
+    async def _notify(self, method: str, params: Members) -> None:
+        await self.pipes.send(envelope.notification(method, params))
+
+
+def _members(params: Raw | object) -> Members | None:
+    """The params of a request; none are empty, and what is not an object is None."""
+    if not isinstance(params, Raw):
+        return {}
+    try:
+        return envelope.members(params)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""The one MCP server that hosts see: lists, meta tools, forwarding, for both protocol eras."""

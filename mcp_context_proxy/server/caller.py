@@ -1,0 +1,50 @@
+"""Who is calling: all that the server needs to know of a client, whatever front it came through."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Raw
+
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.wire.envelope import Members
+from mcp_context_proxy.wire.era import Era
+
+
+class Caller(Protocol):
+    """One request's client."""
+
+    era: Era
+    session: Session | None
+    """Of the handshake era; None in the modern era, which has none."""
+    capabilities: Raw | None
+    """What the client declared it can do; None when it declared nothing."""
+    client_info: Raw | None
+
+    def notify(self, method: str, params: Members) -> None:
+        """Send a notification that belongs to this request. Does not block."""
+        ...
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Make a request of the client and return its encoded result.
+
+        Raises:
+            RequestError: the client refuses, or cannot be asked in this era.
+        """
+        ...
+
+
+class Silent:
+    """A caller that is told nothing: for lists and searches that no client asked for. Implements `Caller`."""
+
+    era = Era.MODERN
+    session: Session | None = None
+    capabilities: Raw | None = None
+    client_info: Raw | None = None
+
+    def notify(self, method: str, params: Members) -> None:
+        """Drop it."""
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Refuse."""
+        raise NotImplementedError

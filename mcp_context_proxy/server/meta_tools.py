@@ -1,0 +1,188 @@
+"""The proxy's own tools: what they are called, what they say of themselves, what they take.
+
+Their definitions are made from the configuration alone, so that they are the same for everyone and for the
+life of the process, and a host's prompt cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from mcp_context_proxy.wire import envelope
+
+SEARCH = "search_available_tools"
+CALL = "call_tool"
+SET_CONTEXT = "set_context"
+NAMES = frozenset({SEARCH, CALL, SET_CONTEXT})
+
+SERVERS_NAMED = 40
+"""Servers that a description lists by name."""
+
+
+class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of `search_available_tools`."""
+
+    query: Annotated[str, Meta(min_length=1)]
+    top_n: Annotated[int, Meta(ge=1, le=50)] | None = None
+    server: str | None = None
+    include_schema: bool = True
+    kinds: list[Literal["tool", "rule", "reference"]] | None = None
+
+
+class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of `call_tool`."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    arguments: Raw | UnsetType = UNSET
+
+
+class ContextArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of `set_context`."""
+
+    query: Annotated[str, Meta(min_length=1)]
+    intent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the descriptions speak of."""
+
+    servers: Sequence[str]
+    has_documents: bool
+
+
+def instructions(setup: Setup) -> str:
+    """What a host tells its model about this server."""
+    return (
+        f"One server in front of {_names(setup)}. Only some of their tools are listed. "
+        f"When none of the listed ones fits, describe what you need to {SEARCH}: it returns the matching "
+        f"tools with their parameters. Call what it finds by name, or through {CALL}."
+    )
+
+
+def definitions(setup: Setup) -> list[Raw]:
+    """The definitions of the meta tools, in the order they are listed."""
+    return [envelope.raw(tool) for tool in (_search(setup), _call(), _set_context())]
+
+
+def _names(setup: Setup) -> str:
+    if not setup.servers:
+        return "no servers yet"
+    named = ", ".join(setup.servers[:SERVERS_NAMED])
+    more = len(setup.servers) - SERVERS_NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _search(setup: Setup) -> dict[str, Any]:
+    documents = " Rules and references that apply are found too." if setup.has_documents else ""
+    return {
+        "name": SEARCH,
+        "title": "Search available tools",
+        "description": (
+            f"Find tools across all connected servers ({_names(setup)}). Most of their tools are not "
+            "listed: search before you conclude that something cannot be done. Say in plain words what you "
+            "want to do, one need a sentence; the best matching tools come back with their parameters, ready "
+            "to be called." + documents
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "What you want to do, in plain words"},
+                "top_n": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 50,
+                    "description": "How many to return; by default about 5",
+                },
+                "server": {"type": "string", "description": "Search only this server"},
+                "include_schema": {
+                    "type": "boolean",
+                    "default": True,
+                    "description": "Return the parameters too",
+                },
+                "kinds": {
+                    "type": "array",
+                    "items": {"type": "string", "enum": ["tool", "rule", "reference"]},
+                    "description": "What to search for; by default everything",
+                },
+            },
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+        "outputSchema": _found_schema(),
+        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+    }
+
+
+def _call() -> dict[str, Any]:
+    return {
+        "name": CALL,
+        "title": "Call a tool",
+        "description": (
+            f"Call any tool of the connected servers by its name, listed or not. Use {SEARCH} first to learn "
+            "its name and parameters."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "description": "The tool's name as the search gives it"},
+                "arguments": {"type": "object", "description": "The tool's arguments"},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    }
+
+
+def _set_context() -> dict[str, Any]:
+    return {
+        "name": SET_CONTEXT,
+        "title": "Set the context",
+        "description": (
+            "Say what the conversation is about, so that the listed tools fit it. Returns what was selected, "
+            "and a context_id for clients that ask for lists by context."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "The task at hand, in plain words"},
+                "intent": {"type": "string", "description": "What is to come of it"},
+            },
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+        "outputSchema": _found_schema(context_id={"type": "string"}),
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    }
+
+
+def _found_schema(**more: Any) -> dict[str, Any]:
+    item = {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string"},
+            "name": {"type": "string"},
+            "score": {"type": "number"},
+            "why": {"type": "string"},
+        },
+        "required": ["type", "name", "score", "why"],
+    }
+    return {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "fits": {"type": "boolean", "description": "False when nothing matches well"},
+            "results": {"type": "array", "items": item},
+            "near_misses": {"type": "array", "items": item},
+            "method": {"type": "string", "enum": ["hybrid", "lexical"]},
+            "known": {"type": "integer", "description": "How many items were searched"},
+            "note": {"type": "string"},
+            **more,
+        },
+        "required": ["query", "fits", "results", "method", "known", *more],
+    }

@@ -1,0 +1,159 @@
+"""What the proxy's own tools do when they are called."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.context.session import Handle, Handles, Session
+from mcp_context_proxy.errors import DownstreamError, UnknownItemError
+from mcp_context_proxy.items import Kind, Tool
+from mcp_context_proxy.server import meta_tools, rendering
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.search import Found, OnProgress, Searcher
+from mcp_context_proxy.server.tools import ToolCalls, failure
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import Members, RequestError
+
+logger = logging.getLogger(__name__)
+
+Arguments = TypeVar("Arguments")
+
+
+class OwnTools:
+    """Answers ``tools/call`` for the meta tools."""
+
+    def __init__(
+        self, catalog: Catalog, searcher: Searcher, calls: ToolCalls, handles: Handles, changes: Changes
+    ) -> None:
+        self._catalog, self._searcher, self._calls = catalog, searcher, calls
+        self._handles, self._changes = handles, changes
+
+    async def call(self, name: str, params: Members, caller: Caller) -> bytes:
+        """The result of calling the meta tool `name`, not yet fitted to an era."""
+        raw = params.get("arguments", Raw(b"{}"))
+        try:
+            if name == meta_tools.SEARCH:
+                return await self._search(_arguments(raw, meta_tools.SearchArguments), params, caller)
+            if name == meta_tools.SET_CONTEXT:
+                return await self._set_context(_arguments(raw, meta_tools.ContextArguments), params, caller)
+            return await self._call(_arguments(raw, meta_tools.CallArguments), params, caller)
+        except _UnusableArgumentsError as error:
+            return failure(f"{name}: {error}")
+
+    async def _search(self, wanted: meta_tools.SearchArguments, params: Members, caller: Caller) -> bytes:
+        servers = [source.key for source in self._catalog.snapshot.sources]
+        if wanted.server is not None and wanted.server not in servers:
+            nearest = difflib.get_close_matches(wanted.server, servers, n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise _UnusableArgumentsError(
+                f"no tools of a server {wanted.server!r} are known.{hint} There are: {', '.join(servers)}"
+            )
+        kinds = None if wanted.kinds is None else frozenset(Kind(kind) for kind in wanted.kinds)
+        found = await self._searcher.search(
+            wanted.query,
+            self._catalog.snapshot,
+            kinds=kinds,
+            server=wanted.server,
+            top_n=wanted.top_n,
+            on_progress=_progress(params, caller),
+        )
+        self._show(caller.session, wanted.query, found)
+        return _answer(wanted.query, found, wanted.include_schema)
+
+    async def _set_context(
+        self, wanted: meta_tools.ContextArguments, params: Members, caller: Caller
+    ) -> bytes:
+        query = wanted.query if wanted.intent is None else f"{wanted.query}\n{wanted.intent}"
+        found = await self._searcher.search(
+            query, self._catalog.snapshot, on_progress=_progress(params, caller)
+        )
+        self._show(caller.session, query, found)
+        context_id = self._handles.create(Handle(query, tuple(_tool_names(found))))
+        return _answer(query, found, True, context_id=context_id)
+
+    async def _call(self, wanted: meta_tools.CallArguments, params: Members, caller: Caller) -> bytes:
+        if wanted.name in meta_tools.NAMES - {meta_tools.CALL}:
+            return await self.call(wanted.name, {**params, "arguments": _or_empty(wanted.arguments)}, caller)
+        try:
+            tool = self._calls.resolve(wanted.name)
+            sent = {**params, "arguments": _or_empty(wanted.arguments)}
+            return await self._calls.call_tool(tool, sent, caller)
+        except UnknownItemError as error:
+            return failure(f"{error}. {meta_tools.SEARCH} finds tools by what they do.")
+        except (DownstreamError, RequestError) as error:
+            return failure(str(error))
+
+    def _show(self, session: Session | None, query: str, found: Found) -> None:
+        """A handshake-era session lists from now on what was selected for it; only the list can grow."""
+        if session is None:
+            return
+        session.query = query
+        with self._changes.watching(session):
+            session.shown.update(dict.fromkeys(_tool_names(found)))
+
+
+class _UnusableArgumentsError(Exception):
+    """The model sent arguments that cannot be used; the text tells it what to send."""
+
+
+def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
+    try:
+        if bytes(raw).startswith(b'"'):
+            raw = Raw((envelope.text(raw) or "").encode())
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise _UnusableArgumentsError(f"these arguments cannot be used: {error}") from None
+
+
+def _or_empty(arguments: Any) -> Raw:
+    return Raw(b"{}") if arguments is UNSET or bytes(arguments) == b"null" else arguments
+
+
+def _tool_names(found: Found) -> list[str]:
+    return [result.item.exposed_name for result in found.tools.results if isinstance(result.item, Tool)]
+
+
+def _answer(query: str, found: Found, with_schema: bool, **more: Any) -> bytes:
+    tools, documents = found.tools, found.documents
+    results = [*tools.results, *(documents.results if documents else ())]
+    data: dict[str, Any] = {
+        "query": query,
+        "fits": bool(results),
+        "results": [rendering.structured(result, with_schema) for result in results],
+        "method": tools.method,
+        "known": found.known,
+        **more,
+    }
+    if not results:
+        data["near_misses"] = [rendering.structured(result, with_schema) for result in tools.near_misses]
+    if tools.note:
+        data["note"] = tools.note
+    text = rendering.answer_text(query, tools, documents, found.known, with_schema)
+    return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
+
+
+def _progress(params: Members, caller: Caller) -> OnProgress | None:
+    """Tells a client that asked for progress how far indexing is."""
+    token = era.meta_of(params).get("progressToken")
+    if token is None:
+        return None
+
+    def report(done: int, total: int) -> None:
+        caller.notify(
+            "notifications/progress",
+            {
+                "progressToken": token,
+                "progress": envelope.raw(done),
+                "total": envelope.raw(total),
+                "message": envelope.raw("indexing tools"),
+            },
+        )
+
+    return report

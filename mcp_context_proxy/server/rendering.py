@@ -1,0 +1,191 @@
+"""How search results read: short for a model, complete enough that the next step can be the call.
+
+A tool is shown as a signature. That says the same as its JSON schema in a fraction of the tokens; where a
+schema has more to say, the structured form of the result carries it whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from mcp_context_proxy.items import Document, Tool
+from mcp_context_proxy.retrieval.ranking import Ranking, Result
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.text import clean
+
+DEPTH = 3
+"""Levels of nested objects that a signature spells out; deeper ones read ``object``."""
+
+ENUM_VALUES = 12
+"""Values of an enumeration that a signature spells out."""
+
+DESCRIPTION_CHARACTERS = 600
+"""Of a tool's description in text; the rest is in its definition."""
+
+PARAMETER_CHARACTERS = 140
+"""Of a parameter's description in text."""
+
+PARAMETERS = 24
+"""Parameters described in text; the signature names them all."""
+
+EXCERPT_CHARACTERS = 500
+"""Of a rule or reference; the whole is read as a resource."""
+
+
+def signature(name: str, schema: Any) -> str:
+    """A call signature, such as ``create_issue(title: string, labels?: string[])``."""
+    return f"{name}({', '.join(_fields(schema, DEPTH))})"
+
+
+def _fields(schema: Any, depth: int) -> Iterator[str]:
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return
+    required = schema.get("required")
+    needed = (
+        set(required) if isinstance(required, list) and all(isinstance(n, str) for n in required) else set()
+    )
+    # Those that must be given come first: they are what a caller needs to know.
+    for name, prop in sorted(properties.items(), key=lambda pair: pair[0] not in needed):
+        mark = "" if name in needed else "?"
+        default = f" = {_literal(prop['default'])}" if isinstance(prop, dict) and "default" in prop else ""
+        yield f"{name}{mark}: {_type(prop, depth)}{default}"
+
+
+def _type(schema: Any, depth: int) -> str:
+    if not isinstance(schema, dict):
+        return "any"
+    if isinstance(values := schema.get("enum"), list):
+        shown = " | ".join(_literal(value) for value in values[:ENUM_VALUES])
+        return shown + (" | ..." if len(values) > ENUM_VALUES else "")
+    if "const" in schema:
+        return _literal(schema["const"])
+    for key in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(key), list) and depth > 0:
+            return " | ".join(dict.fromkeys(_type(option, depth - 1) for option in options)) or "any"
+    if isinstance(reference := schema.get("$ref"), str):
+        return reference.rsplit("/", 1)[-1] or "object"
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return " | ".join(_type({**schema, "type": one}, depth) for one in kind) or "any"
+    if kind == "array":
+        inner = _type(schema.get("items"), depth - 1) if depth > 0 else "any"
+        return f"({inner})[]" if " | " in inner else f"{inner}[]"
+    if kind == "object" and depth > 0 and (fields := list(_fields(schema, depth - 1))):
+        return "{" + ", ".join(fields) + "}"
+    return kind if isinstance(kind, str) else "any"
+
+
+def _literal(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def parameter_lines(schema: Any) -> Iterator[str]:
+    """One line for each described parameter."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return
+    for name, prop in list(properties.items())[:PARAMETERS]:
+        description = prop.get("description") if isinstance(prop, dict) else None
+        if isinstance(description, str) and description.strip():
+            yield f"{name}: {_cut(_one_line(description), PARAMETER_CHARACTERS)}"
+
+
+def schema_of(tool: Tool) -> Any:
+    """A tool's input schema, decoded."""
+    schema = envelope.members(tool.definition).get("inputSchema")
+    try:
+        return {} if schema is None else msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def tool_text(result: Result, tool: Tool, with_schema: bool) -> str:
+    """A found tool for a model to read."""
+    schema = schema_of(tool) if with_schema else None
+    lines = [signature(tool.exposed_name, schema) if with_schema else tool.exposed_name]
+    if tool.description:
+        lines.append(f"  {_cut(_one_line(tool.description), DESCRIPTION_CHARACTERS)}")
+    lines += [f"  - {line}" for line in parameter_lines(schema)]
+    lines.append(f"  [{tool.server}; {_why(result)}]")
+    return "\n".join(lines)
+
+
+def document_text(result: Result, document: Document) -> str:
+    """A found rule or reference for a model to read."""
+    excerpt = _cut(_one_line(result.chunk), EXCERPT_CHARACTERS)
+    return f"{document.uri}\n  {excerpt}\n  [{document.kind}; {_why(result)}]"
+
+
+def _why(result: Result) -> str:
+    return f"score {result.score:.2f}: {result.why}"
+
+
+def answer_text(query: str, tools: Ranking, documents: Ranking | None, known: int, with_schema: bool) -> str:
+    """The whole answer to a search for a model to read."""
+    found = [
+        *_texts(tools.results, with_schema),
+        *_texts(documents.results if documents else (), with_schema),
+    ]
+    parts = []
+    if tools.note:
+        parts.append(f"Note: {tools.note}")
+    if found:
+        parts.append(f"{len(found)} best matches of {known} for {json.dumps(query, ensure_ascii=False)}:")
+        parts += found
+        parts.append("Call a tool by its name, or through call_tool with its name and arguments.")
+    elif tools.near_misses:
+        parts.append(
+            f"Nothing fits {json.dumps(query, ensure_ascii=False)} well. "
+            f"The nearest of {known}, in case one is meant:"
+        )
+        parts += _texts(tools.near_misses, with_schema)
+    else:
+        parts.append(f"Nothing was found for {json.dumps(query, ensure_ascii=False)} among {known} tools.")
+    return "\n\n".join(parts)
+
+
+def _texts(results: Iterable[Result], with_schema: bool) -> list[str]:
+    return [
+        tool_text(result, result.item, with_schema)
+        if isinstance(result.item, Tool)
+        else document_text(result, result.item)
+        for result in results
+    ]
+
+
+def structured(result: Result, with_schema: bool) -> Mapping[str, Any]:
+    """A found item as data."""
+    item = result.item
+    common = {"score": round(result.score, 4), "why": result.why}
+    if isinstance(item, Document):
+        return {
+            "type": str(item.kind),
+            "name": item.name,
+            "uri": item.uri,
+            "description": item.description,
+            "excerpt": result.chunk,
+            **common,
+        }
+    schema = {"inputSchema": envelope.members(item.definition)["inputSchema"]} if with_schema else {}
+    return {
+        "type": "tool",
+        "name": item.exposed_name,
+        "server": item.server,
+        "description": item.description,
+        **schema,
+        **common,
+    }
+
+
+def _one_line(text: str) -> str:
+    return " ".join(clean(text).split())
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3].rstrip() + "..."

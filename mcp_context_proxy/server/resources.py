@@ -1,0 +1,157 @@
+"""Resources: rules and references of the proxy's own, and those of the downstream servers by their URIs.
+
+A URI is only ever read from the server that listed it, or whose template it matches. Links in results are
+never followed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.errors import DownstreamError, RemoteError
+from mcp_context_proxy.items import Document, Snapshot
+from mcp_context_proxy.server import forwarding
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.wire.era import Era
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_NOT_FOUND = -32002
+"""Resource not found, before the modern era; there it is an invalid parameter."""
+
+PRIORITY_SCALE = 999
+"""A document's highest priority; the protocol's is 1."""
+
+_EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
+
+
+class Resources:
+    """Answers the ``resources/*`` methods."""
+
+    def __init__(self, catalog: Catalog, fleet: Fleet) -> None:
+        self._catalog, self._fleet = catalog, fleet
+
+    async def list(self, params: Members, caller: Caller) -> bytes:
+        """The result of ``resources/list``: ours, then the servers'."""
+        del caller
+        _one_page(params)
+        snapshot = self._catalog.snapshot
+        own = [_described(document) for document in snapshot.documents.values()]
+        foreign = [envelope.members(resource.definition) for resource in snapshot.resources.values()]
+        return envelope.encode({"resources": [*own, *foreign]})
+
+    async def templates(self, params: Members, caller: Caller) -> bytes:
+        """The result of ``resources/templates/list``."""
+        del caller
+        _one_page(params)
+        templates = [envelope.members(template.definition) for template in self._catalog.snapshot.templates]
+        return envelope.encode({"resourceTemplates": templates})
+
+    async def read(self, params: Members, caller: Caller) -> bytes:
+        """The result of ``resources/read``.
+
+        Raises:
+            RequestError: nobody has the resource, or its server could not be asked.
+        """
+        uri = _uri(params)
+        document = self._catalog.snapshot.documents.get(uri)
+        if document is not None:
+            content = {"uri": uri, "mimeType": "text/markdown", "text": document.text}
+            return envelope.encode({"contents": [content]})
+        return await self._forward("resources/read", uri, params, caller)
+
+    async def subscribe(self, params: Members, caller: Caller) -> bytes:
+        """The result of ``resources/subscribe``."""
+        uri = _uri(params)
+        if uri not in self._catalog.snapshot.documents:
+            await self._forward_if_handshake("resources/subscribe", uri, params, caller)
+        if caller.session is not None:
+            caller.session.subscriptions.add(uri)
+        return b"{}"
+
+    async def unsubscribe(self, params: Members, caller: Caller) -> bytes:
+        """The result of ``resources/unsubscribe``."""
+        uri = _uri(params)
+        if caller.session is not None:
+            caller.session.subscriptions.discard(uri)
+        if uri not in self._catalog.snapshot.documents:
+            await self._forward_if_handshake("resources/unsubscribe", uri, params, caller)
+        return b"{}"
+
+    def owner(self, uri: str, era: Era) -> str:
+        """Name of the server that has a resource.
+
+        Raises:
+            RequestError: nobody has it.
+        """
+        server = _owner(self._catalog.snapshot, uri)
+        if server is None:
+            code = INVALID_PARAMS if era is Era.MODERN else HANDSHAKE_NOT_FOUND
+            raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
+        return server
+
+    async def _forward_if_handshake(self, method: str, uri: str, params: Members, caller: Caller) -> None:
+        """Modern servers have no such method: there, updates come on the connection's own subscription."""
+        if self._fleet.clients[self.owner(uri, caller.era)].era is not Era.MODERN:
+            await self._forward(method, uri, params, caller)
+
+    async def _forward(self, method: str, uri: str, params: Members, caller: Caller) -> bytes:
+        client = self._fleet.clients[self.owner(uri, caller.era)]
+        try:
+            return await forwarding.forward(client, method, params, caller, f"resource {uri!r}")
+        except RemoteError as error:
+            if error.code == HANDSHAKE_NOT_FOUND and caller.era is Era.MODERN:
+                raise RequestError(INVALID_PARAMS, error.remote_message, error.data) from error
+            raise forwarding.request_error(error) from error
+        except DownstreamError as error:
+            raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
+
+
+def _uri(params: Members) -> str:
+    uri = envelope.text(params.get("uri"))
+    if uri is None:
+        raise RequestError(INVALID_PARAMS, "the uri of a resource is missing")
+    return uri
+
+
+def _one_page(params: Members) -> None:
+    if envelope.text(params.get("cursor")):
+        raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
+
+
+def _described(document: Document) -> dict[str, Any]:
+    return {
+        "uri": document.uri,
+        "name": document.name,
+        "description": document.description,
+        "mimeType": "text/markdown",
+        "annotations": {"priority": round(document.priority / PRIORITY_SCALE, 3)},
+    }
+
+
+def _owner(snapshot: Snapshot, uri: str) -> str | None:
+    resource = snapshot.resources.get(uri)
+    if resource is not None:
+        return resource.server
+    return next(
+        (template.server for template in snapshot.templates if _pattern(template.uri).fullmatch(uri)), None
+    )
+
+
+@lru_cache(maxsize=4096)
+def _pattern(template: str) -> re.Pattern[str]:
+    """What a URI template (RFC 6570) can expand to, loosely: one path segment, or the rest of the URI."""
+    pattern, end = "", 0
+    for match in _EXPRESSION.finditer(template):
+        pattern += re.escape(template[end : match.start()]) + (
+            r"[^/?#]*" if match[1] in ("", ".", ";") else r".*"
+        )
+        end = match.end()
+    return re.compile(pattern + re.escape(template[end:]), re.DOTALL)

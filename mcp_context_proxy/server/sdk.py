@@ -1,0 +1,222 @@
+"""Every touch of the SDK's server side, some of it provisional, in one module.
+
+The SDK negotiates, keeps HTTP sessions and serves subscriptions. The methods that the gateway answers are
+taken out of its hands by a middleware before it parses or sieves anything, so that raw messages pass.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp.server.context import CallNext, ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import (
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+from mcp_types import methods
+from msgspec import Raw
+from pydantic import BaseModel, ValidationError
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.server.changes import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Changes
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.wire.era import Era
+
+logger = logging.getLogger(__name__)
+
+SESSION_KEY = "mcp-context-proxy/session"
+"""Under which a handshake-era connection keeps our session."""
+
+NOTIFICATIONS_QUEUED = 1024
+"""Notifications of one request that wait to be sent; more are dropped, as progress may be."""
+
+PARAMS: Mapping[str, type[BaseModel]] = {
+    "tools/list": types.PaginatedRequestParams,
+    "tools/call": types.CallToolRequestParams,
+    "resources/list": types.PaginatedRequestParams,
+    "resources/templates/list": types.PaginatedRequestParams,
+    "resources/read": types.ReadResourceRequestParams,
+    "resources/subscribe": types.SubscribeRequestParams,
+    "resources/unsubscribe": types.UnsubscribeRequestParams,
+    "prompts/list": types.PaginatedRequestParams,
+    "prompts/get": types.GetPromptRequestParams,
+    "completion/complete": types.CompleteRequestParams,
+    "logging/setLevel": types.SetLevelRequestParams,
+}
+"""Registering a method is what makes the SDK declare the capability that goes with it."""
+
+
+class SdkServer(Server[Any]):
+    """The SDK's server with our gateway behind it."""
+
+    def __init__(self, gateway: Gateway, changes: Changes, instructions: str) -> None:
+        """Build the server.
+
+        Args:
+            gateway: Answers all but negotiation and subscriptions.
+            changes: Announces what changes to sessions and subscriptions.
+            instructions: What hosts tell their models about this server.
+        """
+        self._bus = InMemorySubscriptionBus()
+        self.listen = ListenHandler(self._bus)
+        super().__init__(
+            "mcp-context-proxy",
+            version=__version__,
+            title="MCP Context Proxy",
+            instructions=instructions,
+            on_subscriptions_listen=self.listen,
+            # Without it, every modern HTTP call would first run the whole tools/list. Schemas that we expose
+            # name no headers for us to check: the proxy itself sets those of the downstream server.
+            get_tool_input_schema=lambda name: None,
+        )
+        self._gateway, self._changes = gateway, changes
+        for method, params in PARAMS.items():
+            self.add_request_handler(method, params, _unreachable)
+        self.middleware.insert(0, self._pass)
+        changes.publish_to(self._publish)
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """Declare ``listChanged`` also where the SDK asks without options, as for HTTP sessions."""
+        options = notification_options or NotificationOptions(True, True, True)
+        return super().create_initialization_options(options, experimental_capabilities, extensions)
+
+    async def _pass(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
+        """Answer from the gateway what it knows; leave the rest, and every refusal, to the SDK."""
+        if ctx.request_id is None or ctx.method not in self._gateway.methods:
+            return await call_next(ctx)
+        spoken = Era.MODERN if ctx.protocol_version == era.MODERN_VERSION else Era.HANDSHAKE
+        if spoken is Era.HANDSHAKE and ctx.session.client_params is None:
+            return await call_next(ctx)
+        try:
+            methods.validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
+        except (KeyError, ValidationError):
+            return await call_next(ctx)
+        params: Members = {key: envelope.raw(value) for key, value in (ctx.params or {}).items()}
+        return await self._answer(ctx, params, spoken)
+
+    async def _answer(
+        self, ctx: ServerRequestContext[Any, Any], params: Members, spoken: Era
+    ) -> dict[str, Any]:
+        session = self._session_of(ctx) if spoken is Era.HANDSHAKE else None
+        async with anyio.create_task_group() as group:
+            caller = SdkCaller(ctx, spoken, session)
+            group.start_soon(caller.deliver)
+            try:
+                result = await self._gateway.handle(ctx.method, params, caller)
+            except RequestError as error:
+                data = json.loads(error.data) if isinstance(error.data, Raw) else error.data
+                failure: MCPError | None = MCPError(code=error.code, message=error.message, data=data)
+            else:
+                failure = None
+            caller.finish()
+        if failure is not None:
+            raise failure
+        decoded: dict[str, Any] = json.loads(result)
+        return decoded
+
+    def _session_of(self, ctx: ServerRequestContext[Any, Any]) -> Session:
+        """Our session on a handshake-era connection; it ends with it."""
+        connection = ctx.session._connection
+        session = connection.state.get(SESSION_KEY)
+        if not isinstance(session, Session):
+            session = connection.state[SESSION_KEY] = Session()
+            self._changes.add_session(
+                session, lambda method, params: connection.notify(method, _plain(params))
+            )
+            connection.exit_stack.callback(self._changes.remove_session, session)
+        return session
+
+    async def _publish(self, method: str, params: Members) -> None:
+        event = _event(method, params)
+        if event is not None:
+            await self._bus.publish(event)
+
+
+class SdkCaller:
+    """The client of one request that came through the SDK. Implements `Caller`."""
+
+    def __init__(self, ctx: ServerRequestContext[Any, Any], spoken: Era, session: Session | None) -> None:
+        self.era, self.session = spoken, session
+        self._outbound = ctx.session._request_outbound
+        capabilities = ctx.session.client_capabilities
+        self.capabilities = None if capabilities is None else envelope.raw(_dump(capabilities))
+        client = ctx.session.client_params
+        self.client_info = None if client is None else envelope.raw(_dump(client.client_info))
+        self._send, self._queue = anyio.create_memory_object_stream[tuple[str, Members]](NOTIFICATIONS_QUEUED)
+
+    def notify(self, method: str, params: Members) -> None:
+        """Queue a notification for this request's stream."""
+        try:
+            self._send.send_nowait((method, params))
+        except (anyio.WouldBlock, anyio.ClosedResourceError):
+            logger.debug("dropped %s: the client does not read", method)
+
+    async def deliver(self) -> None:
+        """Send what is queued until `finish`."""
+        with self._queue:
+            async for method, params in self._queue:
+                try:
+                    await self._outbound.notify(method, _plain(params))
+                except Exception:
+                    # boundary: a client that has gone must not fail what is still being answered
+                    logger.debug("could not send %s", method, exc_info=True)
+
+    def finish(self) -> None:
+        """Nothing more will be queued."""
+        self._send.close()
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Make a request of the client on this request's stream."""
+        try:
+            return envelope.encode(await self._outbound.send_raw_request(method, _plain(params)))
+        except MCPError as error:
+            raise RequestError(error.error.code, error.error.message, error.error.data) from error
+
+
+async def _unreachable(ctx: ServerRequestContext[Any, Any], params: Any) -> dict[str, Any]:
+    """Only reached with params that the protocol's models accept and the middleware does not."""
+    del ctx, params
+    raise MCPError(code=INVALID_PARAMS, message="Invalid request parameters")
+
+
+def _dump(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def _plain(params: Members) -> dict[str, Any]:
+    return {key: json.loads(bytes(value)) for key, value in params.items()}
+
+
+_EVENTS: Mapping[str, Callable[[], ServerEvent]] = {
+    TOOLS_CHANGED: ToolsListChanged,
+    PROMPTS_CHANGED: PromptsListChanged,
+    RESOURCES_CHANGED: ResourcesListChanged,
+}
+
+
+def _event(method: str, params: Members) -> ServerEvent | None:
+    build = _EVENTS.get(method)
+    if build is not None:
+        return build()
+    uri = envelope.text(params.get("uri"))
+    return None if uri is None else ResourceUpdated(uri)

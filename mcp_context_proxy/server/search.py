@@ -1,0 +1,124 @@
+"""Runs searches for the server: off the event loop, a few at a time, with progress for whoever waits."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import anyio
+import anyio.to_thread
+from anyio.from_thread import run_sync as on_loop
+
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.ranking import Filters, Ranking, SearchOptions
+
+logger = logging.getLogger(__name__)
+
+SEARCHES_AT_ONCE = 4
+"""Worker threads that search at a time; more would only share the same processors."""
+
+DOCUMENT_SHARE = 0.65
+"""Documents that score less than this share of the best one are not shown."""
+
+DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
+
+OnProgress = Callable[[int, int], None]
+"""Takes how many texts are indexed, of how many. Called on the event loop; must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found in both domains."""
+
+    tools: Ranking
+    documents: Ranking | None
+    """None when no documents were searched."""
+    known: int
+    """Items there are to search."""
+
+
+class Searcher:
+    """The engine as the server uses it: asynchronous, with the configured options."""
+
+    def __init__(self, engine: Engine, config: Config) -> None:
+        self._engine = engine
+        self._options = {domain: _options(config, domain) for domain in ("tools", "documents")}
+        self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
+
+    async def search(
+        self,
+        query: str,
+        snapshot: Snapshot,
+        *,
+        kinds: frozenset[Kind] | None = None,
+        server: str | None = None,
+        top_n: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Found:
+        """Search a snapshot.
+
+        Args:
+            query: In the user's or model's words.
+            snapshot: Of the catalog.
+            kinds: To search for; None for all.
+            server: Only its tools; None for all.
+            top_n: How many items of each domain; None for the configured number.
+            on_progress: Told how far indexing is, when the search has to wait for it.
+        """
+        searched = partial(self._search, query, snapshot, kinds, server, top_n, _from_thread(on_progress))
+        return await anyio.to_thread.run_sync(searched, abandon_on_cancel=True, limiter=self._limiter)
+
+    async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
+        """Index a snapshot ahead of the first search."""
+        indexed = partial(self._engine.index, snapshot, _from_thread(on_progress))
+        await anyio.to_thread.run_sync(indexed, abandon_on_cancel=True, limiter=self._limiter)
+
+    def _search(
+        self,
+        query: str,
+        snapshot: Snapshot,
+        kinds: frozenset[Kind] | None,
+        server: str | None,
+        top_n: int | None,
+        on_progress: OnProgress | None,
+    ) -> Found:
+        servers = None if server is None else frozenset({server})
+        wanted_documents = DOCUMENT_KINDS & (kinds or DOCUMENT_KINDS)
+        with_documents = bool(snapshot.documents) and bool(wanted_documents) and server is None
+        wanted_tools = frozenset({Kind.TOOL}) & (kinds or frozenset({Kind.TOOL}))
+        return Found(
+            tools=self._engine.search(
+                query, snapshot, Filters(servers, wanted_tools), self._with("tools", top_n), on_progress
+            ),
+            documents=self._engine.search(
+                query, snapshot, Filters(None, wanted_documents), self._with("documents", top_n), on_progress
+            )
+            if with_documents
+            else None,
+            known=len(snapshot.tools) + len(snapshot.documents),
+        )
+
+    def _with(self, domain: str, top_n: int | None) -> SearchOptions:
+        options = self._options[domain]
+        if top_n is None:
+            return options
+        # A number that was asked for is a promise: no score adds to it.
+        return replace(options, top_n=top_n, top_k=max(options.top_k, top_n), include_score=math.inf)
+
+
+def _options(config: Config, domain: str) -> SearchOptions:
+    resolved = config.search.resolved("tools" if domain == "tools" else "documents")
+    options = SearchOptions(top_k=resolved.top_k, top_n=resolved.top_n, include_score=resolved.include_score)
+    if domain == "tools":
+        return options
+    # A document that hardly fits costs a model more than a tool that does: it is read, not skipped.
+    return replace(options, share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
+
+
+def _from_thread(on_progress: OnProgress | None) -> OnProgress | None:
+    return None if on_progress is None else lambda done, total: on_loop(on_progress, done, total)

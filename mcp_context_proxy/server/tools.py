@@ -1,0 +1,218 @@
+"""Tools as hosts see and call them: what is listed, and where a call goes.
+
+The list is short, deterministic and the same for everyone: the proxy's own tools, then the ``always``
+items, then, where the request or the session has a query, what was selected for it. A small catalog is
+listed whole. Every known tool can be called, listed or not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.catalog import exposed
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.config import ExposeConfig
+from mcp_context_proxy.context.query import Query, query_of
+from mcp_context_proxy.context.session import Handles, Session
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
+from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool
+from mcp_context_proxy.server import forwarding
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.search import Searcher
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
+
+logger = logging.getLogger(__name__)
+
+BYTES_PER_TOKEN = 4
+"""Of JSON, about, for the tokenizers of current models: an estimate, used to tell small lists from large."""
+
+BASE_TTL_MS = 60_000
+"""How long a client may keep the base list. It changes only when a server's tools do, which is announced."""
+
+TOOL_ONLY = frozenset({Kind.TOOL})
+
+
+def estimated_tokens(parts: Iterable[bytes | Raw]) -> int:
+    """Estimated tokens of JSON definitions."""
+    return sum(len(bytes(part)) for part in parts) // BYTES_PER_TOKEN
+
+
+class ToolList:
+    """Answers ``tools/list``."""
+
+    def __init__(
+        self,
+        expose: ExposeConfig,
+        catalog: Catalog,
+        fleet: Fleet,
+        searcher: Searcher,
+        handles: Handles,
+        own: list[Raw],
+    ) -> None:
+        """Prepare the list.
+
+        Args:
+            expose: What is to be listed.
+            catalog: Of everything.
+            fleet: The downstream servers; while some are starting, the list may soon change.
+            searcher: Selects tools for a query.
+            handles: Of contexts that clients carry themselves.
+            own: Definitions of the proxy's own tools.
+        """
+        self._expose, self._catalog, self._fleet = expose, catalog, fleet
+        self._searcher, self._handles, self._own = searcher, handles, own
+        self._cached: tuple[int, tuple[str, ...], bytes] = (-1, (), b"")
+
+    async def answer(self, params: Members, caller: Caller) -> bytes:
+        """The result of ``tools/list``.
+
+        Raises:
+            RequestError: the cursor or the context handle is not one of ours.
+        """
+        if envelope.text(params.get("cursor")):
+            raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
+        snapshot = self._catalog.snapshot
+        query = query_of(params, caller.session, self._handles)
+        names = await self._names(snapshot, query)
+        tools = self._encoded(snapshot, names)
+        if query is None and not self._fleet.starting:
+            return b'{"tools":%b,"ttlMs":%d,"cacheScope":"private"}' % (tools, BASE_TTL_MS)
+        return b'{"tools":%b,"ttlMs":0,"cacheScope":"private"}' % tools
+
+    def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:
+        """Exposed names that are listed without a query."""
+        if self.lists_all(snapshot):
+            return tuple(
+                name
+                for name, tool in snapshot.tools.items()
+                if self._expose.mode == "all" or tool.include is not IncludeMode.MANUAL
+            )
+        return tuple(name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS)
+
+    def lists_all(self, snapshot: Snapshot) -> bool:
+        """Whether everything is listed anyway: configured, or because hiding would save nothing."""
+        if self._expose.mode != "auto":
+            return self._expose.mode == "all"
+        sizes = (len(tool.definition) for tool in snapshot.tools.values())
+        return sum(sizes) // BYTES_PER_TOKEN < self._expose.list_all_below
+
+    def definitions(self, snapshot: Snapshot, names: Iterable[str]) -> list[Raw]:
+        """Definitions as they are listed: the proxy's own tools, then those named."""
+        return [*self._own, *(exposed.tool_definition(snapshot.tools[name]) for name in names)]
+
+    def visible(self, session: Session | None) -> tuple[str, ...]:
+        """Exposed names that a session's list shows now, beside the proxy's own tools."""
+        snapshot = self._catalog.snapshot
+        base = self.base_names(snapshot)
+        if session is None or not session.shown or self.lists_all(snapshot):
+            return base
+        return self._ordered(snapshot, base, session.shown)
+
+    async def _names(self, snapshot: Snapshot, query: Query | None) -> tuple[str, ...]:
+        if query is None or self._expose.mode == "all":
+            return self.base_names(snapshot)
+        if not query.explicit and self.lists_all(snapshot):
+            return self.base_names(snapshot)
+        shown = query.shown or await self._select(snapshot, query.text)
+        always = [name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS]
+        return self._ordered(snapshot, always, shown)
+
+    async def _select(self, snapshot: Snapshot, text: str) -> list[str]:
+        try:
+            found = await self._searcher.search(text, snapshot, kinds=TOOL_ONLY)
+        except Exception:
+            # boundary: a list must not fail because the selection did
+            logger.exception("the selection for a list failed; the base list is served")
+            return []
+        results = found.tools.results or found.tools.near_misses
+        return [result.item.exposed_name for result in results if isinstance(result.item, Tool)]
+
+    def _ordered(self, snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+        """By a key that no query changes: ``always`` items, then the others by name."""
+        base = tuple(first)
+        return (*base, *sorted(name for name in set(more) - set(base) if name in snapshot.tools))
+
+    def _encoded(self, snapshot: Snapshot, names: tuple[str, ...]) -> bytes:
+        generation, cached_names, encoded = self._cached
+        if generation != snapshot.generation or cached_names != names:
+            encoded = envelope.encode(self.definitions(snapshot, names))
+            self._cached = (snapshot.generation, names, encoded)
+        return encoded
+
+
+class ToolCalls:
+    """Passes calls to the server that has the tool."""
+
+    def __init__(self, catalog: Catalog, fleet: Fleet) -> None:
+        self._catalog, self._fleet = catalog, fleet
+
+    def resolve(self, name: str) -> Tool:
+        """The tool by its exposed name, or by its own name where only one server has it.
+
+        Raises:
+            UnknownItemError: no tool has that name, or several have.
+        """
+        tools = self._catalog.snapshot.tools
+        tool = tools.get(name)
+        if tool is not None:
+            return tool
+        same = [known for known in tools.values() if known.name == name]
+        if len(same) == 1:
+            return same[0]
+        nearest = [known.exposed_name for known in same] or difflib.get_close_matches(name, tools, n=3)
+        raise UnknownItemError("tool", name, nearest)
+
+    async def call(self, params: Members, caller: Caller) -> bytes:
+        """The result of ``tools/call`` for a downstream tool.
+
+        Raises:
+            RequestError: the name is unknown, or the server answered with an error of its own.
+        """
+        name = envelope.text(params.get("name"))
+        if name is None:
+            raise RequestError(INVALID_PARAMS, "tools/call needs the name of a tool")
+        try:
+            tool = self.resolve(name)
+        except UnknownItemError as error:
+            raise RequestError(INVALID_PARAMS, str(error)) from None
+        try:
+            return await self.call_tool(tool, params, caller)
+        except RemoteError as error:
+            raise forwarding.request_error(error) from error
+        except DownstreamError as error:
+            return era.upward("tools/call", failure(str(error)), caller.era, forwarding.SERVER_INFO)
+
+    async def call_tool(self, tool: Tool, params: Members, caller: Caller) -> bytes:
+        """Call a tool with the params of a ``tools/call``; its result, fitted to the caller's era.
+
+        Raises:
+            DownstreamError: see `Link.request`.
+        """
+        sent = {**params, "name": envelope.raw(tool.name)}
+        arguments = params.get("arguments")
+        if arguments is not None and bytes(arguments).startswith(b'"'):
+            sent["arguments"] = _object_in_text(arguments)
+        client = self._fleet.clients[tool.server]
+        return await forwarding.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+
+
+def failure(text: str) -> bytes:
+    """A tool result that says what went wrong, for the model to act on."""
+    return envelope.encode({"content": [{"type": "text", "text": text}], "isError": True})
+
+
+def _object_in_text(arguments: Raw) -> Raw:
+    """Arguments that a model sent as a string of JSON, as the object they are."""
+    text = (envelope.text(arguments) or "").strip()
+    try:
+        envelope.members(text.encode())
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    return Raw(text.encode())
