@@ -193,7 +193,9 @@ def _yaml_problem(error: Exception) -> Problem:
     advice = "what can be read of it is used; put values with special characters in quotes"
     if not isinstance(error, yaml.MarkedYAMLError):
         return Problem(1, f"the front matter is not valid YAML; {advice}")
-    mark = error.problem_mark or error.context_mark
+    # What is never closed fails at the end of the text; where it was opened is the place to mend.
+    unclosed = "end of stream" in (error.problem or "")
+    mark = (error.context_mark if unclosed else None) or error.problem_mark
     line = mark.line + 2 if mark is not None else 1
     return Problem(line, f"the front matter is not valid YAML ({error.problem}); {advice}")
 

@@ -1,0 +1,270 @@
+"""Whatever lies in a folder: nothing outside of it is read, nothing hangs, and the good files are served."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents
+from mcp_context_proxy.catalog.finding import Finding
+from mcp_context_proxy.catalog.folder import DEPTH_LIMIT, Allowance, FolderReader, MarkdownFile
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.items import Kind
+
+Write = Callable[[dict[str, str | bytes]], Path]
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights or do not exist")
+
+by_both_ways = pytest.mark.parametrize(
+    "by_descriptor", [pytest.param(True, id="by descriptor"), pytest.param(False, id="by real path")]
+)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A sibling whose path begins like that of the folder."""
+    folder = tmp_path / "docs-secret"
+    folder.mkdir()
+    (folder / "secret.md").write_text("SECRET", encoding="utf-8")
+    return folder
+
+
+def read(
+    root: Path, by_descriptor: bool = True, allowance: Allowance | None = None
+) -> tuple[list[MarkdownFile], list[Finding]]:
+    reader = FolderReader(root, allowance or Allowance(100, 1000), by_descriptor=by_descriptor)
+    return list(reader.files()), reader.findings
+
+
+def load(root: Path, **limits: int) -> Loaded:
+    return load_documents([DocumentFolder(Kind.RULE, root)], Limits(**limits))
+
+
+def about(findings: list[Finding], root: Path) -> dict[str, str]:
+    return {finding.file.relative_to(root).as_posix(): finding.message for finding in findings}
+
+
+@by_both_ways
+def test_links_are_told_and_not_followed(write: Write, secret: Path, by_descriptor: bool) -> None:
+    root = write({"fine.md": "fine", "target.md": "fine"})
+    (root / "file.md").symlink_to(secret / "secret.md")
+    (root / "relative.md").symlink_to("../docs-secret/secret.md")
+    (root / "inside.md").symlink_to("target.md")
+    (root / "dangling.md").symlink_to("nowhere")
+    (root / "folder").symlink_to(secret)
+    (root / "parent").symlink_to("..")
+    (root / "loop").symlink_to(".")
+    (root / "zero.md").symlink_to("/dev/zero")
+
+    files, findings = read(root, by_descriptor)
+
+    assert [file.relative for file in files] == ["fine.md", "target.md"]
+    told = about(findings, root)
+    assert set(told) == {
+        *("file.md", "relative.md", "inside.md", "dangling.md", "zero.md"),
+        *("folder", "parent", "loop"),
+    }
+    assert set(told.values()) == {"left out: links are not followed"}
+
+
+@by_both_ways
+def test_a_fifo_and_a_socket_are_told_and_nothing_waits_for_them(write: Write, by_descriptor: bool) -> None:
+    root = write({"fine.md": "fine"})
+    os.mkfifo(root / "fifo.md")
+    with socket.socket(socket.AF_UNIX) as listener, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)  # the path of a socket may be no longer than some 100 bytes
+        listener.bind("socket.md")
+
+        files, findings = read(root, by_descriptor)
+
+    assert [file.relative for file in files] == ["fine.md"]
+    assert about(findings, root) == dict.fromkeys(
+        ["fifo.md", "socket.md"], "left out: it is not a regular file"
+    )
+
+
+@by_both_ways
+def test_a_file_over_the_limit_is_told_and_not_read(write: Write, by_descriptor: bool) -> None:
+    root = write({"exact.md": "x" * 1000, "over.md": "x" * 1001})
+    with (root / "sparse.md").open("wb") as file:
+        file.truncate(2 * 1024**3)
+
+    files, findings = read(root, by_descriptor)
+
+    assert [file.relative for file in files] == ["exact.md"]
+    assert set(about(findings, root)) == {"over.md", "sparse.md"}
+    assert findings[0].message == (
+        "left out: it is over 1,000 bytes; divide it or raise the limit 'document_bytes'"
+    )
+
+
+@by_both_ways
+def test_a_file_swapped_for_a_link_after_listing_is_not_read(
+    write: Write, secret: Path, by_descriptor: bool
+) -> None:
+    root = write({"a.md": "first", "b.md": "second", "c.md": "third"})
+    files = FolderReader(root, Allowance(100, 1000), by_descriptor=by_descriptor).files()
+
+    assert next(files).relative == "a.md"
+    (root / "b.md").unlink()
+    (root / "b.md").symlink_to(secret / "secret.md")
+
+    assert [file.data for file in files] == [b"third"]
+
+
+@by_both_ways
+def test_a_file_swapped_for_a_fifo_after_listing_holds_nothing_up(write: Write, by_descriptor: bool) -> None:
+    root = write({"a.md": "first", "b.md": "second", "c.md": "third"})
+    files = FolderReader(root, Allowance(100, 1000), by_descriptor=by_descriptor).files()
+
+    assert next(files).relative == "a.md"
+    (root / "b.md").unlink()
+    os.mkfifo(root / "b.md")
+
+    assert [file.data for file in files] == [b"third"]
+
+
+@by_both_ways
+def test_a_folder_swapped_for_a_link_is_not_entered(write: Write, secret: Path, by_descriptor: bool) -> None:
+    root = write({"a.md": "first", "sub/secret.md": "honest"})
+    files = FolderReader(root, Allowance(100, 1000), by_descriptor=by_descriptor).files()
+
+    assert next(files).relative == "a.md"
+    (root / "sub").rename(root / "away")
+    (root / "sub").symlink_to(secret)
+
+    assert list(files) == []
+
+
+def test_a_folder_swapped_while_it_is_read_stays_the_one_that_was_opened(write: Write, secret: Path) -> None:
+    root = write({"sub/a.md": "first", "sub/secret.md": "honest"})
+    files = FolderReader(root, Allowance(100, 1000), by_descriptor=True).files()
+
+    assert next(files).relative == "sub/a.md"
+    (root / "sub").rename(root / "away")
+    (root / "sub").symlink_to(secret)
+
+    assert [file.data for file in files] == [b"honest"]
+
+
+@by_both_ways
+def test_a_file_that_goes_after_listing_was_never_there(write: Write, by_descriptor: bool) -> None:
+    root = write({"a.md": "first", "b.md": "second"})
+    reader = FolderReader(root, Allowance(100, 1000), by_descriptor=by_descriptor)
+    files = reader.files()
+
+    assert next(files).relative == "a.md"
+    (root / "b.md").unlink()
+
+    assert list(files) == []
+    assert reader.findings == []
+
+
+@by_both_ways
+def test_the_configured_folder_itself_may_be_a_link(
+    write: Write, tmp_path: Path, by_descriptor: bool
+) -> None:
+    (tmp_path / "link").symlink_to(write({"sub/a.md": "x"}))
+
+    assert [file.relative for file in read(tmp_path / "link", by_descriptor)[0]] == ["sub/a.md"]
+
+
+@by_both_ways
+def test_a_configured_path_with_dots_is_read(write: Write, by_descriptor: bool) -> None:
+    root = write({"sub/b.md": "x", "a.md": "x"})
+
+    assert [file.relative for file in read(root / "sub" / "..", by_descriptor)[0]] == ["a.md", "sub/b.md"]
+
+
+@by_both_ways
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("missing", "there is no such folder; it is read as soon as there is one", id="missing"),
+        pytest.param("fifo", "cannot be read: Not a directory", id="a FIFO"),
+    ],
+)
+def test_a_configured_path_that_is_no_folder_is_told(
+    docs: Path, by_descriptor: bool, name: str, message: str
+) -> None:
+    os.mkfifo(docs / "fifo")
+
+    assert read(docs / name, by_descriptor) == ([], [Finding(docs / name, None, message)])
+
+
+@pytest.mark.skipif(os.name != "nt" and os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_told(write: Write) -> None:
+    root = write({"fine.md": "x", "closed.md": "x", "folder/a.md": "x"})
+    (root / "closed.md").chmod(0)
+    (root / "folder").chmod(0)
+    try:
+        files, findings = read(root)
+    finally:
+        (root / "folder").chmod(0o700)
+
+    assert [file.relative for file in files] == ["fine.md"]
+    assert about(findings, root) == dict.fromkeys(
+        ["closed.md", "folder"], "cannot be read: Permission denied"
+    )
+
+
+def test_more_files_than_allowed_are_left_out_and_told(write: Write) -> None:
+    loaded = load(write({f"{n}.md": "x" for n in range(5)}), documents=3)
+
+    assert [document.name for document in loaded.documents] == ["0", "1", "2"]
+    assert "more files than the limit 'documents' allows" in str(loaded.findings[0])
+
+
+@pytest.mark.parametrize(
+    ("allowance", "message"),
+    [
+        pytest.param(Allowance(100, 1000, entries=3), "entries; the rest", id="entries"),
+        pytest.param(Allowance(100, 1000, total_bytes=3), "bytes together; the rest", id="bytes"),
+    ],
+)
+def test_the_walk_ends_at_its_allowance(write: Write, allowance: Allowance, message: str) -> None:
+    root = write({f"{n}.md": "x" for n in range(5)})
+    files, findings = read(root, allowance=allowance)
+
+    assert len(files) <= 3
+    assert message in findings[0].message
+
+
+@by_both_ways
+def test_folders_that_are_too_deep_are_told_and_not_entered(write: Write, by_descriptor: bool) -> None:
+    deepest = "/".join(["d"] * DEPTH_LIMIT)
+    root = write({f"{deepest}/a.md": "x", f"{deepest}/d/b.md": "x"})
+
+    files, findings = read(root, by_descriptor)
+
+    assert [file.relative for file in files] == [f"{deepest}/a.md"]
+    assert findings[0].message == f"left out: it is more than {DEPTH_LIMIT} folders deep"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names are UTF-8")
+def test_a_file_name_that_is_not_utf8_is_told(docs: Path) -> None:
+    (docs / os.fsdecode(b"\xff.md")).write_text("x", encoding="utf-8")
+    loaded = load(docs)
+
+    assert loaded.documents == ()
+    assert str(loaded.findings[0]) == f"{docs}/\\udcff.md: left out: its file name is not UTF-8; rename it"
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs a list of open descriptors")
+def test_no_descriptor_stays_open(write: Write) -> None:
+    root = write({"a/b/c.md": "x", "d.md": b"\xff", "e.md": "x" * 2000})
+    before = open_descriptors()
+    read(root)
+    reader = FolderReader(root, Allowance(100, 1000))
+    unfinished = reader.files()
+    next(unfinished)
+    unfinished.close()
+
+    assert open_descriptors() == before

@@ -1,0 +1,105 @@
+"""What stays and what goes when the library is reloaded."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.catalog.documents import DocumentFolder
+from mcp_context_proxy.catalog.library import FINDINGS_LOGGED, Changes, DocumentLibrary
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.items import IndexedChunk, Kind, Source
+
+Write = Callable[[dict[str, str | bytes]], Path]
+
+
+@pytest.fixture
+def library(docs: Path) -> DocumentLibrary:
+    folders = [
+        DocumentFolder(Kind.RULE, docs / "rules"),
+        DocumentFolder(Kind.REFERENCE, docs / "references"),
+    ]
+    return DocumentLibrary(folders, Limits())
+
+
+def embed(source: Source) -> dict[str, list[IndexedChunk]]:
+    """Do as search does: fill the embeddings of a source."""
+    for item in source.items:
+        source.embeddings[item.name] = [IndexedChunk("text", np.ones(1, np.float32), 0)]
+    return dict(source.embeddings)
+
+
+def test_it_is_empty_until_the_first_reload(write: Write, library: DocumentLibrary) -> None:
+    write({"rules/a.md": "x", "references/b.md": "y"})
+
+    assert [source.items for source in library.sources] == [(), ()]
+    assert library.reload() == Changes(added=("reference://b", "rule://a"))
+    assert [(s.key, [i.name for i in s.items]) for s in library.sources] == [
+        ("rules", ["a"]),
+        ("references", ["b"]),
+    ]
+
+
+def test_a_reload_tells_what_it_changed_by_uri(write: Write, library: DocumentLibrary) -> None:
+    write({"rules/stays.md": "x", "rules/changes.md": "x", "rules/goes.md": "x"})
+    library.reload()
+    (write({"rules/changes.md": "y", "rules/comes.md": "x"}) / "rules/goes.md").unlink()
+
+    changes = library.reload()
+
+    assert changes == Changes(("rule://comes",), ("rule://goes",), ("rule://changes",))
+    assert changes
+
+
+def test_a_reload_that_changes_nothing_keeps_the_very_same_sources(
+    write: Write, library: DocumentLibrary
+) -> None:
+    write({"rules/a.md": "x", "references/b.md": "x"})
+    library.reload()
+    before = library.sources
+    write({"rules/a.md": "x"})
+
+    assert not library.reload()
+    assert all(old is new for old, new in zip(before, library.sources, strict=True))
+
+
+def test_embeddings_stay_for_what_did_not_change_and_go_with_the_rest(
+    write: Write, library: DocumentLibrary
+) -> None:
+    write({"rules/stays.md": "x", "rules/changes.md": "x", "rules/goes.md": "x", "references/r.md": "x"})
+    library.reload()
+    rules, references = (embed(source) for source in library.sources)
+    (write({"rules/changes.md": "y", "rules/comes.md": "x"}) / "rules/goes.md").unlink()
+    library.reload()
+
+    assert set(library.sources[0].embeddings) == {"stays"}
+    assert library.sources[0].embeddings["stays"] is rules["stays"]
+    assert library.sources[1].embeddings == references
+
+
+def test_a_folder_that_goes_takes_its_documents_and_a_new_one_brings_them(
+    write: Write, docs: Path, library: DocumentLibrary
+) -> None:
+    write({"rules/a.md": "x"})
+    library.reload()
+    (docs / "rules").rename(docs / "elsewhere")
+
+    assert library.reload().removed == ("rule://a",)
+    (docs / "elsewhere").rename(docs / "rules")
+    assert library.reload().added == ("rule://a",)
+
+
+def test_each_finding_is_logged_once_and_many_are_counted(
+    write: Write, library: DocumentLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    write({f"rules/{n:03}.md": b"\xff" for n in range(50)})
+    (write({"references/a.md": "x"})).exists()
+    with caplog.at_level(logging.WARNING):
+        library.reload()
+        library.reload()
+
+    assert len(library.findings) == 50
+    assert len(caplog.messages) == FINDINGS_LOGGED + 1
+    assert caplog.messages[-1] == f"and {50 - FINDINGS_LOGGED} more findings about documents"
