@@ -50,8 +50,25 @@ class _Writer(asyncio.BaseProtocol):
 class StandardPipes:
     """Frames in and out over the process's standard streams."""
 
-    def __init__(self, reader: _Reader, writer: _Writer, out: asyncio.WriteTransport) -> None:
-        self._reader, self._writer, self._out = reader, writer, out
+    def __init__(self, read_fd: int, writer: _Writer, out: asyncio.WriteTransport) -> None:
+        self._read_fd, self._writer, self._out = read_fd, writer, out
+        self._reader: _Reader | None = None
+        self._into: asyncio.ReadTransport | None = None
+
+    async def read(self, message_bytes: int, receive: Receive) -> None:
+        """Hand frames to `receive` until the end of input."""
+        self._reader = reader = _Reader(LineFramer(message_bytes), receive)
+        loop = asyncio.get_running_loop()
+        self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
+        await reader.ended.wait()
+
+    def close(self) -> None:
+        """Close both directions."""
+        if self._into is None:
+            os.close(self._read_fd)
+        else:
+            self._into.close()
+        self._out.close()
 
     async def send(self, frame: bytes) -> None:
         """Write one frame; waits while the host does not read. Dropped when the host is gone."""
@@ -66,10 +83,6 @@ class StandardPipes:
         self._write(frame)
         return True
 
-    async def ended(self) -> None:
-        """Wait for the end of input."""
-        await self._reader.ended.wait()
-
     async def flush(self) -> None:
         """Wait until all is written, or the host is gone."""
         self._out.set_write_buffer_limits(0, 0)
@@ -81,19 +94,18 @@ class StandardPipes:
 
 
 @asynccontextmanager
-async def open_standard_pipes(message_bytes: int, receive: Receive) -> AsyncIterator[StandardPipes]:
-    """Take the standard streams over; frames go to `receive` from now on."""
+async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
+    """Take the standard streams over. Nothing is read before `StandardPipes.read`."""
     loop = asyncio.get_running_loop()
     read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    reader, writer = _Reader(LineFramer(message_bytes), receive), _Writer()
-    into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(read_fd, "rb", 0))
+    writer = _Writer()
     out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
+    pipes = StandardPipes(read_fd, writer, out)
     try:
-        yield StandardPipes(reader, writer, out)
+        yield pipes
     finally:
-        into.close()
-        out.close()
+        pipes.close()

@@ -94,11 +94,11 @@ class StdioFront:
         self._to_sdk = to_sdk
         async with anyio.create_task_group() as group, to_sdk, for_sdk, to_host, for_host:
             self._group = group
-            async with open_standard_pipes(self._limits.message_bytes, self._receive) as pipes:
+            async with open_standard_pipes() as pipes:
                 self.pipes = pipes
                 group.start_soon(self._relay_sdk, for_host)
                 group.start_soon(server.run, for_sdk, to_host, server.create_initialization_options())
-                await pipes.ended()
+                await pipes.read(self._limits.message_bytes, self._receive)
                 self._ended = True
                 self._note_idle()
                 with anyio.move_on_after(LAST_WORDS_SECONDS):
