@@ -86,7 +86,7 @@ class OwnTools:
             sent = {**params, "arguments": _or_empty(wanted.arguments)}
             return await self._calls.call_tool(tool, sent, caller)
         except UnknownItemError as error:
-            return failure(f"{error}. {meta_tools.SEARCH} finds tools by what they do.")
+            return failure(f"{error}\n{meta_tools.SEARCH} finds tools by what they do.")
         except (DownstreamError, RequestError) as error:
             return failure(str(error))
 
