@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
 import sys
@@ -29,6 +28,7 @@ from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.gateway import Gateway
@@ -155,8 +155,15 @@ async def serve(config: Config, front: Front) -> None:
     """Serve a front until it ends, or until the process is asked to stop."""
     async with open_proxy(config) as proxy:
         # Half a second of imports, in which the servers start.
-        sdk = await anyio.to_thread.run_sync(importlib.import_module, "mcp_context_proxy.server.sdk")
-        server = sdk.SdkServer(proxy.gateway, proxy.changes, meta_tools.instructions(proxy.setup))
+        await load_sdk()
+        from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
+
+        server = SdkServer(
+            proxy.gateway,
+            proxy.changes,
+            meta_tools.instructions(proxy.setup),
+            proxy.tool_list.header_schema,
+        )
         async with anyio.create_task_group() as group:
             group.start_soon(_stop_on_signal, group.cancel_scope)
             await front(proxy, server)

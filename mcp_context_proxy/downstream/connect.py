@@ -18,6 +18,7 @@ from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Channel, Peer
 from mcp_context_proxy.downstream.stdio import StderrTail, open_stdio
 from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallTimeoutError, RemoteError
+from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.wire.envelope import Members, RequestError, RequestId
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ async def connect(
         Exception: the transport's or the server's failure, possibly in an exception group.
     """
     refusal = ""
+    if config.transport != "stdio" or sys.platform == "win32":
+        await load_sdk()
     if config.transport == "http" and config.era != "handshake":
         from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
 

@@ -73,7 +73,7 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: the address cannot be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's delay off only where it is: 40 ms a message otherwise.
+    # The protocol is named because asyncio turns Nagle's delay, 40 ms a message, off only where it is.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

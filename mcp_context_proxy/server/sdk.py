@@ -64,13 +64,20 @@ PARAMS: Mapping[str, type[BaseModel]] = {
 class SdkServer(Server[Any]):
     """The SDK's server with our gateway behind it."""
 
-    def __init__(self, gateway: Gateway, changes: Changes, instructions: str) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        changes: Changes,
+        instructions: str,
+        header_schema: Callable[[str], dict[str, Any] | None],
+    ) -> None:
         """Build the server.
 
         Args:
             gateway: Answers all but negotiation and subscriptions.
             changes: Announces what changes to sessions and subscriptions.
             instructions: What hosts tell their models about this server.
+            header_schema: Input schema of a tool whose arguments must be repeated in headers; else None.
         """
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus)
@@ -80,9 +87,8 @@ class SdkServer(Server[Any]):
             title="MCP Context Proxy",
             instructions=instructions,
             on_subscriptions_listen=self.listen,
-            # Without it, every modern HTTP call would first run the whole tools/list. Schemas that we expose
-            # name no headers for us to check: the proxy itself sets those of the downstream server.
-            get_tool_input_schema=lambda name: None,
+            # Without it, every modern HTTP call would first run the whole tools/list.
+            get_tool_input_schema=header_schema,
         )
         self._gateway, self._changes = gateway, changes
         for method, params in PARAMS.items():
@@ -124,7 +130,7 @@ class SdkServer(Server[Any]):
             try:
                 result = await self._gateway.handle(ctx.method, params, caller)
             except RequestError as error:
-                data = json.loads(error.data) if isinstance(error.data, Raw) else error.data
+                data = json.loads(bytes(error.data)) if isinstance(error.data, Raw) else error.data
                 failure: MCPError | None = MCPError(code=error.code, message=error.message, data=data)
             else:
                 failure = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -103,6 +104,18 @@ class ToolList:
         sizes = (len(tool.definition) for tool in snapshot.tools.values())
         return sum(sizes) // BYTES_PER_TOKEN < self._expose.list_all_below
 
+    def header_schema(self, name: str) -> dict[str, Any] | None:
+        """The input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.
+
+        Only of a tool in the base list: a client that was never shown a tool cannot know its headers.
+        """
+        snapshot = self._catalog.snapshot
+        tool = snapshot.tools.get(name)
+        if tool is None or b"x-mcp-header" not in tool.definition or name not in self.base_names(snapshot):
+            return None
+        schema: dict[str, Any] = envelope.value(envelope.members(tool.definition)["inputSchema"])
+        return schema
+
     def definitions(self, snapshot: Snapshot, names: Iterable[str]) -> list[Raw]:
         """Definitions as they are listed: the proxy's own tools, then those named."""
         return [*self._own, *(exposed.tool_definition(snapshot.tools[name]) for name in names)]
@@ -172,21 +185,20 @@ class ToolCalls:
     async def call(self, params: Members, caller: Caller) -> bytes:
         """The result of ``tools/call`` for a downstream tool.
 
+        What goes wrong on the way is a result that the model can read and act on; so is a name that is not
+        known, as the SDKs' own servers answer it.
+
         Raises:
-            RequestError: the name is unknown, or the server answered with an error of its own.
+            RequestError: there is no name, or the server answered with an error of its own.
         """
         name = envelope.text(params.get("name"))
         if name is None:
             raise RequestError(INVALID_PARAMS, "tools/call needs the name of a tool")
         try:
-            tool = self.resolve(name)
-        except UnknownItemError as error:
-            raise RequestError(INVALID_PARAMS, str(error)) from None
-        try:
-            return await self.call_tool(tool, params, caller)
+            return await self.call_tool(self.resolve(name), params, caller)
         except RemoteError as error:
             raise forwarding.request_error(error) from error
-        except DownstreamError as error:
+        except (DownstreamError, UnknownItemError) as error:
             return era.upward("tools/call", failure(str(error)), caller.era, forwarding.SERVER_INFO)
 
     async def call_tool(self, tool: Tool, params: Members, caller: Caller) -> bytes:
