@@ -1,0 +1,48 @@
+"""What a fake server received and did, read from its ledger file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+PATIENCE = 20
+"""Seconds before a wait is given up; far more than any takes."""
+
+LOOK_SECONDS = 0.01
+"""Between two looks at the file, while waiting for something to be in it."""
+
+
+class Ledger:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def entries(self, event: str | None = None) -> list[dict[str, Any]]:
+        """The complete lines so far, oldest first."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
+        entries = [json.loads(line) for line in lines]
+        return [entry for entry in entries if event is None or entry["event"] == event]
+
+    def lines(self, method: str | None = None) -> list[str]:
+        """The received messages as text, all or those of one method."""
+        lines = [entry["line"] for entry in self.entries("received")]
+        return [line for line in lines if method is None or json.loads(line).get("method") == method]
+
+    def messages(self, method: str | None = None) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines(method)]
+
+    def calls(self, tool: str | None = None) -> list[dict[str, Any]]:
+        """The params of the calls that were run."""
+        return [entry["params"] for entry in self.entries("call") if tool is None or entry["tool"] == tool]
+
+    async def until(self, condition: Callable[[Ledger], Any]) -> Any:
+        """Wait until `condition` gives something true, and return it."""
+        with anyio.fail_after(PATIENCE):
+            while not (found := condition(self)):  # noqa: ASYNC110 - another process
+                await anyio.sleep(LOOK_SECONDS)
+        return found

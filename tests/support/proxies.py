@@ -1,0 +1,146 @@
+"""Runs the proxy: the real command as a child process, or its parts in this one."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+from msgspec import Raw
+
+from mcp_context_proxy.app import Proxy, open_proxy
+from mcp_context_proxy.config import load
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.envelope import RequestError
+from mcp_context_proxy.wire.era import Era
+from support.raw_client import MODERN, PATIENCE, PREFIX, Answer, RpcError
+
+SERVING = re.compile(r"serving (http://\S+)/mcp")
+
+
+def command(config: Path, *more: str) -> list[str]:
+    """The real command."""
+    return [sys.executable, "-m", "mcp_context_proxy", "--config", str(config), *more]
+
+
+@dataclass
+class HttpProxy:
+    """A running proxy with an HTTP front."""
+
+    base: str
+    """Its URL without a path."""
+    process: subprocess.Popen[str]
+    folder: Path
+
+
+@contextmanager
+def http_proxy(config: Path, *more: str, env: dict[str, str] | None = None) -> Iterator[HttpProxy]:
+    """The real command with an HTTP front on a free port."""
+    log = config.with_suffix(".log")
+    with (
+        log.open("w", encoding="utf-8") as stderr,
+        subprocess.Popen(
+            command(config, "serve", "--http", "--port", "0", *more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=env,
+        ) as process,
+    ):
+        try:
+            yield HttpProxy(_base(log, process), process, config.parent)
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            finally:
+                process.kill()
+
+
+def _base(log: Path, process: subprocess.Popen[str]) -> str:
+    import time
+
+    while process.poll() is None:
+        found = SERVING.search(log.read_text(encoding="utf-8"))
+        if found:
+            return found[1]
+        time.sleep(0.01)
+    raise AssertionError(log.read_text(encoding="utf-8"))
+
+
+class Host:
+    """A client of a proxy that runs in this process: asks the gateway, without any front."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        era: str,
+        capabilities: dict[str, Any] | None = None,
+        answers: dict[str, Answer] | None = None,
+    ) -> None:
+        self.proxy, self.era = proxy, Era(era)
+        self.session = Session() if era == "handshake" else None
+        self.capabilities: Raw | None = envelope.raw(capabilities or {})
+        self.client_info: Raw | None = envelope.raw({"name": "host", "version": "1"})
+        self.answers = answers or {}
+        self.notifications: list[tuple[str, Any]] = []
+        self.asked: list[tuple[str, Any]] = []
+
+    async def raw(self, method: str, params: dict[str, Any] | str | None = None) -> str:
+        """Ask, and return the result as text."""
+        text = params if isinstance(params, str) else json.dumps(params or {})
+        try:
+            result = await self.proxy.gateway.handle(method, envelope.members(text.encode()), self)
+        except RequestError as error:
+            data = json.loads(bytes(error.data)) if isinstance(error.data, Raw) else error.data
+            raise RpcError(error.code, error.message, data) from error
+        return result.decode()
+
+    async def request(self, method: str, params: dict[str, Any] | None = None, **meta: Any) -> Any:
+        """Ask, and return the result. Keywords go to `_meta`."""
+        full = {**(params or {}).get("_meta", {}), **meta}
+        if self.era is Era.MODERN:
+            full[PREFIX + "protocolVersion"] = MODERN
+            full[PREFIX + "clientCapabilities"] = json.loads(bytes(self.capabilities or Raw(b"{}")))
+        return json.loads(await self.raw(method, (params or {}) | ({"_meta": full} if full else {})))
+
+    async def call(self, name: str, arguments: Any = None, **meta: Any) -> Any:
+        """Call a tool, and return its result."""
+        return await self.request("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
+
+    async def names(self, **meta: Any) -> list[str]:
+        """The names of the listed tools."""
+        return [entry["name"] for entry in (await self.request("tools/list", **meta))["tools"]]
+
+    def notify(self, method: str, params: envelope.Members) -> None:
+        self.notifications.append((method, {key: json.loads(bytes(raw)) for key, raw in params.items()}))
+
+    async def ask(self, method: str, params: envelope.Members) -> bytes:
+        decoded = {key: json.loads(bytes(raw)) for key, raw in params.items()}
+        self.asked.append((method, decoded))
+        answer = self.answers.get(method)
+        if answer is None:
+            raise RequestError(-32601, "Method not found")
+        try:
+            return json.dumps(answer(decoded)).encode()
+        except RpcError as error:
+            raise RequestError(error.code, error.message) from error
+
+
+@asynccontextmanager
+async def inside(config: Path, *, settled: bool = True) -> AsyncIterator[Proxy]:
+    """The proxy without a front, in this process."""
+    with anyio.fail_after(PATIENCE):
+        async with open_proxy(load(config, environ={})) as proxy:
+            if settled:
+                await proxy.settled()
+            yield proxy

@@ -1,0 +1,119 @@
+"""Builds fake servers and the configuration of a proxy in front of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from support.ledger import Ledger
+
+PROGRAM = Path(__file__).with_name("fake_server.py")
+TOOLS = Path(__file__).parent.parent / "data" / "tools"
+
+
+def tool(name: str, description: str = "", **more: Any) -> dict[str, Any]:
+    """A tool definition with an object schema."""
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+    return {"name": name, "description": description or f"Does {name}", "inputSchema": schema} | more
+
+
+class Server:
+    """One fake server: its specification in a file, its ledger, and how a proxy is told of it."""
+
+    def __init__(self, folder: Path, name: str, spec: dict[str, Any], settings: dict[str, Any]) -> None:
+        self.name, self._folder = name, folder
+        self.ledger = Ledger(folder / f"{name}.ledger")
+        self.path = folder / f"{name}.json"
+        self.path.write_text(
+            json.dumps({"name": name, "ledger": str(self.ledger.path)} | spec), encoding="utf-8"
+        )
+        self.command = [sys.executable, "-I", "-S", str(PROGRAM), str(self.path)]
+        self.settings = {"command": self.command[0], "args": self.command[1:]} | settings
+
+
+class Workshop:
+    """Makes servers in one folder, writes the configuration that names them, and ends what it started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.servers: dict[str, Server] = {}
+        self._stack = ExitStack()
+
+    def server(self, name: str, *, settings: dict[str, Any] | None = None, **spec: Any) -> Server:
+        """A server on standard streams. `spec` is described in `fake_server`, `settings` go to the proxy."""
+        made = self.servers[name] = Server(self.folder, name, spec, settings or {})
+        return made
+
+    def http_server(self, name: str, *, settings: dict[str, Any] | None = None, **spec: Any) -> Server:
+        """A running server on a loopback port."""
+        made = self.server(name, settings=settings, **spec)
+        url = self._stack.enter_context(_running_http(made))
+        made.settings = {"url": url} | (settings or {})
+        return made
+
+    def flag(self, name: str) -> Path:
+        """A file for a server to wait for, or to find that something was done once."""
+        return self.folder / name
+
+    def config(self, **tables: Any) -> Path:
+        """Write the configuration: the servers, and other tables as given. Nothing is kept of a run."""
+        data = {"store": {"path": "memory"}, **tables}
+        data["servers"] = {name: server.settings for name, server in self.servers.items()}
+        path = self.folder / "config.toml"
+        path.write_text("\n".join(_toml(data)), encoding="utf-8")
+        return path
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def _running_http(server: Server) -> Iterator[str]:
+    with subprocess.Popen([*server.command, "--http"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def _toml(data: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Tables as TOML: JSON's strings, numbers, booleans and arrays are TOML's, too."""
+    tables = {key: value for key, value in data.items() if isinstance(value, dict) and key != "env"}
+    lists = {
+        key: value
+        for key, value in data.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+    for key, value in data.items():
+        if key not in tables and key not in lists:
+            yield f"{key} = {_toml_value(value)}"
+    for key, value in tables.items():
+        yield f"[{prefix}{key}]"
+        yield from _toml(value, f"{prefix}{key}.")
+    for key, entries in lists.items():
+        for entry in entries:
+            yield f"[[{prefix}{key}]]"
+            yield from _toml(entry, f"{prefix}{key}.")
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+@cache
+def real_lists() -> dict[str, list[dict[str, Any]]]:
+    """The tools of real servers, by server."""
+    return {
+        path.name.removesuffix(".json.gz"): json.loads(gzip.decompress(path.read_bytes()))["tools"]
+        for path in sorted(TOOLS.glob("*.json.gz"))
+    }
