@@ -61,7 +61,7 @@ class Proxy:
         self.config, self.store = config, store
         self.model = LazyModel(partial(load_model, config.embedding.model))
         self.engine = Engine(CachedEmbedder(self.model, store.vectors), QueryEmbedder(self.model))
-        self.searcher = Searcher(self.engine, config)
+        self.searcher = Searcher(self.engine, config, self.caught_up)
         self.library = DocumentLibrary(
             [DocumentFolder(Kind(entry.kind), entry.path, entry.include) for entry in config.documents],
             config.limits,
@@ -81,8 +81,8 @@ class Proxy:
             meta_tools.definitions(self.setup),
         )
         self.changes = Changes(self.catalog, self.tool_list)
-        calls = ToolCalls(self.catalog, self.fleet)
-        own_tools = OwnTools(self.catalog, self.searcher, calls, self.handles, self.changes)
+        calls = ToolCalls(self.catalog, self.fleet, self.caught_up)
+        own_tools = OwnTools(self.catalog, self.fleet, self.searcher, calls, self.handles, self.changes)
         self.gateway = Gateway(self.catalog, self.fleet, self.tool_list, calls, own_tools)
 
     @asynccontextmanager
@@ -105,6 +105,15 @@ class Proxy:
         """Wait until every server is ready or has failed once, and the catalog knows it."""
         await self.fleet.settled()
         await anyio.to_thread.run_sync(self.catalog.refresh)
+
+    async def caught_up(self, seconds: float) -> None:
+        """Wait, no longer than `seconds`, for servers still starting; those that came are in the catalog."""
+        if not self.fleet.starting:
+            return
+        with anyio.move_on_after(seconds):
+            await self.fleet.settled()
+        await anyio.to_thread.run_sync(self.catalog.refresh)
+        self.changes.catalog_changed()
 
     def _mark_stale(self) -> None:
         self._stale.set()

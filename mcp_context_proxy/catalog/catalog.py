@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -59,13 +60,18 @@ class Catalog:
         self._expose, self._limits = expose, limits
         self._clients, self._documents = tuple(clients), documents
         self._parsed: dict[str, tuple[Sequence[bytes], tuple[Tool, ...], tuple[str, ...]]] = {}
+        self._refreshing = threading.Lock()
         self.reserved: frozenset[str] = frozenset()
         """Names of the proxy's own tools."""
         self.snapshot = Snapshot(generation=0, sources=())
         """The current snapshot. A request takes it once and uses it to the end."""
 
     def refresh(self) -> Snapshot:
-        """Build and publish a snapshot of what the clients and documents hold now."""
+        """Build and publish a snapshot of what the clients and documents hold now. Thread-safe."""
+        with self._refreshing:
+            return self._build()
+
+    def _build(self) -> Snapshot:
         findings: list[str] = []
         tools = self._named_tools(findings)
         by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}

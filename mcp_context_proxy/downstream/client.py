@@ -144,6 +144,10 @@ class DownstreamClient:
         finally:
             self._in_flight -= 1
 
+    def unavailable(self) -> ServerUnavailableError:
+        """The error of a call while there is no connection: the state, the cause, the server's last words."""
+        return ServerUnavailableError(self.name, self.state, self.cause, self.stderr[-QUOTED_STDERR_LINES:])
+
     async def run(self, starting: anyio.Semaphore) -> None:
         """Own the connection until `stop`: connect, list, watch, and connect again after a failure.
 

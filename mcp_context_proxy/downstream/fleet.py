@@ -63,6 +63,11 @@ class Fleet:
             await client.settled()
 
     @property
+    def unlisted(self) -> tuple[DownstreamClient, ...]:
+        """Servers of which nothing is known yet: still starting, or never connected."""
+        return tuple(client for client in self.clients.values() if client.introduction is None)
+
+    @property
     def starting(self) -> tuple[str, ...]:
         """Servers whose first attempt to connect is not over."""
         return tuple(

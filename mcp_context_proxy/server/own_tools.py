@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import Handle, Handles, Session
+from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, UnknownItemError
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.server import meta_tools, rendering
@@ -30,9 +31,15 @@ class OwnTools:
     """Answers ``tools/call`` for the meta tools."""
 
     def __init__(
-        self, catalog: Catalog, searcher: Searcher, calls: ToolCalls, handles: Handles, changes: Changes
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        searcher: Searcher,
+        calls: ToolCalls,
+        handles: Handles,
+        changes: Changes,
     ) -> None:
-        self._catalog, self._searcher, self._calls = catalog, searcher, calls
+        self._catalog, self._fleet, self._searcher, self._calls = catalog, fleet, searcher, calls
         self._handles, self._changes = handles, changes
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
@@ -48,47 +55,72 @@ class OwnTools:
             return failure(f"{name}: {error}")
 
     async def _search(self, wanted: meta_tools.SearchArguments, params: Members, caller: Caller) -> bytes:
-        servers = [source.key for source in self._catalog.snapshot.sources]
+        servers = list(self._fleet.clients)
         if wanted.server is not None and wanted.server not in servers:
             nearest = difflib.get_close_matches(wanted.server, servers, n=1)
             hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
             raise _UnusableArgumentsError(
-                f"no tools of a server {wanted.server!r} are known.{hint} There are: {', '.join(servers)}"
+                f"there is no server {wanted.server!r}.{hint} There are: {', '.join(servers)}"
             )
         kinds = None if wanted.kinds is None else frozenset(Kind(kind) for kind in wanted.kinds)
         found = await self._searcher.search(
             wanted.query,
-            self._catalog.snapshot,
+            self._catalog,
             kinds=kinds,
             server=wanted.server,
             top_n=wanted.top_n,
             on_progress=_progress(params, caller),
         )
         self._show(caller.session, wanted.query, found)
-        return _answer(wanted.query, found, wanted.include_schema)
+        return self._answer(wanted.query, found, wanted.include_schema)
 
     async def _set_context(
         self, wanted: meta_tools.ContextArguments, params: Members, caller: Caller
     ) -> bytes:
         query = wanted.query if wanted.intent is None else f"{wanted.query}\n{wanted.intent}"
-        found = await self._searcher.search(
-            query, self._catalog.snapshot, on_progress=_progress(params, caller)
-        )
+        found = await self._searcher.search(query, self._catalog, on_progress=_progress(params, caller))
         self._show(caller.session, query, found)
         context_id = self._handles.create(Handle(query, tuple(_tool_names(found))))
-        return _answer(query, found, True, context_id=context_id)
+        return self._answer(query, found, True, context_id=context_id)
 
     async def _call(self, wanted: meta_tools.CallArguments, params: Members, caller: Caller) -> bytes:
         if wanted.name in meta_tools.NAMES - {meta_tools.CALL}:
             return await self.call(wanted.name, {**params, "arguments": _or_empty(wanted.arguments)}, caller)
         try:
-            tool = self._calls.resolve(wanted.name)
+            tool = await self._calls.resolve(wanted.name)
             sent = {**params, "arguments": _or_empty(wanted.arguments)}
             return await self._calls.call_tool(tool, sent, caller)
         except UnknownItemError as error:
             return failure(f"{error}\n{meta_tools.SEARCH} finds tools by what they do.")
         except (DownstreamError, RequestError) as error:
             return failure(str(error))
+
+    def _answer(self, query: str, found: Found, with_schema: bool, **more: Any) -> bytes:
+        tools, documents = found.tools, found.documents
+        results = [*tools.results, *(documents.results if documents else ())]
+        data: dict[str, Any] = {
+            "query": query,
+            "fits": bool(results),
+            "results": [rendering.structured(result, with_schema) for result in results],
+            "method": tools.method,
+            "known": found.known,
+            **more,
+        }
+        if not results:
+            data["near_misses"] = [rendering.structured(result, with_schema) for result in tools.near_misses]
+        notes = [note for note in (tools.note, self._missing_servers()) if note]
+        if notes:
+            data["note"] = " ".join(notes)
+        text = rendering.answer_text(query, found, notes, with_schema)
+        return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
+
+    def _missing_servers(self) -> str:
+        """Which servers could not be searched, for the model to know and perhaps to try again."""
+        missing = self._fleet.unlisted
+        if not missing:
+            return ""
+        named = ", ".join(f"{client.name} ({client.state})" for client in missing)
+        return f"Not searched, because not connected: {named}."
 
     def _show(self, session: Session | None, query: str, found: Found) -> None:
         """A handshake-era session lists from now on what was selected for it; only the list can grow."""
@@ -118,25 +150,6 @@ def _or_empty(arguments: Any) -> Raw:
 
 def _tool_names(found: Found) -> list[str]:
     return [result.item.exposed_name for result in found.tools.results if isinstance(result.item, Tool)]
-
-
-def _answer(query: str, found: Found, with_schema: bool, **more: Any) -> bytes:
-    tools, documents = found.tools, found.documents
-    results = [*tools.results, *(documents.results if documents else ())]
-    data: dict[str, Any] = {
-        "query": query,
-        "fits": bool(results),
-        "results": [rendering.structured(result, with_schema) for result in results],
-        "method": tools.method,
-        "known": found.known,
-        **more,
-    }
-    if not results:
-        data["near_misses"] = [rendering.structured(result, with_schema) for result in tools.near_misses]
-    if tools.note:
-        data["note"] = tools.note
-    text = rendering.answer_text(query, tools, documents, found.known, with_schema)
-    return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
 
 
 def _progress(params: Members, caller: Caller) -> OnProgress | None:

@@ -7,13 +7,14 @@ schema has more to say, the structured form of the result carries it whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from mcp_context_proxy.items import Document, Tool
-from mcp_context_proxy.retrieval.ranking import Ranking, Result
+from mcp_context_proxy.retrieval.ranking import Result
+from mcp_context_proxy.server.search import Found
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.text import clean
 
@@ -126,15 +127,14 @@ def _why(result: Result) -> str:
     return f"score {result.score:.2f}: {result.why}"
 
 
-def answer_text(query: str, tools: Ranking, documents: Ranking | None, known: int, with_schema: bool) -> str:
+def answer_text(query: str, answer: Found, notes: Sequence[str], with_schema: bool) -> str:
     """The whole answer to a search for a model to read."""
+    tools, documents, known = answer.tools, answer.documents, answer.known
     found = [
         *_texts(tools.results, with_schema),
         *_texts(documents.results if documents else (), with_schema),
     ]
-    parts = []
-    if tools.note:
-        parts.append(f"Note: {tools.note}")
+    parts = [f"Note: {note}" for note in notes]
     if found:
         parts.append(f"{len(found)} best matches of {known} for {json.dumps(query, ensure_ascii=False)}:")
         parts += found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,12 +12,17 @@ import anyio
 import anyio.to_thread
 from anyio.from_thread import run_sync as on_loop
 
+from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.ranking import Filters, Ranking, SearchOptions
 
 logger = logging.getLogger(__name__)
+
+STARTING_PATIENCE_SECONDS = 1.0
+"""How long a search waits for servers that are still starting: a host's first question should not miss
+half of what there is, and nobody should wait for a server that hangs."""
 
 SEARCHES_AT_ONCE = 4
 """Worker threads that search at a time; more would only share the same processors."""
@@ -45,32 +50,42 @@ class Found:
 class Searcher:
     """The engine as the server uses it: asynchronous, with the configured options."""
 
-    def __init__(self, engine: Engine, config: Config) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, config: Config, caught_up: Callable[[float], Awaitable[None]]) -> None:
+        """Prepare to search.
+
+        Args:
+            engine: Finds and ranks.
+            config: Has the search options.
+            caught_up: Waits, no longer than it is told, for servers that are still starting.
+        """
+        self._engine, self._caught_up = engine, caught_up
         self._options = {domain: _options(config, domain) for domain in ("tools", "documents")}
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
 
     async def search(
         self,
         query: str,
-        snapshot: Snapshot,
+        catalog: Catalog,
         *,
         kinds: frozenset[Kind] | None = None,
         server: str | None = None,
         top_n: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> Found:
-        """Search a snapshot.
+        """Search what the catalog holds, giving servers that are still starting a moment to be in it.
 
         Args:
             query: In the user's or model's words.
-            snapshot: Of the catalog.
+            catalog: Of everything.
             kinds: To search for; None for all.
             server: Only its tools; None for all.
             top_n: How many items of each domain; None for the configured number.
             on_progress: Told how far indexing is, when the search has to wait for it.
         """
-        searched = partial(self._search, query, snapshot, kinds, server, top_n, _from_thread(on_progress))
+        await self._caught_up(STARTING_PATIENCE_SECONDS)
+        searched = partial(
+            self._search, query, catalog.snapshot, kinds, server, top_n, _from_thread(on_progress)
+        )
         return await anyio.to_thread.run_sync(searched, abandon_on_cancel=True, limiter=self._limiter)
 
     async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from mcp_context_proxy.catalog import exposed
+from mcp_context_proxy.catalog import exposed, naming
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.context.query import Query, query_of
@@ -36,6 +36,9 @@ BYTES_PER_TOKEN = 4
 
 BASE_TTL_MS = 60_000
 """How long a client may keep the base list. It changes only when a server's tools do, which is announced."""
+
+STARTING_PATIENCE_SECONDS = 5.0
+"""How long a call of a tool that is not known waits for servers that are still starting."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
 
@@ -79,9 +82,8 @@ class ToolList:
         """
         if envelope.text(params.get("cursor")):
             raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
-        snapshot = self._catalog.snapshot
         query = query_of(params, caller.session, self._handles)
-        names = await self._names(snapshot, query)
+        snapshot, names = await self._names(query)
         tools = self._encoded(snapshot, names)
         if query is None and not self._fleet.starting:
             return b'{"tools":%b,"ttlMs":%d,"cacheScope":"private"}' % (tools, BASE_TTL_MS)
@@ -128,18 +130,23 @@ class ToolList:
             return base
         return self._ordered(snapshot, base, session.shown)
 
-    async def _names(self, snapshot: Snapshot, query: Query | None) -> tuple[str, ...]:
+    async def _names(self, query: Query | None) -> tuple[Snapshot, tuple[str, ...]]:
+        """The snapshot that is listed, and the exposed names out of it."""
+        snapshot = self._catalog.snapshot
         if query is None or self._expose.mode == "all":
-            return self.base_names(snapshot)
+            return snapshot, self.base_names(snapshot)
         if not query.explicit and self.lists_all(snapshot):
-            return self.base_names(snapshot)
-        shown = query.shown or await self._select(snapshot, query.text)
+            return snapshot, self.base_names(snapshot)
+        shown = query.shown
+        if query.text:
+            shown = tuple(await self._select(query.text))
+            snapshot = self._catalog.snapshot
         always = [name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS]
-        return self._ordered(snapshot, always, shown)
+        return snapshot, self._ordered(snapshot, always, shown)
 
-    async def _select(self, snapshot: Snapshot, text: str) -> list[str]:
+    async def _select(self, text: str) -> list[str]:
         try:
-            found = await self._searcher.search(text, snapshot, kinds=TOOL_ONLY)
+            found = await self._searcher.search(text, self._catalog, kinds=TOOL_ONLY)
         except Exception:
             # boundary: a list must not fail because the selection did
             logger.exception("the selection for a list failed; the base list is served")
@@ -163,22 +170,38 @@ class ToolList:
 class ToolCalls:
     """Passes calls to the server that has the tool."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet) -> None:
-        self._catalog, self._fleet = catalog, fleet
+    def __init__(self, catalog: Catalog, fleet: Fleet, caught_up: Callable[[float], Awaitable[None]]) -> None:
+        """Prepare to call.
 
-    def resolve(self, name: str) -> Tool:
+        Args:
+            catalog: Of everything.
+            fleet: The downstream servers.
+            caught_up: Waits, no longer than it is told, for servers that are still starting.
+        """
+        self._catalog, self._fleet, self._caught_up = catalog, fleet, caught_up
+
+    async def resolve(self, name: str) -> Tool:
         """The tool by its exposed name, or by its own name where only one server has it.
 
         Raises:
             UnknownItemError: no tool has that name, or several have.
+            ServerUnavailableError: the name is of a server of which nothing is known.
         """
+        tool = self._catalog.snapshot.tools.get(name)
+        if tool is None:
+            # A host may remember a tool from last time and call it before its server is up.
+            await self._caught_up(STARTING_PATIENCE_SECONDS)
+            tool = self._catalog.snapshot.tools.get(name)
+        return self._nearly(name) if tool is None else tool
+
+    def _nearly(self, name: str) -> Tool:
         tools = self._catalog.snapshot.tools
-        tool = tools.get(name)
-        if tool is not None:
-            return tool
         same = [known for known in tools.values() if known.name == name]
         if len(same) == 1:
             return same[0]
+        client = self._fleet.clients.get(name.partition(naming.SEPARATOR)[0])
+        if client is not None and client in self._fleet.unlisted:
+            raise client.unavailable()
         nearest = [known.exposed_name for known in same] or difflib.get_close_matches(name, tools, n=3)
         raise UnknownItemError("tool", name, nearest)
 
@@ -195,7 +218,7 @@ class ToolCalls:
         if name is None:
             raise RequestError(INVALID_PARAMS, "tools/call needs the name of a tool")
         try:
-            return await self.call_tool(self.resolve(name), params, caller)
+            return await self.call_tool(await self.resolve(name), params, caller)
         except RemoteError as error:
             raise forwarding.request_error(error) from error
         except (DownstreamError, UnknownItemError) as error:
