@@ -20,6 +20,7 @@ from mcp_context_proxy.catalog.library import Changes as DocumentChanges
 from mcp_context_proxy.catalog.library import DocumentLibrary
 from mcp_context_proxy.catalog.watch import watch
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.secrets import RedactingFilter, Redactor, secrets_of
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.embedding.cache import CachedEmbedder
@@ -150,6 +151,7 @@ def store_location(config: Config) -> Path | Literal["memory"] | None:
 @asynccontextmanager
 async def open_proxy(config: Config) -> AsyncIterator[Proxy]:
     """A running proxy, without a front."""
+    _redact_logs(config)
     store = await anyio.to_thread.run_sync(open_store, store_location(config))
     try:
         proxy = Proxy(config, store)
@@ -158,6 +160,12 @@ async def open_proxy(config: Config) -> AsyncIterator[Proxy]:
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(store.close)
+
+
+def _redact_logs(config: Config) -> None:
+    secrets = [secret for server in config.servers.values() for secret in secrets_of(server)]
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RedactingFilter(Redactor(secrets)))
 
 
 async def serve(config: Config, front: Front) -> None:

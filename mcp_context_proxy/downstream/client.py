@@ -17,6 +17,7 @@ import anyio
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.secrets import Redactor, secrets_of
 from mcp_context_proxy.downstream import listing
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe
 from mcp_context_proxy.downstream.link import PLAIN, Link, Notify, Outgoing
@@ -91,7 +92,8 @@ class DownstreamClient:
         self._limits = limits
         self._on_change = on_change
         self._on_event = on_event or (lambda method, params: None)
-        self._stderr = StderrTail(config.name, limits)
+        self._redact = Redactor(secrets_of(config))
+        self._stderr = StderrTail(config.name, limits, self._redact)
         self._connected: Connected | None = None
         self._stale: set[str] = set()
         self._notice = anyio.Event()
@@ -347,6 +349,7 @@ class DownstreamClient:
         return await asks[0](method, params)
 
     def _fail(self, cause: str) -> None:
+        cause = self._redact(cause)
         if cause != self.cause:
             logger.warning("server %s: %s", self.name, cause)
         self.cause = cause

@@ -48,8 +48,8 @@ Receive = Callable[[bytes | Oversized], None]
 class StderrTail:
     """The last lines a server wrote to stderr, bounded in bytes and lines."""
 
-    def __init__(self, server: str, limits: Limits) -> None:
-        self._server, self._limit = server, limits.stderr_kept_bytes
+    def __init__(self, server: str, limits: Limits, redact: Callable[[str], str] = str) -> None:
+        self._server, self._limit, self._redact = server, limits.stderr_kept_bytes, redact
         self._lines: deque[str] = deque(maxlen=STDERR_LINES)
         self._partial = b""
 
@@ -62,11 +62,11 @@ class StderrTail:
 
     def lines(self) -> tuple[str, ...]:
         """The last lines, oldest first, including one that is not ended yet."""
-        partial = _printable(self._partial)
+        partial = self._redact(_printable(self._partial))
         return (*self._lines, partial) if partial else tuple(self._lines)
 
     def _add(self, line: bytes) -> None:
-        if text := _printable(line):
+        if text := self._redact(_printable(line)):
             self._lines.append(text)
             logger.debug("%s: %s", self._server, text)
 

@@ -39,19 +39,11 @@ def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     return np.flatnonzero(scores >= threshold)
 
 
-def select(scores: NDArray[np.float32], options: SearchOptions) -> int:
-    """How many of the candidates, given their scores in order, are selected."""
+def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
+    """How many of the candidates, given their scores in order, are selected for their rank."""
     if not scores.size:
         return 0
-    return min(max(_fixed_or_by_share(scores, options), _included(scores, options)), scores.size)
-
-
-def _fixed_or_by_share(scores: NDArray[np.float32], options: SearchOptions) -> int:
     if options.share_of_best is None:
-        return options.top_n
+        return min(options.top_n, scores.size)
     near = int((scores >= options.share_of_best * scores.max()).sum())
-    return min(max(near, options.at_least), options.at_most)
-
-
-def _included(scores: NDArray[np.float32], options: SearchOptions) -> int:
-    return min(int((scores >= options.include_score).sum()), options.top_k)
+    return min(max(near, options.at_least), options.at_most, scores.size)

@@ -24,7 +24,7 @@ class SearchOptions:
 
     Candidates are the items of the ``top_k`` best chunks, the ``top_k`` best items lexically, and items whose
     name the query is. Of these, in order of score, the first ``top_n`` are selected, and after them every one
-    that scores ``include_score`` or more, up to ``top_k`` items in all. With ``share_of_best`` the number
+    whose cosine is ``include_score`` or more, up to ``top_k`` items in all. With ``share_of_best`` the number
     follows the scores instead of ``top_n``.
     """
 
@@ -33,7 +33,8 @@ class SearchOptions:
     top_n: int = 5
     """Items selected."""
     include_score: float = 0.7
-    """Items that score as much are selected even past ``top_n``."""
+    """Items whose cosine is as much are selected even past ``top_n``. Of the cosine, not of the score: words
+    in common have no upper bound, and a long query would bring in everything that shares many."""
     share_of_best: float | None = None
     """Select what scores at least this share of the best score, ``at_least`` to ``at_most`` items; 0.65 found
     more of what was needed than a fixed number of the same average."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.retrieval.explanation import explain
-from mcp_context_proxy.retrieval.fusion import FITTING_COSINE, STRONG_COVERAGE, best, fuse, select
+from mcp_context_proxy.retrieval.fusion import FITTING_COSINE, STRONG_COVERAGE, best, count_selected, fuse
 from mcp_context_proxy.retrieval.index import KINDS, Index
 from mcp_context_proxy.retrieval.ranking import Filters, Result, SearchOptions
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
@@ -56,7 +56,12 @@ class Scored:
         candidates = self._candidates(options.top_k)
         is_exact = np.isin(candidates, list(self.exact))
         ordered = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
-        return [int(item) for item in ordered[: select(self.fused[ordered], options)]]
+        count = count_selected(self.fused[ordered], options)
+        more = [item for item in ordered[count:] if self._is_near(item, options.include_score)]
+        return [int(item) for item in (*ordered[:count], *more[: max(0, options.top_k - count)])]
+
+    def _is_near(self, item: np.intp, cosine: float) -> bool:
+        return self.cosine is not None and bool(self.cosine[item] >= cosine)
 
     def fits(self) -> bool:
         """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.

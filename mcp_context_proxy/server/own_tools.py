@@ -128,7 +128,7 @@ class OwnTools:
             return
         session.query = query
         with self._changes.watching(session):
-            session.shown.update(dict.fromkeys(_tool_names(found)))
+            session.shown.update(dict.fromkeys(sorted(_tool_names(found))))
 
 
 class _UnusableArgumentsError(Exception):

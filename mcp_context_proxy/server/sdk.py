@@ -45,6 +45,11 @@ SESSION_KEY = "mcp-context-proxy/session"
 NOTIFICATIONS_QUEUED = 1024
 """Notifications of one request that wait to be sent; more are dropped, as progress may be."""
 
+EXTENSIONS: dict[str, dict[str, Any]] = {
+    era.OWN_PREFIX + "query-lists": {"queryKey": era.QUERY_KEY, "contextKey": era.CONTEXT_KEY}
+}
+"""Tells clients that lists can be asked for by query, and under which ``_meta`` keys."""
+
 PARAMS: Mapping[str, type[BaseModel]] = {
     "tools/list": types.PaginatedRequestParams,
     "tools/call": types.CallToolRequestParams,
@@ -90,6 +95,7 @@ class SdkServer(Server[Any]):
             # Without it, every modern HTTP call would first run the whole tools/list.
             get_tool_input_schema=header_schema,
         )
+        self.extensions = EXTENSIONS
         self._gateway, self._changes = gateway, changes
         for method, params in PARAMS.items():
             self.add_request_handler(method, params, _unreachable)
@@ -104,7 +110,10 @@ class SdkServer(Server[Any]):
     ) -> InitializationOptions:
         """Declare ``listChanged`` also where the SDK asks without options, as for HTTP sessions."""
         options = notification_options or NotificationOptions(True, True, True)
-        return super().create_initialization_options(options, experimental_capabilities, extensions)
+        # The handshake era knows no extensions, only experiments.
+        return super().create_initialization_options(
+            options, {**EXTENSIONS, **(experimental_capabilities or {})}, extensions
+        )
 
     async def _pass(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Answer from the gateway what it knows; leave the rest, and every refusal, to the SDK."""

@@ -155,9 +155,8 @@ class ToolList:
         return [result.item.exposed_name for result in results if isinstance(result.item, Tool)]
 
     def _ordered(self, snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
-        """By a key that no query changes: ``always`` items, then the others by name."""
-        base = tuple(first)
-        return (*base, *sorted(name for name in set(more) - set(base) if name in snapshot.tools))
+        """``always`` items, then the others in the order given; those that have gone are left out."""
+        return tuple(name for name in dict.fromkeys((*first, *more)) if name in snapshot.tools)
 
     def _encoded(self, snapshot: Snapshot, names: tuple[str, ...]) -> bytes:
         generation, cached_names, encoded = self._cached

@@ -1,0 +1,44 @@
+import logging
+
+from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config.secrets import RedactingFilter, Redactor, secrets_of
+
+
+def server(**settings: object) -> ServerConfig:
+    return ServerConfig.model_validate({"name": "s", "command": "run", **settings})
+
+
+def test_a_value_from_the_environment_is_replaced_by_its_variable() -> None:
+    redact = Redactor(secrets_of(server(secrets=(("GITHUB_TOKEN", "s3cr3t-value"),))))
+
+    assert redact("denied for s3cr3t-value!") == "denied for [redacted GITHUB_TOKEN]!"
+
+
+def test_a_literal_value_is_a_secret_when_its_name_says_so() -> None:
+    redact = Redactor(secrets_of(server(env={"API_KEY": "abcdef123", "REGION": "eu-central"})))
+
+    assert redact("abcdef123 in eu-central") == "[redacted API_KEY] in eu-central"
+
+
+def test_the_token_of_an_authorization_header_is_redacted_without_its_scheme_too() -> None:
+    redact = Redactor(secrets_of(server(headers={"Authorization": "Bearer tok-123456"})))
+
+    assert redact("sent tok-123456") == "sent [redacted Authorization]"
+
+
+def test_a_secret_that_contains_another_is_replaced_whole() -> None:
+    redact = Redactor([("SHORT", "abcdef"), ("LONG", "abcdefghij")])
+
+    assert redact("abcdefghij abcdef") == "[redacted LONG] [redacted SHORT]"
+
+
+def test_a_value_too_short_to_be_told_from_text_is_left() -> None:
+    assert Redactor([("PIN", "1234")])("1234 items") == "1234 items"
+
+
+def test_a_logged_message_is_redacted_after_its_arguments_are_filled_in() -> None:
+    record = logging.LogRecord("n", logging.INFO, "f", 1, "server said %s", ("s3cr3t-value",), None)
+
+    assert RedactingFilter(Redactor([("TOKEN", "s3cr3t-value")])).filter(record)
+
+    assert record.getMessage() == "server said [redacted TOKEN]"
