@@ -137,9 +137,11 @@ class Host:
 
 
 @asynccontextmanager
-async def inside(config: Path, *, settled: bool = True) -> AsyncIterator[Proxy]:
+async def inside(
+    config: Path, *, settled: bool = True, patience: float | None = 2 * PATIENCE
+) -> AsyncIterator[Proxy]:
     """The proxy without a front, in this process."""
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(patience):
         async with open_proxy(load(config, environ={})) as proxy:
             if settled:
                 await proxy.settled()

@@ -23,6 +23,9 @@ HANDSHAKE, MODERN = "2025-11-25", "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"
 OWN = "io.github.mcp-context-proxy/"
 
+CANCELLED = -32800
+"""What a cancelled request of the handshake era is answered with over HTTP: its response has to end."""
+
 PATIENCE = 20
 """Seconds before a wait is given up; far more than any takes."""
 
@@ -129,8 +132,10 @@ class RawClient:
         )
 
     async def cancel(self, request_id: int | str) -> None:
-        """Cancel a request; no answer to it is expected, nor allowed, any more."""
+        """Cancel a request; no answer to it is allowed any more, but for the error that ends a POST."""
         self._pending.pop(request_id).cancel()
+        if isinstance(self.wire, HttpWire):
+            self._abandoned.add(request_id)
         await self.notify("notifications/cancelled", {"requestId": request_id})
 
     async def until(self, condition: Callable[[RawClient], Any]) -> Any:
@@ -182,6 +187,8 @@ class RawClient:
     def _receive_reply(self, message: dict[str, Any]) -> None:
         if message["id"] is None:
             self.null_errors.append(message["error"])
+            return
+        if message["id"] in self._abandoned and message.get("error", {}).get("code") == CANCELLED:
             return
         future = self._pending.pop(message["id"], None)
         if future is None:

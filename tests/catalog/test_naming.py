@@ -1,0 +1,85 @@
+"""Names that hosts see: valid, bounded, and never the same for two tools."""
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mcp_context_proxy.catalog.naming import bare_names, exposed_name
+
+VALID = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
+SERVERS = st.from_regex(r"[a-zA-Z0-9_-]{1,40}", fullmatch=True).filter(lambda name: "__" not in name)
+NEAR = st.text(alphabet="ab_-. é", min_size=1, max_size=6)
+"""Few characters, so that pairs come near each other."""
+TOOLS = st.text(min_size=1, max_size=80) | NEAR
+LENGTHS = st.integers(min_value=16, max_value=128)
+
+
+@given(SERVERS, TOOLS, LENGTHS)
+def test_every_name_is_valid_and_within_its_length(server: str, tool: str, length: int) -> None:
+    name = exposed_name(server, tool, length)
+
+    assert VALID.fullmatch(name)
+    assert len(name) <= length
+
+
+NEAR_SERVERS = st.text(alphabet="ab_-", min_size=1, max_size=4).filter(lambda name: "__" not in name)
+
+
+@given(st.tuples(NEAR_SERVERS, NEAR), st.tuples(NEAR_SERVERS, NEAR))
+@example(("a", "_b"), ("a_", "b"))
+@example(("a", "b__c"), ("a_b", "c"))
+@example(("a", "b.c"), ("a", "b_c"))
+@example(("-a", "b"), ("_-a", "b"))
+@example(("a", "b c"), ("a", "b.c"))
+def test_two_tools_never_share_a_name(first: tuple[str, str], second: tuple[str, str]) -> None:
+    if first != second:
+        assert exposed_name(*first, 50) != exposed_name(*second, 50)
+
+
+@given(st.tuples(SERVERS, TOOLS), st.tuples(SERVERS, TOOLS))
+def test_two_arbitrary_tools_never_share_a_name(first: tuple[str, str], second: tuple[str, str]) -> None:
+    if first != second:
+        assert exposed_name(*first, 50) != exposed_name(*second, 50)
+
+
+def test_a_plain_name_is_server_and_tool() -> None:
+    assert exposed_name("github", "create_issue", 50) == "github__create_issue"
+
+
+@pytest.mark.parametrize("tool", ["x" * 60, "x" * 30 + "." + "y" * 30, "naïve.tool", "名前"])
+def test_an_altered_name_says_so_by_a_hash_and_is_stable(tool: str) -> None:
+    name = exposed_name("server", tool, 50)
+
+    assert re.search(r"_[0-9a-f]{6}(_|$)", name)
+    assert name == exposed_name("server", tool, 50)
+
+
+def test_a_long_name_keeps_both_its_ends() -> None:
+    name = exposed_name("server", "create_" + "x" * 60 + "_from_template", 50)
+
+    assert name.startswith("server__create_")
+    assert name.endswith("template")
+    assert len(name) == 50
+
+
+def test_bare_names_are_kept_where_they_are_valid_unique_and_free() -> None:
+    pairs = [("a", "one"), ("a", "same"), ("b", "same"), ("b", "call_tool"), ("b", "x.y"), ("c", "z" * 60)]
+
+    names = bare_names(pairs, {"call_tool"}, 50)
+
+    assert names["a", "one"] == "one"
+    assert names["a", "same"] == "a__same"
+    assert names["b", "same"] == "b__same"
+    assert names["b", "call_tool"] == "b__call_tool"
+    assert names["b", "x.y"] == exposed_name("b", "x.y", 50)
+    assert names["c", "z" * 60] == exposed_name("c", "z" * 60, 50)
+
+
+@given(st.lists(st.tuples(NEAR_SERVERS, NEAR), unique=True, max_size=12))
+@example([("a", "b"), ("c", "a__b"), ("d", "b")])
+def test_names_with_and_without_prefix_never_meet(pairs: list[tuple[str, str]]) -> None:
+    names = bare_names(pairs, (), 50)
+
+    assert len(set(names.values())) == len(pairs)

@@ -1,0 +1,293 @@
+"""What ``tools/list`` shows: stable by default, filtered by the query where the request carries one."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.proxies import Host, inside
+from support.raw_client import OWN, RpcError
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+
+pytestmark = pytest.mark.anyio
+
+OURS = ["search_available_tools", "call_tool", "set_context"]
+QUERY = {OWN + "query": "translate a text into another language"}
+SUBJECTS = {
+    "translate": "Translate a text from one language into another",
+    "weather": "Forecast of the weather for a place, by the hour",
+    "invoice": "Write an invoice to a customer and send it",
+    "resize": "Resize a picture to a width and a height in pixels",
+    "commit": "Record staged changes in a git repository",
+    "calendar": "Add an appointment to the calendar",
+    "stock": "Price of a share at the stock exchange",
+    "playlist": "Songs of a playlist, in the order they are played",
+}
+
+
+def tools() -> list[dict[str, Any]]:
+    return [tool(name, description) for name, description in SUBJECTS.items()]
+
+
+@pytest.fixture(scope="module")
+async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:
+    """More than is listed whole, one tool in every list, one in none."""
+    workshop = Workshop(tmp_path_factory.mktemp("lists"))
+    settings = {"tools": {"weather": {"include": "always"}, "stock": {"include": "manual"}}}
+    workshop.server("work", tools=tools(), settings=settings)
+    async with inside(workshop.config(expose={"list_all_below": 0}), patience=None) as opened:
+        yield opened
+
+
+@pytest.fixture
+def host(proxy: Proxy, era: str) -> Host:
+    return Host(proxy, era)
+
+
+async def test_by_default_it_lists_our_own_tools_and_those_that_are_always_included(host: Host) -> None:
+    assert await host.names() == [*OURS, "work__weather"]
+
+
+async def test_a_query_in_the_request_adds_what_fits_it(host: Host) -> None:
+    names = await host.names(**QUERY)
+
+    assert names[:4] == [*OURS, "work__weather"]
+    assert "work__translate" in names
+    assert "work__stock" not in names
+    assert len(names) < 4 + len(SUBJECTS) - 1
+
+
+async def test_the_order_never_follows_the_score(host: Host) -> None:
+    names = await host.names(**{OWN + "query": "weather, invoice, translate a text, add an appointment"})
+
+    assert names[4:] == sorted(names[4:])
+
+
+async def test_an_answer_that_depends_on_a_query_is_not_for_keeping(proxy: Proxy) -> None:
+    answer = await Host(proxy, "modern").request("tools/list", **QUERY)
+
+    assert (answer["ttlMs"], answer["cacheScope"]) == (0, "private")
+
+
+async def test_the_base_list_may_be_kept_for_a_while(proxy: Proxy) -> None:
+    answer = await Host(proxy, "modern").request("tools/list")
+
+    assert answer["ttlMs"] > 0
+    assert answer["cacheScope"] == "private"
+
+
+@pytest.mark.parametrize("query", ["", "   ", None, 7, ["a"], {}], ids=repr)
+async def test_what_is_not_a_query_is_none(host: Host, query: Any) -> None:
+    assert await host.names(**{OWN + "query": query}) == [*OURS, "work__weather"]
+
+
+async def test_a_huge_query_is_cut_and_answered(host: Host) -> None:
+    assert (await host.names(**{OWN + "query": "translate " * 100_000}))[:3] == OURS
+
+
+async def test_set_context_gives_a_handle_that_selects_the_same_for_any_request(proxy: Proxy) -> None:
+    host = Host(proxy, "modern")
+    answer = (await host.call("set_context", {"query": QUERY[OWN + "query"]}))["structuredContent"]
+
+    by_handle = await host.request("tools/list", **{OWN + "context": answer["context_id"]})
+    other = await Host(proxy, "handshake").names(**{OWN + "context": answer["context_id"]})
+
+    names = [entry["name"] for entry in by_handle["tools"]]
+    assert names == other == await host.names(**QUERY)
+    assert (by_handle["ttlMs"], by_handle["cacheScope"]) == (0, "private")
+
+
+async def test_handles_cannot_be_guessed(proxy: Proxy) -> None:
+    given = {
+        (await Host(proxy, "modern").call("set_context", {"query": "a text"}))["structuredContent"][
+            "context_id"
+        ]
+        for _ in range(3)
+    }
+
+    assert len(given) == 3
+    assert min(map(len, given)) >= 22  # 128 bits in base 64
+
+
+@pytest.mark.parametrize("handle", ["no-such-handle", "x" * 10_000])
+async def test_an_unknown_handle_is_refused(host: Host, handle: str) -> None:
+    with pytest.raises(RpcError, match="set_context") as refused:
+        await host.names(**{OWN + "context": handle})
+
+    assert refused.value.code == -32602
+
+
+async def test_a_query_beats_a_handle(proxy: Proxy) -> None:
+    host = Host(proxy, "modern")
+    answer = await host.call("set_context", {"query": "resize a picture"})
+    handle = {OWN + "context": answer["structuredContent"]["context_id"]}
+
+    assert await host.names(**QUERY, **handle) == await host.names(**QUERY)
+
+
+async def test_no_search_changes_the_list_of_a_modern_client(proxy: Proxy) -> None:
+    host = Host(proxy, "modern")
+    before = await host.names()
+
+    await host.call("search_available_tools", {"query": "translate a text"})
+    await host.call("set_context", {"query": "resize a picture"})
+
+    assert await host.names() == before
+
+
+async def test_a_handshake_session_lists_what_it_searched_and_only_ever_more(proxy: Proxy) -> None:
+    host = Host(proxy, "handshake")
+
+    await host.call("search_available_tools", {"query": "translate a text", "top_n": 1})
+    first = await host.names()
+    await host.call("search_available_tools", {"query": "resize a picture", "top_n": 1})
+    second = await host.names()
+
+    assert "work__translate" in first
+    assert set(first) < set(second)
+    assert "work__resize" in second
+
+
+async def test_what_a_session_has_seen_keeps_its_place_when_the_list_grows(proxy: Proxy) -> None:
+    host = Host(proxy, "handshake")
+
+    await host.call("search_available_tools", {"query": "translate a text", "top_n": 1})
+    first = await host.names()
+    await host.call("search_available_tools", {"query": "resize a picture", "top_n": 1})
+    second = await host.names()
+
+    assert second[: len(first)] == first
+
+
+async def test_one_session_does_not_see_what_another_searched(proxy: Proxy) -> None:
+    await Host(proxy, "handshake").call("search_available_tools", {"query": "translate a text"})
+
+    assert await Host(proxy, "handshake").names() == [*OURS, "work__weather"]
+
+
+async def test_a_tool_that_is_listed_by_hand_only_is_never_found_but_can_be_called(host: Host) -> None:
+    found = await host.call("search_available_tools", {"query": "price of a share", "top_n": 50})
+    called = await host.call("work__stock", {"text": "x"})
+
+    assert "work__stock" not in [each["name"] for each in found["structuredContent"]["results"]]
+    assert "isError" not in called
+
+
+async def test_every_tool_can_be_called_though_it_is_not_listed(host: Host) -> None:
+    for name in SUBJECTS:
+        for called in (f"work__{name}", name):
+            result = await host.call(called, {"text": name})
+            assert json.loads(result["content"][0]["text"])["name"] == name
+
+
+async def test_a_small_catalog_is_listed_whole(workshop: Workshop, era: str) -> None:
+    workshop.server("work", tools=tools())
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        expected = [*OURS, *sorted(f"work__{name}" for name in SUBJECTS)]
+
+        assert await host.names() == expected
+        await host.call("search_available_tools", {"query": "translate a text"})
+        assert await host.names() == expected
+
+
+async def test_mode_all_lists_everything_whatever_its_size(workshop: Workshop, era: str) -> None:
+    workshop.server("work", tools=tools())
+    async with inside(workshop.config(expose={"mode": "all", "list_all_below": 0})) as proxy:
+        assert await Host(proxy, era).names() == [*OURS, *sorted(f"work__{name}" for name in SUBJECTS)]
+
+
+async def test_mode_search_lists_nothing_more_however_small_the_catalog(workshop: Workshop, era: str) -> None:
+    workshop.server("work", tools=tools(), settings={"tools": {"commit": {"include": "always"}}})
+    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
+        assert await Host(proxy, era).names() == [*OURS, "work__commit"]
+
+
+async def test_a_server_that_is_always_included_is_listed_but_for_its_exceptions(workshop: Workshop) -> None:
+    settings = {"include": "always", "tools": {"commit": {"include": "agent"}}}
+    workshop.server("work", tools=tools(), settings=settings)
+    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
+        names = await Host(proxy, "modern").names()
+
+    assert names == [*OURS, *sorted(f"work__{name}" for name in SUBJECTS if name != "commit")]
+
+
+async def test_without_prefix_tools_are_called_and_listed_by_their_own_names(workshop: Workshop) -> None:
+    workshop.server("work", tools=[tool("one"), tool("both"), tool("call_tool")])
+    workshop.server("play", tools=[tool("two"), tool("both")])
+    async with inside(workshop.config(expose={"prefix": False})) as proxy:
+        host = Host(proxy, "modern")
+        names = await host.names()
+        called = await host.call("work__call_tool", {"text": "x"})
+
+    assert names == [*OURS, "one", "play__both", "two", "work__both", "work__call_tool"]
+    assert json.loads(called["content"][0]["text"])["name"] == "call_tool"
+
+
+async def test_our_own_definitions_depend_on_the_configuration_alone(workshop: Workshop) -> None:
+    def own(answer: dict[str, Any]) -> str:
+        return json.dumps(answer["tools"][:3])
+
+    workshop.server("work", tools=tools())
+    workshop.server("gone", at_start=[{"exit": 1}])
+    async with inside(workshop.config(), settled=False) as proxy:
+        at_once = own(await Host(proxy, "modern").request("tools/list"))
+        await proxy.settled()
+        settled = own(await Host(proxy, "handshake").request("tools/list"))
+    async with inside(workshop.config()) as proxy:
+        again = own(await Host(proxy, "modern").request("tools/list"))
+
+    assert at_once == settled == again
+
+
+async def test_odd_entries_are_withheld_one_by_one(workshop: Workshop) -> None:
+    odd: list[Any] = [
+        None,
+        "text",
+        [],
+        {},
+        {"name": "", "inputSchema": {"type": "object"}},
+        {"name": 7, "inputSchema": {"type": "object"}},
+        {"name": "no\nprint", "inputSchema": {"type": "object"}},
+        {"name": "none"},
+        {"name": "listed", "inputSchema": []},
+        {"name": "huge", "inputSchema": {"type": "object", "x": "x" * 300_000}},
+    ]
+    workshop.server("odd", tools=[*odd, tool("good"), tool("good", "again"), tool("fine")])
+    async with inside(workshop.config()) as proxy:
+        names = await Host(proxy, "modern").names()
+        findings = proxy.catalog.snapshot.findings
+
+    assert names == [*OURS, "odd__fine", "odd__good"]
+    assert len(findings) == len(odd) + 1
+
+
+async def test_a_list_in_pages_is_read_to_its_end(workshop: Workshop) -> None:
+    workshop.server("paged", tools=tools(), page_size=3)
+    async with inside(workshop.config()) as proxy:
+        names = await Host(proxy, "modern").names()
+
+    assert len(names) == 3 + len(SUBJECTS)
+
+
+async def test_a_list_that_never_ends_is_cut(workshop: Workshop) -> None:
+    page = {"tools": [tool("one")], "nextCursor": "again"}
+    workshop.server("endless", on={"tools/list": [{"result": page}]})
+    workshop.server("good", tools=[tool("two")])
+    async with inside(workshop.config()) as proxy:
+        names = await Host(proxy, "modern").names()
+
+    assert names == [*OURS, "endless__one", "good__two"]
+
+
+async def test_a_tool_named_like_one_of_ours_does_not_take_its_place(workshop: Workshop) -> None:
+    workshop.server("a", tools=[tool("search_available_tools"), tool("call_tool")])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        names = await host.names()
+        ours = await host.call("search_available_tools", {"query": "anything"})
+
+    assert names == [*OURS, "a__call_tool", "a__search_available_tools"]
+    assert "structuredContent" in ours
