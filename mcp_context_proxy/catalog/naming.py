@@ -60,10 +60,12 @@ def bare_names(
         max_length: Longest name allowed, in characters.
     """
     count = Counter(name for _, name in pairs)
-    taken = set(reserved)
+    prefixed = {(server, name): exposed_name(server, name, max_length) for server, name in pairs}
+    # A tool may be named like another server's tool with its prefix.
+    taken = {*reserved, *prefixed.values()}
     return {
         (server, name): name
         if count[name] == 1 and name not in taken and len(name) <= max_length and _VALID.fullmatch(name)
-        else exposed_name(server, name, max_length)
+        else prefixed[server, name]
         for server, name in pairs
     }

@@ -142,7 +142,8 @@ class ToolList:
             shown = tuple(await self._select(query.text))
             snapshot = self._catalog.snapshot
         always = [name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS]
-        return snapshot, self._ordered(snapshot, always, shown)
+        # By name, never by score; but a session's list only grows at its end.
+        return snapshot, self._ordered(snapshot, always, sorted(shown) if query.explicit else shown)
 
     async def _select(self, text: str) -> list[str]:
         try:
