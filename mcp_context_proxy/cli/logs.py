@@ -8,6 +8,8 @@ import sys
 import click
 
 LEVELS = ("debug", "info", "warning", "error")
+SILENT = "critical"
+"""The level of commands that show what happened themselves."""
 
 
 def configure_logging(level: str) -> None:
@@ -16,7 +18,7 @@ def configure_logging(level: str) -> None:
     Raises:
         click.BadParameter: there is no such level.
     """
-    if level.lower() not in LEVELS:
+    if level.lower() not in (*LEVELS, SILENT):
         raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
     logging.basicConfig(
         stream=sys.stderr,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
 import click
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.cli.logs import configure_logging
+from mcp_context_proxy.cli.logs import SILENT, configure_logging
 from mcp_context_proxy.errors import ContextProxyError
 
 COMMANDS = {
@@ -22,6 +23,10 @@ COMMANDS = {
 }
 
 EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
+"""As a shell reports a program that Ctrl-C ended."""
+EXIT_BROKEN_PIPE = 141
+"""As a shell reports a program whose reader has gone, such as ``| head``."""
 
 
 class LazyGroup(click.Group):
@@ -51,6 +56,17 @@ class LazyGroup(click.Group):
         except ContextProxyError as error:
             click.echo(f"mcp-context-proxy: {error}", err=True)
             ctx.exit(EXIT_FAILURE)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            _discard_stdout()
+            ctx.exit(EXIT_BROKEN_PIPE)
+
+
+def _discard_stdout() -> None:
+    """What is still buffered goes nowhere: at exit Python would complain that it cannot be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True)
@@ -60,12 +76,18 @@ class LazyGroup(click.Group):
     type=click.Path(path_type=Path),
     help="A config.toml, or a host's JSON with mcpServers.",
 )
-@click.option("--log-level", default="warning", show_default=True, help="Of messages on stderr.")
+@click.option(
+    "--log-level",
+    default=None,
+    help="Of messages on stderr: debug, info, warning (the default of serve), error.",
+)
 @click.version_option(__version__, prog_name="mcp-context-proxy")
 @click.pass_context
-def cli(ctx: click.Context, config_path: Path | None, log_level: str) -> None:
+def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> None:
     """One MCP server in front of many: shows the model only the tools the current request needs."""
-    configure_logging(log_level)
+    serving = ctx.invoked_subcommand in {None, "serve"}
+    # The other commands tell themselves what went wrong, where it belongs in what they show.
+    configure_logging(log_level or ("warning" if serving else SILENT))
     ctx.obj = config_path
     if ctx.invoked_subcommand is None:
         command = cli.get_command(ctx, "serve")

@@ -35,3 +35,12 @@ def load_config(
     root = ctx.find_root().obj
     path = config_path or (root if isinstance(root, Path) else None)
     return load(path, overrides=overrides or {})
+
+
+def echo_json(data: Mapping[str, Any]) -> None:
+    """One JSON object on stdout, for programs and for eyes; raw JSON in it stays as it is."""
+    import msgspec
+
+    from mcp_context_proxy.wire import envelope
+
+    click.echo(msgspec.json.format(envelope.encode(data), indent=2))

@@ -1,0 +1,174 @@
+"""``check``: everything that can be wrong, found in one go, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.text import Text
+
+from mcp_context_proxy.cli import diagnosis, progress
+from mcp_context_proxy.cli.options import config_option, load_config
+from mcp_context_proxy.cli.running import run
+from mcp_context_proxy.cli.server_facts import failure, last_output
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.errors import ConfigError, ModelError
+from mcp_context_proxy.items import Kind
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.downstream.client import DownstreamClient
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "PROBLEM"
+
+
+STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found about one thing."""
+
+    level: Level
+    subject: str
+    message: str
+    output: tuple[str, ...] = ()
+    """What the thing itself wrote last."""
+    remedy: str = ""
+
+
+@click.command("check")
+@config_option
+@click.pass_context
+def command(ctx: click.Context, config_path: Path | None) -> None:
+    """Check the configuration, the model, the store and the documents, and start every server once.
+
+    Exits with 1 when something has to be mended; warnings are allowed.
+    """
+    console = results()
+    try:
+        config = load_config(ctx, config_path)
+    except ConfigError as error:
+        _show(console, [Verdict(Level.PROBLEM, "config", str(problem)) for problem in error.problems])
+        console.say()
+        console.prose(Text(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red"))
+        ctx.exit(1)
+    verdicts = [Verdict(Level.OK, "config", str(config.path)), _model(config), _store(config)]
+    _show(console, verdicts)
+    found = run(_running, config)
+    _show(console, found)
+    ctx.exit(_summary(console, [*verdicts, *found], config))
+
+
+def _model(config: Config) -> Verdict:
+    from mcp_context_proxy.embedding.model import load_model
+
+    try:
+        model = load_model(config.embedding.model)
+    except ModelError as error:
+        return Verdict(Level.PROBLEM, "model", str(error), remedy="until then, search goes by words alone")
+    return Verdict(Level.OK, "model", f"{model.model_id}, {model.dimensions} dimensions")
+
+
+def _store(config: Config) -> Verdict:
+    from mcp_context_proxy.app import store_location
+    from mcp_context_proxy.store import open_store
+
+    with open_store(store_location(config)) as store:
+        if store.warning is not None:
+            return Verdict(Level.WARNING if store.path else Level.PROBLEM, "store", store.warning)
+        return Verdict(Level.OK, "store", str(store.path or "in memory: nothing is kept"))
+
+
+async def _running(config: Config) -> list[Verdict]:
+    from mcp_context_proxy import app
+
+    async with app.open_proxy(config) as proxy:
+        seconds = await progress.settle(proxy, messages())
+        verdicts = list(_documents(proxy))
+        for name, server in config.servers.items():
+            client = proxy.fleet.clients.get(name)
+            if client is None:
+                verdicts.append(Verdict(Level.OK, name, "switched off"))
+                continue
+            verdicts.append(await _server(client, seconds[name]))
+            if warning := diagnosis.unpinned(server):
+                verdicts.append(Verdict(Level.WARNING, name, warning))
+        verdicts += _findings(proxy)
+    if not config.servers:
+        verdicts.append(
+            Verdict(Level.WARNING, "servers", "none are configured: add one under [servers.NAME]")
+        )
+    return verdicts
+
+
+def _documents(proxy: Proxy) -> Iterator[Verdict]:
+    documents = proxy.library.documents
+    if proxy.config.documents:
+        rules = sum(document.kind is Kind.RULE for document in documents)
+        found = f"{counted(rules, 'rule')}, {counted(len(documents) - rules, 'reference')}"
+        yield Verdict(Level.OK if documents else Level.WARNING, "documents", found)
+    for finding in proxy.library.findings:
+        yield Verdict(Level.WARNING, "documents", str(finding))
+
+
+async def _server(client: DownstreamClient, seconds: float) -> Verdict:
+    config = client.config
+    if cause := failure(client):
+        status = await diagnosis.http_status(config) if config.url is not None else None
+        told = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
+        remedy = diagnosis.remedy(config, cause, status)
+        return Verdict(Level.PROBLEM, client.name, told, last_output(client), remedy)
+    if not client.listing.tools:
+        return Verdict(Level.WARNING, client.name, "it is ready, and offers no tools")
+    told = f"{counted(len(client.listing.tools), 'tool')}, ready in {seconds * 1000:,.0f} ms"
+    return Verdict(Level.OK, client.name, told)
+
+
+def _findings(proxy: Proxy) -> Iterator[Verdict]:
+    for finding in proxy.catalog.snapshot.findings:
+        server, colon, message = finding.partition(": ")
+        known = bool(colon) and server in proxy.fleet.clients
+        yield Verdict(Level.WARNING, server if known else "catalog", one_line(message if known else finding))
+
+
+def _show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
+    for verdict in verdicts:
+        head = Text.assemble(
+            (f"{verdict.level:<8} ", STYLES[verdict.level]), (f"{verdict.subject}: ", "cyan"), verdict.message
+        )
+        console.prose(head, hanging=9)
+        for line in verdict.output:
+            console.prose(Text(f"| {line}", style="dim"), 9, hanging=2)
+        if verdict.remedy:
+            console.prose(Text(f"-> {verdict.remedy}"), 9, hanging=3)
+
+
+def _summary(console: Terminal, verdicts: list[Verdict], config: Config) -> int:
+    """Say how it stands; return the exit status."""
+    problems = sum(verdict.level is Level.PROBLEM for verdict in verdicts)
+    warnings = sum(verdict.level is Level.WARNING for verdict in verdicts)
+    servers = counted(sum(server.enabled for server in config.servers.values()), "server")
+    console.say()
+    if problems:
+        console.prose(Text(f"{_counts(problems, warnings)}, {servers}.", style="bold red"))
+        return 1
+    told = "All is well" if not warnings else f"It works, with {counted(warnings, 'warning')}"
+    console.prose(Text(f"{told}: {servers}.", style="bold green" if not warnings else "bold yellow"))
+    return 0
+
+
+def _counts(problems: int, warnings: int) -> str:
+    told = f"{counted(problems, 'problem')} to mend"
+    return f"{told}, {counted(warnings, 'warning')}" if warnings else told

@@ -1,0 +1,263 @@
+"""``demo``: the proxy at work in front of the example servers, spoken to as a host speaks to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import click
+from rich.text import Text
+
+from mcp_context_proxy import examples
+from mcp_context_proxy.cli import hits
+from mcp_context_proxy.cli.demo_setup import (
+    DEADLINE_SECONDS,
+    DemoError,
+    Stage,
+    connected,
+    failure,
+    proxy_command,
+    stage,
+)
+from mcp_context_proxy.cli.hits import Hit
+from mcp_context_proxy.cli.progress import indexing
+from mcp_context_proxy.cli.running import run
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
+from mcp_context_proxy.config import default_path
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.shared.dispatcher import ProgressFnT
+    from mcp.types import CallToolResult, Tool
+
+    from mcp_context_proxy.server.search import OnProgress
+
+SEARCHES: Final = (
+    "write down what we agreed on in the meeting",
+    "when is everybody free next Tuesday",
+    "what does a loan of 200,000 cost each month",
+)
+"""None of them uses the name of a tool; each is for another server."""
+
+SHOWN: Final = 2
+"""Tools shown of each search; of the rules and references that were found too, the best."""
+
+BAR: Final = 20
+"""Cells of the longest bar."""
+
+OWN_SERVER: Final = """\
+[servers.files]
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-filesystem", "${HOME}"]"""
+
+HOST_ENTRY: Final = """\
+{ "mcpServers": { "context-proxy": { "command": "mcp-context-proxy" } } }"""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one example server offers a host that connects to it directly."""
+
+    server: str
+    tools: tuple[Tool, ...]
+    tokens: int
+
+
+@click.command("demo")
+def command() -> None:
+    """Show the proxy at work in front of the example servers. Offline; nothing is kept."""
+    run(_demo, results())
+
+
+async def _demo(console: Terminal) -> None:
+    began = anyio.current_time()
+    with stage() as made, made.log.open("w", encoding="utf-8") as log:
+        try:
+            with anyio.fail_after(DEADLINE_SECONDS):
+                async with connected(proxy_command(made), made, log) as client:
+                    await _show(console, client, await _offers(made))
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            # boundary: whatever fails here, the proxy's own messages tell why
+            raise failure(made, _innermost(error)) from error
+    _show_next(console, anyio.current_time() - began)
+
+
+async def _show(console: Terminal, client: Client, offers: Sequence[Offer]) -> None:
+    console.say(Text("mcp-context-proxy", style="bold"), ": one MCP server in front of many")
+    console.prose(
+        Text("Everything here is real and on this machine: no network, no key, no service.", style="dim")
+    )
+    _show_servers(console, offers)
+    _show_lists(console, offers, (await client.list_tools()).tools)
+    await _show_searches(console, client)
+    await _show_calls(console, client)
+
+
+async def _offers(made: Stage) -> list[Offer]:
+    """Connect to each server directly, as a host does that has no proxy."""
+    found: dict[str, Offer] = {}
+
+    async def ask(name: str, words: Sequence[str]) -> None:
+        with (made.folder / f"{name}.log").open("w", encoding="utf-8") as log:
+            async with connected(words, made, log) as client:
+                tools = tuple((await client.list_tools()).tools)
+        found[name] = Offer(name, tools, _tokens(tools))
+
+    with messages().status("Starting the example servers"):
+        async with anyio.create_task_group() as group:
+            for name, words in examples.servers().items():
+                group.start_soon(ask, name, words)
+    return [found[name] for name in examples.SERVERS]
+
+
+def _tokens(tools: Sequence[Tool]) -> int:
+    from mcp_context_proxy.server.tools import estimated_tokens
+
+    definitions = (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools)
+    return estimated_tokens(
+        json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() for one in definitions
+    )
+
+
+def _show_servers(console: Terminal, offers: Sequence[Offer]) -> None:
+    console.section("1  What is behind it")
+    rows = [
+        (
+            Text(offer.server, style="cyan"),
+            counted(len(offer.tools), "tool"),
+            Text(", ".join(tool.name for tool in offer.tools), style="dim"),
+        )
+        for offer in offers
+    ]
+    console.columns(rows, indent=3, right=(1,))
+
+
+def _show_lists(console: Terminal, offers: Sequence[Offer], listed: Sequence[Tool]) -> None:
+    console.section("2  What a model has to read, with every request")
+    full, short = sum(offer.tokens for offer in offers), _tokens(listed)
+    rows = [
+        ("Without the proxy", sum(len(offer.tools) for offer in offers), full),
+        ("With the proxy", len(listed), short),
+    ]
+    console.columns(
+        [
+            (label, counted(number, "tool"), f"about {tokens:,} tokens", _bar(console, tokens, full))
+            for label, number, tokens in rows
+        ],
+        indent=3,
+        right=(1, 2),
+    )
+    saved = 100 * (full - short) / full
+    console.prose(
+        f"{saved:.0f} % less: only {', '.join(tool.name for tool in listed)}. "
+        "The other tools are found when they are needed, and can all be called. "
+        "(Tokens are estimates: one for four bytes of JSON.)",
+        indent=3,
+    )
+
+
+def _bar(console: Terminal, tokens: int, longest: int) -> Text:
+    mark = "#" if console.options.ascii_only else "━"
+    return Text(mark * max(1, round(BAR * tokens / longest)), style="green" if tokens < longest else "red")
+
+
+async def _show_searches(console: Terminal, client: Client) -> None:
+    console.section("3  Search: a model says what it needs, in its own words")
+    for query in SEARCHES:
+        began = anyio.current_time()
+        with indexing(messages()) as report:
+            answer = await client.call_tool(
+                "search_available_tools", {"query": query}, progress_callback=_told(report)
+            )
+        _show_search(console, _data(answer), (anyio.current_time() - began) * 1000)
+
+
+def _told(report: OnProgress) -> ProgressFnT:
+    """What the SDK's client wants for progress notifications."""
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        del message
+        report(int(progress), int(total or 0))
+
+    return on_progress
+
+
+def _show_search(console: Terminal, data: Mapping[str, Any], milliseconds: float) -> None:
+    indexed = ", all of them indexed first" if data["query"] == SEARCHES[0] else ""
+    console.say()
+    console.say("   ", Text(f'"{data["query"]}"', style="bold"))
+    console.prose(
+        Text(
+            f"Among {data['known']} tools, rules and references, in {milliseconds:,.0f} ms{indexed}.",
+            style="dim",
+        ),
+        indent=3,
+    )
+    if data.get("note"):
+        console.prose(Text(data["note"], style="yellow"), indent=3)
+    found = data["results"] or data["near_misses"]
+    tools = [one for one in found if one["type"] == "tool"]
+    documents = [one for one in found if one["type"] != "tool"]
+    for rank, one in enumerate(tools[:SHOWN], 1):
+        hits.show_one(console, rank, Hit.of_data(one))
+    for one in documents[:1]:
+        hits.show_one(console, "+", Hit.of_data(one))
+
+
+async def _show_calls(console: Terminal, client: Client) -> None:
+    console.section("4  Call: whatever was found, listed or not")
+    today = datetime.now(UTC).date().isoformat()
+    note = {"title": f"Meeting of {today}", "body": "We ship on Friday.", "tags": ["meeting"]}
+    console.prose("Through call_tool, the one name a model always has:", indent=3)
+    through = {"name": "notes__create_note", "arguments": note}
+    _show_call(console, "call_tool", through, await client.call_tool("call_tool", through))
+    console.say()
+    console.prose("By its own name, as the search gave it:", indent=3)
+    loan = {"amount": 200_000, "annual_rate": 3.5, "years": 20}
+    name = "calculator__loan_payment"
+    _show_call(console, name, loan, await client.call_tool(name, loan))
+
+
+def _show_call(console: Terminal, name: str, arguments: Mapping[str, Any], answer: CallToolResult) -> None:
+    text = " ".join(one_line(getattr(part, "text", "")) for part in answer.content)
+    if answer.is_error:
+        raise DemoError(f"{name} failed: {text}")
+    call = Text.assemble((name, "bold cyan"), " ", json.dumps(arguments, ensure_ascii=False))
+    console.prose(call, indent=5, hanging=2)
+    console.prose(Text(f"-> {text}", style="green"), indent=5, hanging=3)
+
+
+def _show_next(console: Terminal, seconds: float) -> None:
+    console.section("Next: your own servers")
+    _step(console, f"1. Put them into {default_path(os.environ)}", OWN_SERVER)
+    _step(console, "2. See whether they all start", "mcp-context-proxy check")
+    _step(console, "3. In your host's configuration, this one takes their place", HOST_ENTRY)
+    console.say()
+    console.prose(Text(f"This took {seconds:.1f} s, and nothing of it was kept.", style="dim"))
+
+
+def _step(console: Terminal, what: str, snippet: str) -> None:
+    console.prose(what, indent=3, hanging=3)
+    for line in snippet.splitlines():
+        console.say(Text(line, style="cyan"), indent=6)
+
+
+def _data(answer: CallToolResult) -> Mapping[str, Any]:
+    data = answer.structured_content
+    if answer.is_error or not isinstance(data, dict):
+        text = " ".join(one_line(getattr(part, "text", "")) for part in answer.content)
+        raise DemoError(f"search_available_tools failed: {text}")
+    return data
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,158 @@
+"""``search``: what a model would find, and why."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.text import Text
+
+from mcp_context_proxy.cli import hits, progress
+from mcp_context_proxy.cli.hits import Hit
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.running import run
+from mcp_context_proxy.cli.server_facts import failure
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.items import Kind
+from mcp_context_proxy.retrieval.ranking import Ranking, Result
+from mcp_context_proxy.server import rendering
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.server.search import Found
+
+
+@click.command("search")
+@config_option
+@click.argument("query")
+@click.option("--top", type=click.IntRange(1), help="How many to show.  [default: as configured]")
+@click.option("--server", help="Only tools of this server.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice([*Kind]), help="Only these; may be given again."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--explain", is_flag=True, help="Show how each score came about.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    config_path: Path | None,
+    query: str,
+    top: int | None,
+    server: str | None,
+    kinds: tuple[str, ...],
+    as_json: bool,
+    explain: bool,
+) -> None:
+    """Search the tools, rules and references behind the proxy for QUERY."""
+    if not query.strip():
+        raise click.UsageError("QUERY is empty: say in plain words what you want to do")
+    config = load_config(ctx, config_path)
+    _check_server(config, server)
+    wanted = frozenset(map(Kind, kinds)) or None
+    found, failed = run(_search, config, query, wanted, server, top)
+    if as_json:
+        echo_json(_data(query, found, failed, explain))
+        return
+    _show(results(), query, found, explain)
+
+
+def _check_server(config: Config, server: str | None) -> None:
+    if server is None:
+        return
+    if server in config.servers:
+        if not config.servers[server].enabled:
+            raise click.BadParameter(f"server {server!r} is switched off", param_hint="--server")
+        return
+    nearest = difflib.get_close_matches(server, config.servers, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise click.BadParameter(
+        f"there is no server {server!r}.{hint} There are: {', '.join(config.servers)}", param_hint="--server"
+    )
+
+
+async def _search(
+    config: Config, query: str, kinds: frozenset[Kind] | None, server: str | None, top: int | None
+) -> tuple[Found, dict[str, str]]:
+    from mcp_context_proxy import app
+
+    console = messages()
+    async with app.open_proxy(config) as proxy:
+        await progress.settle(proxy, console)
+        failed = {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
+        for name, cause in failed.items():
+            console.say(Text(f"server {name} has failed and was not searched: {cause}", style="yellow"))
+        await progress.index(proxy, console)
+        found = await proxy.searcher.search(query, proxy.catalog, kinds=kinds, server=server, top_n=top)
+    return found, failed
+
+
+def _data(query: str, found: Found, failed: dict[str, str], explain: bool) -> dict[str, Any]:
+    """The same facts as the structured answer of ``search_available_tools``, and what failed."""
+    ranked = [*found.tools.results, *(found.documents.results if found.documents else ())]
+    near = () if ranked else _nearest(found)
+    return {
+        "query": query,
+        "fits": bool(ranked),
+        "results": [_item_data(result, explain) for result in ranked],
+        "near_misses": [_item_data(result, explain) for result in near],
+        "method": found.tools.method,
+        "note": found.tools.note,
+        "known": found.known,
+        "failed": [{"server": name, "cause": cause} for name, cause in failed.items()],
+    }
+
+
+def _item_data(result: Result, explain: bool) -> dict[str, Any]:
+    data = dict(rendering.structured(result, with_schema=True))
+    if explain:
+        terms = [{"field": field, "term": term, "added": added} for field, term, added in result.terms]
+        data |= {"cosine": result.cosine, "lexical": result.lexical, "terms": terms, "chunk": result.chunk}
+    return data
+
+
+def _show(console: Terminal, query: str, found: Found, explain: bool) -> None:
+    tools = found.tools
+    documents = found.documents.results if found.documents else ()
+    asked = f'"{one_line(query)}"'
+    if tools.note:
+        console.prose(Text(f"Note: {tools.note}", style="yellow"))
+    if tools.results or documents:
+        console.say(Text(asked, style="bold"), f"  {_summary(tools, len(documents), found.known)}")
+        _show_all(console, "Tools", tools.results, explain)
+        _show_all(console, "Rules and references", documents, explain)
+    elif near := _nearest(found):
+        console.say(f"Nothing fits {asked} well. The nearest of {found.known}, in case one is meant:")
+        _show_all(console, "", near, explain)
+    else:
+        console.say(f"Nothing was found for {asked} among {counted(found.known, 'item')}.")
+
+
+def _nearest(found: Found) -> tuple[Result, ...]:
+    """What comes closest when nothing fits: tools, or documents where no tools were searched."""
+    return found.tools.near_misses or (found.documents.near_misses if found.documents else ())
+
+
+def _summary(tools: Ranking, documents: int, known: int) -> str:
+    how = "words and meaning" if tools.method == "hybrid" else "words only"
+    return f"{len(tools.results) + documents} of {known}, by {how}"
+
+
+def _show_all(console: Terminal, title: str, ranked: tuple[Result, ...], explain: bool) -> None:
+    if not ranked:
+        return
+    if title:
+        console.section(title)
+    for rank, result in enumerate(ranked, 1):
+        hits.show_one(console, rank, Hit.of(result))
+        if explain:
+            _explain(console, result)
+
+
+def _explain(console: Terminal, result: Result) -> None:
+    meaning = "-" if result.cosine is None else f"{result.cosine:.3f}"
+    console.say(f"meaning {meaning}, words {result.lexical:.2f}", indent=hits.INDENT)
+    rows = [(f"{added:.2f}", field, term) for field, term, added in result.terms]
+    console.columns(rows, indent=hits.INDENT + 2, right=(0,))
+    console.prose(Text(f"text: {one_line(result.chunk)}", style="dim"), hits.INDENT, hanging=6)

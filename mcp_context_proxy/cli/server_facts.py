@@ -1,0 +1,63 @@
+"""What may be told of a server: where it is, how it failed. Never its secrets.
+
+Left out are the environment and the headers; replaced are values that came from variables, credentials in
+URLs, and arguments that by their name are secrets.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from mcp_context_proxy.cli.terminal import one_line
+from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config.secrets import Redactor, secrets_of
+from mcp_context_proxy.downstream.client import DownstreamClient, State
+
+HIDDEN: Final = "***"
+
+STDERR_SHOWN: Final = 5
+"""Lines of a failed server's last output."""
+
+_SECRET_WORD: Final = r"[\w-]*(?:token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key)[\w-]*"
+_SECRET_FLAG: Final = re.compile(rf"--?{_SECRET_WORD}", re.IGNORECASE)
+_SECRET_VALUE: Final = re.compile(rf"((?:--?)?{_SECRET_WORD}[=:])\s*.+", re.IGNORECASE | re.DOTALL)
+_USER_INFO: Final = re.compile(r"(?<=://)[^/?#\s@]+@")
+_QUERY: Final = re.compile(r"(?<=://)([^\s?#]*)\?[^\s#'\"]*")
+
+
+def address(config: ServerConfig) -> str:
+    """The command line, or the URL."""
+    if config.url is not None:
+        return redacted(config, config.url)
+    words = _without_secret_arguments([config.command or "", *config.args])
+    return redacted(config, shlex.join(words).replace(f"'{HIDDEN}'", HIDDEN))
+
+
+def failure(client: DownstreamClient) -> str:
+    """Why a server is not ready; empty when it is, or was never started."""
+    return "" if client.state is State.READY else redacted(client.config, client.cause)
+
+
+def last_output(client: DownstreamClient) -> tuple[str, ...]:
+    """The last lines a server wrote to stderr; those it repeats at each restart once."""
+    lines = dict.fromkeys(redacted(client.config, line) for line in client.stderr)
+    return tuple(lines)[-STDERR_SHOWN:]
+
+
+def redacted(config: ServerConfig, text: str) -> str:
+    """A text without this server's secrets, harmless and on one line."""
+    text = Redactor(secrets_of(config))(text)
+    return one_line(_QUERY.sub(rf"\1?{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", text)))
+
+
+def _without_secret_arguments(words: Sequence[str]) -> list[str]:
+    shown: list[str] = []
+    for position, word in enumerate(words):
+        if position and _SECRET_FLAG.fullmatch(words[position - 1]) and not word.startswith("-"):
+            shown.append(HIDDEN)
+        else:
+            shown.append(_SECRET_VALUE.sub(rf"\1{HIDDEN}", word) if position else word)
+    return shown

@@ -1,0 +1,118 @@
+"""``tools``: everything there is, under the names hosts see, with what it costs."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.text import Text
+
+from mcp_context_proxy.catalog.exposed import tool_definition
+from mcp_context_proxy.cli import progress
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.running import run
+from mcp_context_proxy.cli.server_facts import failure
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.items import Tool
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.app import Proxy
+
+
+@click.command("tools")
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, with full definitions.")
+@click.pass_context
+def command(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
+    """List every tool behind the proxy, under the name hosts see. Tokens are estimates."""
+    data = run(_collect, load_config(ctx, config_path))
+    if as_json:
+        echo_json(data)
+        return
+    _show(results(), data)
+
+
+async def _collect(config: Config) -> dict[str, Any]:
+    from mcp_context_proxy import app
+
+    console = messages()
+    async with app.open_proxy(config) as proxy:
+        await progress.settle(proxy, console)
+        failed = {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
+        for name, cause in failed.items():
+            console.say(Text(f"server {name} has failed, its tools are unknown: {cause}", style="yellow"))
+        return {**_data(proxy), "failed": [{"server": name, "cause": failed[name]} for name in failed]}
+
+
+def _data(proxy: Proxy) -> dict[str, Any]:
+    from mcp_context_proxy.server.tools import estimated_tokens
+
+    snapshot = proxy.catalog.snapshot
+    # By server in the order of the configuration, then by name.
+    order = {name: position for position, name in enumerate(proxy.fleet.clients)}
+    tools = sorted(snapshot.tools.values(), key=lambda tool: (order[tool.server], tool.exposed_name))
+    listed = proxy.tool_list.base_names(snapshot)
+    default = proxy.tool_list.definitions(snapshot, listed)
+    return {
+        "tools": [_tool(tool) for tool in tools],
+        "total": {"tools": len(tools), "tokens": estimated_tokens(map(tool_definition, tools))},
+        "default_list": {
+            "tools": len(default),
+            "tokens": estimated_tokens(default),
+            "whole": proxy.tool_list.lists_all(snapshot),
+        },
+    }
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    from mcp_context_proxy.server.tools import estimated_tokens
+
+    definition = tool_definition(tool)
+    return {
+        "name": tool.exposed_name,
+        "server": tool.server,
+        "tool": tool.name,
+        "include": str(tool.include),
+        "tokens": estimated_tokens([definition]),
+        "description": tool.description,
+        "definition": definition,
+    }
+
+
+def _show(console: Terminal, data: dict[str, Any]) -> None:
+    for server, group in groupby(data["tools"], key=lambda tool: tool["server"]):
+        tools = list(group)
+        tokens = sum(tool["tokens"] for tool in tools)
+        console.say(
+            Text(server, style="bold"),
+            Text(f"  {counted(len(tools), 'tool')}, {tokens:,} tokens", style="dim"),
+        )
+        console.columns([_row(tool) for tool in tools], indent=2, right=(2,))
+        console.say()
+    _show_totals(console, data)
+
+
+def _row(tool: dict[str, Any]) -> tuple[Text, str, str, Text]:
+    return (
+        Text(tool["name"], style="cyan"),
+        tool["include"],
+        str(tool["tokens"]),
+        Text(one_line(tool["description"]), style="dim"),
+    )
+
+
+def _show_totals(console: Terminal, data: dict[str, Any]) -> None:
+    total, default = data["total"], data["default_list"]
+    if not total["tools"]:
+        console.say("There are no tools.")
+    rows = [
+        ("Full list", counted(total["tools"], "tool"), f"{total['tokens']:,} tokens"),
+        ("Default list", counted(default["tools"], "tool"), f"{default['tokens']:,} tokens"),
+    ]
+    console.columns(rows, right=(1, 2))
+    if default["whole"]:
+        console.prose("All tools are listed: the catalog is small, or [expose] mode is all.")
+    console.prose(Text("Tokens are estimates: one for four bytes of JSON.", style="dim"))
