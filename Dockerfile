@@ -1,0 +1,28 @@
+# The proxy with its HTTP front. `docs/docker.md` says how to run and extend it.
+# There is one variable per line, one command per RUN: .ci/image.py reads this file and does the same without Docker.
+
+FROM python:3.12-slim AS build
+WORKDIR /src
+COPY . .
+RUN python -m venv /opt/venv
+RUN /opt/venv/bin/pip wheel --no-deps --wheel-dir /dist .
+RUN /opt/venv/bin/pip install --no-cache-dir /dist/*.whl
+
+FROM python:3.12-slim
+COPY --from=build /opt/venv /opt/venv
+RUN useradd --uid 10001 --home-dir /data --no-create-home proxy
+RUN install --directory --owner=10001 --group=10001 --mode=0700 /data
+
+ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin
+ENV HOME=/data
+ENV XDG_DATA_HOME=/data
+ENV MCP_CONTEXT_PROXY_CONFIG=/config/config.toml
+
+USER 10001:10001
+WORKDIR /data
+VOLUME ["/data"]
+EXPOSE 8765
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=5s --start-period=15s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8765/healthz', timeout=4).read()"]
+ENTRYPOINT ["mcp-context-proxy"]
+CMD ["serve", "--http", "--host", "0.0.0.0", "--port", "8765"]

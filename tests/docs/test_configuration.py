@@ -1,0 +1,102 @@
+"""docs/configuration.md names every key with its default, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+import mcp_context_proxy
+from mcp_context_proxy.config import Config, DocumentsConfig, Limits, ServerConfig, ToolConfig
+from mcp_context_proxy.config.settings import PRESETS, DomainConfig, Table
+from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
+
+MODELS: dict[str, type[BaseModel]] = {
+    "[servers.NAME]": ServerConfig,
+    "[servers.NAME.tools.TOOL]": ToolConfig,
+    "[[documents]]": DocumentsConfig,
+    "[search.tools]": DomainConfig,
+} | {f"[{name}]": type(value) for name, value in Config() if isinstance(value, BaseModel)}
+
+_ROW = re.compile(r"^\| `(?P<key>\w+)` \| (?P<default>[^|]*) \| (?P<meaning>[^|]*) \|$", re.MULTILINE)
+
+
+@pytest.fixture
+def sections(configuration):
+    """The text under each heading that is a table of the file."""
+    parts = re.split(r"^## (\[.*\])$", configuration.text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], (part.split("\n## ")[0] for part in parts[2::2]), strict=True))
+
+
+def keys(model: type[BaseModel]) -> list[str]:
+    return model.keys() if issubclass(model, Table) else list(model.model_fields)
+
+
+def written(text: str) -> object:
+    """A default as the page writes it."""
+    if text in ("none", "required"):
+        return None if text == "none" else PydanticUndefined
+    return tomllib.loads(f"value = {text.strip('`')}")["value"]
+
+
+def plain(default: object) -> object:
+    """A default as TOML knows it."""
+    if isinstance(default, BaseModel):
+        return {}
+    return list(default) if isinstance(default, tuple) else default
+
+
+def test_every_table_has_a_section(sections):
+    assert sections.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize("table", MODELS)
+def test_every_key_is_described_and_no_other(sections, table):
+    assert [match["key"] for match in _ROW.finditer(sections[table])] == keys(MODELS[table])
+
+
+@pytest.mark.parametrize("table", MODELS)
+def test_the_defaults_are_those_of_the_code(sections, table):
+    fields = MODELS[table].model_fields
+    for match in _ROW.finditer(sections[table]):
+        default = fields[match["key"]].default
+        # Derived from another key when it is not given.
+        if match["key"] != "transport":
+            assert written(match["default"]) == plain(default), match["key"]
+
+
+def test_the_presets_are_those_of_the_code(sections):
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \|$", sections["[search]"], re.MULTILINE)
+
+    assert {name: (int(k), int(n), float(score)) for name, k, n, score in rows} == {
+        name: (preset.top_k, preset.top_n, preset.include_score) for name, preset in PRESETS.items()
+    }
+
+
+def test_the_inherited_variables_are_those_of_the_code(sections):
+    (row,) = re.findall(r"^\| `env` .*$", sections["[servers.NAME]"], re.MULTILINE)
+
+    assert re.findall(r"`([A-Z]+)`", row) == list(INHERITED_VARIABLES)
+
+
+def test_a_limit_without_effect_is_said_to_have_none(sections):
+    described = {match["key"]: match["meaning"] for match in _ROW.finditer(sections["[limits]"])}
+    idle = {key for key, meaning in described.items() if meaning.endswith("*not enforced yet*")}
+
+    assert idle == Limits.model_fields.keys() - limits_in_use()
+
+
+def limits_in_use() -> set[str]:
+    """Limits that some module reads from a `Limits`."""
+    package = Path(mcp_context_proxy.__file__).parent
+    found = set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("limits"):
+                found.add(node.attr)
+    return found

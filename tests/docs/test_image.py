@@ -1,0 +1,84 @@
+"""The Dockerfile, which CI carries out step by step: what only reading it can tell."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import dockerfile
+import pytest
+
+from mcp_context_proxy.config.locate import VARIABLE
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stages():
+    return dockerfile.stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def image(stages):
+    return stages[1]
+
+
+def test_it_builds_in_one_stage_and_ships_in_another(stages):
+    builder, image = stages
+
+    assert builder.image == image.image == "python:3.12-slim"
+    assert image.all("COPY") == ["--from=build /opt/venv /opt/venv"]
+
+
+def test_it_serves_http_where_other_containers_can_reach_it(image, understood):
+    program, *arguments = image.command
+
+    assert program == "mcp-context-proxy"
+    assert arguments == ["serve", "--http", "--host", "0.0.0.0", "--port", image.only("EXPOSE")]
+    understood(arguments)
+
+
+def test_the_health_check_asks_the_port_that_is_served(image):
+    code = image.health_check[-1]
+
+    compile(code, "HEALTHCHECK", "exec")
+    assert f"http://127.0.0.1:{image.only('EXPOSE')}/healthz" in code
+
+
+def test_it_runs_as_a_user_who_owns_the_data_folder_and_nothing_else(image):
+    user, group = image.owner
+    (data,) = json.loads(image.only("VOLUME"))
+
+    assert user > 0
+    assert image.all("RUN") == [
+        f"useradd --uid {user} --home-dir {data} --no-create-home proxy",
+        f"install --directory --owner={user} --group={group} --mode=0700 {data}",
+    ]
+    assert image.environment["HOME"] == image.environment["XDG_DATA_HOME"] == data
+
+
+def test_it_reads_the_configuration_that_is_mounted(image):
+    assert image.environment[VARIABLE] == "/config/config.toml"
+
+
+def test_it_stops_on_the_signal_that_the_proxy_handles(image):
+    assert image.only("STOPSIGNAL") == "SIGTERM"
+
+
+def test_every_instruction_is_one_that_ci_carries_out_or_that_is_held_here(stages):
+    prepared = {"RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE"}
+    run = {"ENTRYPOINT", "CMD", "HEALTHCHECK", "STOPSIGNAL"}
+
+    for stage in stages:
+        assert {keyword for keyword, _ in stage.instructions} <= prepared | run
+
+
+def test_ci_carries_it_out():
+    assert re.search(r"python \.ci/image\.py ", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+
+
+def test_the_build_sees_only_what_the_wheel_is_made_of():
+    let_through = dockerfile.let_through((ROOT / ".dockerignore").read_text(encoding="utf-8"))
+
+    assert sorted(let_through) == ["LICENSE", "README.md", "mcp_context_proxy", "pyproject.toml"]

@@ -1,0 +1,96 @@
+"""What the README promises of hosts, commands and names is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.cli.main import COMMANDS
+from mcp_context_proxy.config import load
+from mcp_context_proxy.config.limits import Limits
+from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig
+from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
+from mcp_context_proxy.front.token import TOKEN_VARIABLE
+from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.wire import era
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def entries(readme):
+    """The snippets for hosts, by the key under which a host looks."""
+    found = [(key, entry) for block in readme.blocks("json") for key, entry in json.loads(block).items()]
+    assert [key for key, _ in found] == ["mcpServers", "mcpServers", "mcpServers", "servers"]
+    return [entry["context-proxy"] for _, entry in found]
+
+
+def test_every_host_starts_the_proxy_over_stdio(entries, understood):
+    for entry in entries:
+        assert entry["command"].rsplit("/", 1)[-1] == "mcp-context-proxy"
+        assert entry["args"][0] == "serve"
+        understood(entry["args"])
+
+
+def test_the_claude_code_commands_start_the_proxy(readme, understood):
+    add, as_json = re.findall(r"claude mcp add\S* --scope user context-proxy (.*?)(?:`|$)", readme.text, re.M)
+
+    assert add.startswith("-- mcp-context-proxy ")
+    understood(shlex.split(add)[2:])
+    entry = json.loads(shlex.split(as_json)[0])
+    assert entry["alwaysLoad"] is True
+    understood(entry["args"])
+
+
+def test_a_host_file_that_starts_the_proxy_can_be_the_one_it_reads(readme, tmp_path):
+    for number, block in enumerate(readme.blocks("json")):
+        host = json.loads(block)
+        (servers,) = host.values()
+        servers["memory"] = {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-memory"]}
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(host), encoding="utf-8")
+
+        assert list(load(file, environ={}).servers) == ["memory"]
+
+
+def test_every_command_is_listed(readme):
+    assert re.findall(r"^\| `mcp-context-proxy (\w+)", readme.text, re.M) != []
+    assert sorted(re.findall(r"^\| `mcp-context-proxy (\w+)", readme.text, re.M)) == sorted(COMMANDS)
+
+
+def test_the_tools_of_the_proxy_are_listed(readme):
+    assert re.findall(r"^\| `(\w+)` \|", readme.text, re.M) == [
+        meta_tools.SEARCH,
+        meta_tools.CALL,
+        meta_tools.SET_CONTEXT,
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [era.QUERY_KEY, era.CONTEXT_KEY, TOKEN_VARIABLE, *INHERITED_VARIABLES, "http.token_file", "/healthz"],
+)
+def test_names_are_those_of_the_code(readme, name):
+    assert f"`{name}`" in readme.text
+
+
+def test_numbers_are_those_of_the_code(readme):
+    http = HttpConfig()
+
+    assert f"http://{http.host}:{http.port}/mcp" in readme.text
+    assert f"`expose.list_all_below`, {ExposeConfig().list_all_below} estimated tokens" in readme.text
+    assert Limits().http_body_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["pip install . && mcp-context-proxy demo", "pip install -e '.[dev]' && pytest"],
+    ids=["try", "test"],
+)
+def test_ci_runs_what_the_readme_says(readme, command):
+    assert f"```sh\n{command}\n```" in readme.text
+    assert f'"{command}"' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
