@@ -7,6 +7,7 @@ server and to nobody else.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable
@@ -43,6 +44,9 @@ REFRESH_SECONDS = 1.0
 
 SETTLE_SECONDS = 0.05
 """How long a change notice waits for the others that usually come with it."""
+
+SLOT_SECONDS = 5.0
+"""How long a server that is being started keeps others waiting: one that hangs must not hold them up."""
 
 QUOTED_STDERR_LINES = 5
 """Lines of a server's stderr that an error message quotes."""
@@ -372,6 +376,7 @@ class _Slot:
     async def take(self) -> None:
         await self._starting.acquire()
         self._taken = True
+        asyncio.get_running_loop().call_later(SLOT_SECONDS, self.free)
 
     def free(self) -> None:
         if self._taken:

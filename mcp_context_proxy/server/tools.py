@@ -8,6 +8,7 @@ listed whole. Every known tool can be called, listed or not.
 from __future__ import annotations
 
 import difflib
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -39,6 +40,9 @@ BASE_TTL_MS = 60_000
 
 STARTING_PATIENCE_SECONDS = 5.0
 """How long a call of a tool that is not known waits for servers that are still starting."""
+
+NAMES_COMPARED = 5000
+"""Names that one that is not known is compared with: 50 ms at most."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
 
@@ -72,6 +76,7 @@ class ToolList:
         """
         self._expose, self._catalog, self._fleet = expose, catalog, fleet
         self._searcher, self._handles, self._own = searcher, handles, own
+        self._base: tuple[int, bool, tuple[str, ...]] = (-1, False, ())
         self._cached: tuple[int, tuple[str, ...], bytes] = (-1, (), b"")
 
     async def answer(self, params: Members, caller: Caller) -> bytes:
@@ -91,20 +96,18 @@ class ToolList:
 
     def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Exposed names that are listed without a query."""
-        if self.lists_all(snapshot):
-            return tuple(
-                name
-                for name, tool in snapshot.tools.items()
-                if self._expose.mode == "all" or tool.include is not IncludeMode.MANUAL
-            )
-        return tuple(name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS)
+        return self._base_of(snapshot)[1]
 
     def lists_all(self, snapshot: Snapshot) -> bool:
         """Whether everything is listed anyway: configured, or because hiding would save nothing."""
-        if self._expose.mode != "auto":
-            return self._expose.mode == "all"
-        sizes = (len(tool.definition) for tool in snapshot.tools.values())
-        return sum(sizes) // BYTES_PER_TOKEN < self._expose.list_all_below
+        return self._base_of(snapshot)[0]
+
+    def _base_of(self, snapshot: Snapshot) -> tuple[bool, tuple[str, ...]]:
+        generation, everything, names = self._base
+        if generation != snapshot.generation:
+            everything, names = _base(self._expose, snapshot)
+            self._base = (snapshot.generation, everything, names)
+        return everything, names
 
     def header_schema(self, name: str) -> dict[str, Any] | None:
         """The input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.
@@ -167,6 +170,20 @@ class ToolList:
         return encoded
 
 
+def _base(expose: ExposeConfig, snapshot: Snapshot) -> tuple[bool, tuple[str, ...]]:
+    """Whether everything is listed, and the exposed names that are listed without a query."""
+    size = sum(len(tool.definition) for tool in snapshot.tools.values())
+    small = size // BYTES_PER_TOKEN < expose.list_all_below
+    if expose.mode == "all":
+        return True, tuple(snapshot.tools)
+    if expose.mode == "auto" and small:
+        return True, tuple(
+            name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
+        )
+    always = (name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS)
+    return False, tuple(always)
+
+
 class ToolCalls:
     """Passes calls to the server that has the tool."""
 
@@ -202,7 +219,8 @@ class ToolCalls:
         client = self._fleet.clients.get(name.partition(naming.SEPARATOR)[0])
         if client is not None and client in self._fleet.unlisted:
             raise client.unavailable()
-        nearest = [known.exposed_name for known in same] or difflib.get_close_matches(name, tools, n=3)
+        names = itertools.islice(tools, NAMES_COMPARED)
+        nearest = [known.exposed_name for known in same] or difflib.get_close_matches(name, names, n=3)
         raise UnknownItemError("tool", name, nearest)
 
     async def call(self, params: Members, caller: Caller) -> bytes:
@@ -234,6 +252,8 @@ class ToolCalls:
         arguments = params.get("arguments")
         if arguments is not None and bytes(arguments).startswith(b'"'):
             sent["arguments"] = _object_in_text(arguments)
+        elif arguments is not None and bytes(arguments) == b"null":
+            del sent["arguments"]
         client = self._fleet.clients[tool.server]
         return await forwarding.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
 
