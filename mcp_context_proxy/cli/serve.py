@@ -29,8 +29,16 @@ def command(
     config = load_config(ctx, config_path, {"http.host": host, "http.port": port})
     try:
         anyio.run(app.serve, config, app.http_front if http else app.stdio_front)
-    except* OSError as group:
-        reason = group.exceptions[0]
-        raise click.ClickException(
-            f"cannot listen on {config.http.host}:{config.http.port}: {reason}"
-        ) from None
+    except BaseExceptionGroup as group:
+        error = _cause(group)
+        if isinstance(error, OSError):
+            address = f"{config.http.host}:{config.http.port}"
+            raise click.ClickException(f"cannot listen on {address}: {error.strerror or error}") from None
+        raise error from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error itself, out of the groups that the task groups on its way wrapped it in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
