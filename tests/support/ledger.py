@@ -16,6 +16,14 @@ LOOK_SECONDS = 0.01
 """Between two looks at the file, while waiting for something to be in it."""
 
 
+async def until(condition: Callable[[], Any]) -> Any:
+    """Wait until `condition` gives something true, and return it."""
+    with anyio.fail_after(PATIENCE):
+        while not (found := condition()):  # noqa: ASYNC110 - another process
+            await anyio.sleep(LOOK_SECONDS)
+    return found
+
+
 class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +50,4 @@ class Ledger:
 
     async def until(self, condition: Callable[[Ledger], Any]) -> Any:
         """Wait until `condition` gives something true, and return it."""
-        with anyio.fail_after(PATIENCE):
-            while not (found := condition(self)):  # noqa: ASYNC110 - another process
-                await anyio.sleep(LOOK_SECONDS)
-        return found
+        return await until(lambda: condition(self))

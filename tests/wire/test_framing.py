@@ -23,7 +23,7 @@ def reference(data: bytes, limit: int) -> list[bytes | Oversized]:
     found: list[bytes | Oversized] = []
     for line in data.split(b"\n")[:-1]:
         if len(line) > limit:
-            found.append(Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:]))
+            found.append(Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], limit))
         elif line.strip(b" \t\r"):
             found.append(line.strip(b" \t\r"))
     return found
@@ -57,7 +57,7 @@ def test_a_line_of_exactly_the_limit_passes_and_one_byte_more_does_not() -> None
     fits, over = framed([b"a" * LIMIT + b"\n" + b"b" * (LIMIT + 1) + b"\n"], LIMIT)
 
     assert fits == b"a" * LIMIT
-    assert over == Oversized(LIMIT + 1, b"b" * EDGE_BYTES, b"b" * EDGE_BYTES)
+    assert over == Oversized(LIMIT + 1, b"b" * EDGE_BYTES, b"b" * EDGE_BYTES, LIMIT)
 
 
 def test_an_oversized_line_keeps_both_ends_and_its_size() -> None:
@@ -65,7 +65,7 @@ def test_an_oversized_line_keeps_both_ends_and_its_size() -> None:
 
     (found,) = framed(cut(line + b"\n", list(range(0, 5000, 99))), LIMIT)
 
-    assert found == Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:])
+    assert found == Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], LIMIT)
 
 
 def test_the_line_after_an_oversized_one_is_whole() -> None:

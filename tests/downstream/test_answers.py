@@ -1,0 +1,165 @@
+"""Whatever a server answers, its own call fails at once by id, and the connection goes on."""
+
+import json
+from typing import Any
+
+import pytest
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = {"message_bytes": 100_000}
+
+
+def hexed(line: bytes) -> list[dict[str, Any]]:
+    return [{"hex": line.hex()}, {"answered": True}]
+
+
+RESULT = b'{"content":[{"type":"text","text":"ok"}]}'
+
+UNUSABLE = {
+    "not JSON": [{"raw": '{"jsonrpc":"2.0","id":ID,"result":{"a":}}'}, {"answered": True}],
+    "NaN": [{"raw": '{"jsonrpc":"2.0","id":ID,"result":{"a":NaN}}'}, {"answered": True}],
+    "not UTF-8": hexed(b'{"jsonrpc":"2.0","id":ID,"result":{"a":"\xff\xfe"}}\n'),
+    "null": [{"raw": '{"jsonrpc":"2.0","id":ID,"result":null}'}, {"answered": True}],
+    "a number": [{"raw": '{"jsonrpc":"2.0","id":ID,"result":5}'}, {"answered": True}],
+    "a list": [{"raw": '{"jsonrpc":"2.0","id":ID,"result":[]}'}, {"answered": True}],
+    "nothing": [{"raw": '{"jsonrpc":"2.0","id":ID}'}, {"answered": True}],
+    "the id last": [{"raw": '{"jsonrpc":"2.0","result":{"a":NaN},"id":ID}'}, {"answered": True}],
+    "too deep": [{"nested": 40_000}],
+    "too large": [{"large": 200_000}],
+    "half and more": hexed(b'{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type"\n'),
+}
+
+USABLE = {
+    "CRLF": hexed(b'{"jsonrpc":"2.0","id":ID,"result":%b}\r\n' % RESULT),
+    "blank lines": hexed(b'\n\r\n  \n{"jsonrpc":"2.0","id":ID,"result":%b}\n\n' % RESULT),
+    "garbage before": hexed(b'Starting...\n[1,2]\n"x"\n{}\n{"jsonrpc":"2.0","id":ID,"result":%b}\n' % RESULT),
+    "two chunks": [
+        {"hex": b'{"jsonrpc":"2.0","id":ID,"res'.hex()},
+        *hexed(b'ult":%b}\n' % RESULT),
+    ],
+    "id as text": hexed(b'{"jsonrpc":"2.0","id":"ID","result":%b}\n' % RESULT),
+    "id as float": hexed(b'{"jsonrpc":"2.0","id":ID.0,"result":%b}\n' % RESULT),
+    "no version": hexed(b'{"id":ID,"result":%b}\n' % RESULT),
+    "spaces": hexed(b'  { "jsonrpc" : "2.0" , "id" : ID , "result" : %b }  \n' % RESULT),
+    "foreign ids before": hexed(
+        b'{"jsonrpc":"2.0","id":99999,"result":{}}\n{"jsonrpc":"2.0","id":null,"result":{}}\n'
+        b'{"jsonrpc":"2.0","id":"x","error":{"code":1,"message":"m"}}\n'
+        b'{"jsonrpc":"2.0","id":ID,"result":%b}\n' % RESULT
+    ),
+    "an answer twice": hexed(b'{"jsonrpc":"2.0","id":ID,"result":%b}\n' % RESULT * 2),
+    "error null": hexed(b'{"jsonrpc":"2.0","id":ID,"result":%b}\n' % RESULT),
+}
+
+
+@pytest.mark.parametrize("answer", UNUSABLE, ids=lambda name: name.replace(" ", "-"))
+async def test_an_unusable_answer_fails_its_call_and_no_other(
+    workshop: Workshop, answer: str, era: str
+) -> None:
+    server = workshop.server(
+        "odd", era=era, tools=[tool("bad"), tool("good")], calls={"bad": UNUSABLE[answer]}
+    )
+    async with inside(workshop.config(limits=LIMITS)) as proxy:
+        host = Host(proxy, "handshake")
+        bad = await host.call("odd__bad")
+        good = await host.call("odd__good")
+        restarts = proxy.fleet.clients["odd"].restarts
+
+    assert bad["isError"] is True
+    assert "'odd'" in bad["content"][0]["text"]
+    assert "isError" not in good
+    assert restarts == 0
+    assert len(server.ledger.entries("start")) == 1
+
+
+@pytest.mark.parametrize("answer", USABLE, ids=lambda name: name.replace(" ", "-"))
+async def test_a_usable_answer_is_taken_however_it_is_framed(workshop: Workshop, answer: str) -> None:
+    workshop.server("odd", tools=[tool("odd"), tool("good")], calls={"odd": USABLE[answer]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        odd = await host.call("odd__odd")
+        good = await host.call("odd__good")
+
+    assert odd == json.loads(RESULT)
+    assert "isError" not in good
+
+
+async def test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit(workshop: Workshop) -> None:
+    workshop.server("big", tools=[tool("dump")], calls={"dump": [{"large": 20_000_000}]})
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, "handshake").call("big__dump")
+
+    assert result["isError"] is True
+    text = result["content"][0]["text"]
+    assert "20,000," in text
+    assert "16,777,216" in text
+
+
+async def test_an_answer_just_under_the_limit_arrives_whole(workshop: Workshop) -> None:
+    workshop.server("big", tools=[tool("dump")], calls={"dump": [{"large": 16_000_000}]})
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, "handshake").call("big__dump")
+
+    assert result["content"][0]["text"] == "x" * 16_000_000
+
+
+@pytest.mark.parametrize("depth", [100, 500])
+async def test_a_deep_result_passes_as_it_is(workshop: Workshop, depth: int, era: str) -> None:
+    workshop.server("deep", tools=[tool("dig")], calls={"dig": [{"nested": depth}]})
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, era).call("deep__dig")
+
+    value = result["structuredContent"]["deep"]
+    for _ in range(depth - 1):
+        (value,) = value
+    assert value == []
+
+
+async def test_a_lone_surrogate_escaped_in_a_result_does_no_harm(workshop: Workshop, era: str) -> None:
+    raw = '{"content":[{"type":"text","text":"a\\\\ud800b"}],"structuredContent":{"x":"\\\\udfff"}}'.replace(
+        "\\\\", "\\"
+    )
+    workshop.server("odd", tools=[tool("odd"), tool("good")], calls={"odd": [{"raw_result": raw}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        odd = await host.call("odd__odd")
+        good = await host.call("odd__good")
+
+    assert odd["content"]
+    assert "isError" not in good
+
+
+async def test_a_malformed_error_is_still_an_error(workshop: Workshop) -> None:
+    steps = [{"raw": '{"jsonrpc":"2.0","id":ID,"error":"broken"}'}, {"answered": True}]
+    workshop.server("odd", tools=[tool("bad")], calls={"bad": steps})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        with pytest.raises(Exception, match="malformed error"):
+            await host.call("odd__bad")
+
+
+async def test_answers_out_of_order_reach_their_own_callers(workshop: Workshop) -> None:
+    import anyio
+
+    flag = workshop.flag("go")
+    workshop.server("slow", tools=[tool("later"), tool("now")], calls={"later": [{"wait": str(flag)}]})
+    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+        host = Host(proxy, "handshake")
+        answers: dict[str, Any] = {}
+
+        async def call(name: str) -> None:
+            answers[name] = await host.call(f"slow__{name}")
+
+        group.start_soon(call, "later")
+        await proxy_call(host, answers)
+        flag.touch()
+
+    assert json.loads(answers["now"]["content"][0]["text"])["name"] == "now"
+    assert json.loads(answers["later"]["content"][0]["text"])["name"] == "later"
+
+
+async def proxy_call(host: Host, answers: dict[str, Any]) -> None:
+    answers["now"] = await host.call("slow__now")
+    assert "later" not in answers
