@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import anyio
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
@@ -66,13 +67,15 @@ class _NoChannel:
 class _Pending:
     """A request under way: its caller's future, its deadline, and where its notifications go."""
 
-    __slots__ = ("future", "give_up_at", "outgoing", "timeout", "timer")
+    __slots__ = ("future", "give_up_at", "outgoing", "sending", "timeout", "timer")
 
     def __init__(
         self, future: asyncio.Future[Raw], outgoing: Outgoing, timeout: float, give_up_at: float
     ) -> None:
         self.future, self.outgoing, self.timeout, self.give_up_at = future, outgoing, timeout, give_up_at
         self.timer: asyncio.TimerHandle | None = None
+        self.sending: anyio.CancelScope | None = None
+        """While the request waits for the channel to take it."""
 
 
 class Peer:
@@ -132,19 +135,27 @@ class Peer:
             progress_token=request_id if outgoing.wants_progress else None,
         )
         try:
-            await self._channel.send(envelope.request(request_id, method, down))
+            await self._send(envelope.request(request_id, method, down), pending)
             return await pending.future
         except ConnectionError as error:
             raise self._interrupted(outgoing, str(error)) from None
         except CallTimeoutError:
-            await self._cancel(request_id, "the deadline passed")
+            if pending.sending is None:
+                self._cancel(request_id, "the deadline passed")
             raise
         except asyncio.CancelledError:
-            # Not awaited: this task is being cancelled. A full pipe drops it, as a dead server would.
-            self._loop.call_soon(self._cancel_soon, request_id)
+            if pending.sending is None:
+                self._loop.call_soon(self._cancel, request_id, "the client cancelled")
             raise
         finally:
             self._forget(request_id)
+
+    async def _send(self, frame: bytes, pending: _Pending) -> None:
+        """Send within the time limit of the request: a server that stops reading holds nobody longer."""
+        pending.sending = anyio.CancelScope()
+        with pending.sending:
+            await self._channel.send(frame)
+            pending.sending = None
 
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
         """Send a notification; it is dropped when the connection is lost."""
@@ -180,7 +191,8 @@ class Peer:
     def receive(self, frame: bytes | Oversized) -> None:
         """Take one frame from the channel."""
         if isinstance(frame, Oversized):
-            self._reject(frame.head, frame.tail, f"with {frame.size:,} bytes, over the limit of a message")
+            size = f"{frame.size:,} bytes, over the limit of {frame.limit:,} for a message"
+            self._reject(frame.head, frame.tail, f"with {size}")
             return
         try:
             message = envelope.decode(frame)
@@ -263,6 +275,8 @@ class Peer:
         if not pending.future.done():
             subject = pending.outgoing.subject or "a request"
             pending.future.set_exception(CallTimeoutError(self.server, subject, pending.timeout))
+            if pending.sending is not None:
+                pending.sending.cancel()
 
     def _forget(self, request_id: int) -> None:
         pending = self._pending.pop(request_id)
@@ -271,12 +285,9 @@ class Peer:
         if pending.future.done() and not pending.future.cancelled():
             pending.future.exception()  # retrieved, so that nothing is logged for an abandoned caller
 
-    async def _cancel(self, request_id: int, reason: str) -> None:
-        params = {"requestId": envelope.raw(request_id), "reason": envelope.raw(reason)}
-        await self.notify("notifications/cancelled", params)
-
-    def _cancel_soon(self, request_id: int) -> None:
-        params = {"requestId": request_id, "reason": "the client cancelled"}
+    def _cancel(self, request_id: int, reason: str) -> None:
+        """Tell the server; without waiting, since one that does not answer may not read either."""
+        params = {"requestId": request_id, "reason": reason}
         with contextlib.suppress(ConnectionError):
             self._channel.send_nowait(envelope.notification("notifications/cancelled", params))
 

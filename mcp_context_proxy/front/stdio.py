@@ -122,10 +122,8 @@ class StdioFront:
 
     def _receive(self, frame: bytes | Oversized) -> None:
         if isinstance(frame, Oversized):
-            limit = self._limits.message_bytes
-            self._reject(
-                frame.head, frame.tail, INVALID_REQUEST, f"message of {frame.size:,} bytes, limit {limit:,}"
-            )
+            why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
+            self._reject(frame.head, frame.tail, INVALID_REQUEST, why)
             return
         try:
             message = envelope.decode(frame)

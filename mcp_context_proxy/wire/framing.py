@@ -21,6 +21,8 @@ class Oversized:
     """Its length in bytes, without the newline."""
     head: bytes
     tail: bytes
+    limit: int
+    """What it was over."""
 
 
 class LineFramer:
@@ -46,7 +48,7 @@ class LineFramer:
             del self._buffer[: end + 1]
             self._searched = 0
             if self._dropped:
-                yield Oversized(self._dropped + len(line), self._head, line[-EDGE_BYTES:])
+                yield Oversized(self._dropped + len(line), self._head, line[-EDGE_BYTES:], self._limit)
                 self._dropped, self._head = 0, b""
             else:
                 yield from self._line(line)
@@ -56,7 +58,7 @@ class LineFramer:
 
     def _line(self, line: bytes) -> Iterator[bytes | Oversized]:
         if len(line) > self._limit:
-            yield Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:])
+            yield Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], self._limit)
         elif stripped := line.strip(b" \t\r"):
             yield stripped
 
