@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from enum import StrEnum
 
 import anyio
@@ -19,17 +18,15 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
-from mcp_context_proxy.downstream import listing
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe
 from mcp_context_proxy.downstream.link import PLAIN, Link, Notify, Outgoing
-from mcp_context_proxy.downstream.listing import LISTS, Listing
-from mcp_context_proxy.downstream.negotiation import CLIENT_INFO, Introduction
+from mcp_context_proxy.downstream.listing import Listing
+from mcp_context_proxy.downstream.lists import Lists
+from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Peer
 from mcp_context_proxy.downstream.stdio import StderrTail
 from mcp_context_proxy.errors import (
     CallInterruptedError,
-    DownstreamError,
-    RemoteError,
     ServerUnavailableError,
 )
 from mcp_context_proxy.items import IndexedChunk
@@ -39,19 +36,11 @@ from mcp_context_proxy.wire.era import Era
 
 logger = logging.getLogger(__name__)
 
-REFRESH_SECONDS = 1.0
-"""Change notices within this time lead to one new listing: a flapping server costs at most one a second."""
-
-SETTLE_SECONDS = 0.05
-"""How long a change notice waits for the others that usually come with it."""
-
 SLOT_SECONDS = 5.0
 """How long a server that is being started keeps others waiting: one that hangs must not hold them up."""
 
 QUOTED_STDERR_LINES = 5
 """Lines of a server's stderr that an error message quotes."""
-
-_CHANGE_NOTICES = {kind.changed for kind in LISTS.values()}
 
 
 class State(StrEnum):
@@ -88,8 +77,6 @@ class DownstreamClient:
         """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""
         self.state = State.WAITING
         self.introduction: Introduction | None = None
-        self.listing = Listing()
-        """What the server offers; the last known while the connection is down."""
         self.cause = ""
         """Why the connection failed last; empty while there is nothing to say."""
         self.restarts = 0
@@ -99,12 +86,16 @@ class DownstreamClient:
         self._redact = Redactor(secrets_of(config))
         self._stderr = StderrTail(config.name, limits, self._redact)
         self._connected: Connected | None = None
-        self._stale: set[str] = set()
-        self._notice = anyio.Event()
+        self._lists = Lists(config.name, limits, on_change)
         self._stop = anyio.Event()
         self._settled = anyio.Event()
         self._in_flight = 0
         self._learned_era: Era | None = None
+
+    @property
+    def listing(self) -> Listing:
+        """What the server offers; the last known while the connection is down."""
+        return self._lists.current
 
     @property
     def stderr(self) -> tuple[str, ...]:
@@ -196,7 +187,7 @@ class DownstreamClient:
                 async with connect(
                     self._config_for_era(), self._limits, self._stderr, self._inbound()
                 ) as connected:
-                    await self._list(connected, set(LISTS))
+                    await self._lists.fetch(connected)
                     scope.deadline = float("inf")
                     slot.free()
                     ready_at = anyio.current_time()
@@ -234,91 +225,25 @@ class DownstreamClient:
         self._learned_era = connected.introduction.era
         self._connected = connected
         self.cause = ""
-        self._stale.clear()
         self._settled.set()
         self._set_state(State.READY)
 
     async def _serve(self, connected: Connected) -> None:
         """Keep the lists current until the connection is lost."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._refresh, connected)
+            group.start_soon(self._lists.refresh, connected)
             if connected.introduction.era is Era.MODERN:
-                group.start_soon(self._listen, connected)
+                group.start_soon(self._lists.listen, connected, self._on_notification)
             await connected.loss.happened.wait()
             group.cancel_scope.cancel()
-
-    async def _list(self, connected: Connected, names: set[str]) -> None:
-        self.listing = await listing.fetch(
-            connected.link, connected.introduction, self._limits, self.listing, names
-        )
-        self._take_header_maps(connected)
-
-    def _take_header_maps(self, connected: Connected) -> None:
-        maps = getattr(connected.link, "header_maps", None)
-        if maps is None:
-            return
-        from mcp_context_proxy.downstream.http import header_map  # noqa: PLC0415 - imports the SDK
-
-        maps.clear()
-        usable = []
-        findings = list(self.listing.findings)
-        for definition in self.listing.tools:
-            mapping, problem = header_map(definition)
-            name = envelope.text(envelope.members(definition).get("name")) or ""
-            if problem is None:
-                usable.append(definition)
-                maps[name] = mapping
-            else:
-                findings.append(f"tool {name!r} is withheld: {problem}")
-        self.listing = replace(self.listing, tools=tuple(usable), findings=tuple(findings))
-
-    async def _refresh(self, connected: Connected) -> None:
-        """List anew what the server says has changed, at most once a second."""
-        while True:
-            await self._notice.wait()
-            await anyio.sleep(SETTLE_SECONDS)
-            self._notice = anyio.Event()
-            names, self._stale = self._stale, set()
-            try:
-                await self._list(connected, names)
-                self._on_change()
-            except DownstreamError as error:
-                logger.warning(
-                    "server %s: its changed list cannot be had, the old one stays: %s", self.name, error
-                )
-            await anyio.sleep(REFRESH_SECONDS)
-
-    async def _listen(self, connected: Connected) -> None:
-        """Subscribe to a modern server's changes for as long as the connection lasts."""
-        wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
-        outgoing = Outgoing(
-            subject="subscriptions/listen",
-            timeout=float("inf"),
-            client_info=envelope.raw(CLIENT_INFO),
-            capabilities=envelope.raw({}),
-            on_notification=self._on_notification,
-        )
-        while True:
-            try:
-                await connected.link.request(
-                    "subscriptions/listen", {"notifications": envelope.raw(wanted)}, outgoing
-                )
-            except RemoteError as error:
-                logger.debug("server %s does not announce changes: %s", self.name, error)
-                return
-            except DownstreamError as error:
-                logger.debug("server %s: subscription lost: %s", self.name, error)
-            await anyio.sleep(self._limits.backoff_first_seconds)
-            # Nothing is replayed to a new subscription: what changed meanwhile is found by listing.
-            self._mark_stale(set(LISTS))
 
     def _inbound(self) -> Inbound:
         return Inbound(self._on_notification, self._answer)
 
     def _on_notification(self, method: str, params: Members) -> None:
-        if method in _CHANGE_NOTICES:
-            self._mark_stale({name for name, kind in LISTS.items() if kind.changed == method})
-        elif method == "notifications/message":
+        if self._lists.take_notice(method):
+            return
+        if method == "notifications/message":
             self._on_log(params)
         else:
             self._on_event(method, params)
@@ -335,10 +260,6 @@ class DownstreamClient:
             takers[0]("notifications/message", params)
         else:
             self._on_event("notifications/message", params)
-
-    def _mark_stale(self, names: set[str]) -> None:
-        self._stale |= names
-        self._notice.set()
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
         """Answer what the server asks: a ping here, the rest by the one client that has a call under way."""

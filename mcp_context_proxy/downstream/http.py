@@ -10,11 +10,15 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import httpx2
-from mcp.shared.inbound import encode_header_value, mcp_param_headers
+from mcp.shared.inbound import (
+    encode_header_value,
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
+    x_mcp_header_map,
+)
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -181,12 +185,13 @@ async def open_modern_http(
         yield ModernHttp(config, limits, client, on_notification)
 
 
-def header_map(definition: bytes) -> tuple[HeaderMap, str | None]:
-    """The ``x-mcp-header`` map of a tool definition, and why it is invalid if it is."""
-    from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map  # noqa: PLC0415
-
+def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:
+    """A tool's name, its ``x-mcp-header`` map, and why that is invalid if it is."""
     if b"x-mcp-header" not in definition:
-        return {}, None
-    schema: Any = json.loads(definition).get("inputSchema")
+        return "", {}, None
+    tool = json.loads(definition)
+    if not isinstance(tool, dict):
+        return "", {}, None
+    name, schema = str(tool.get("name")), tool.get("inputSchema")
     problem = find_invalid_x_mcp_header(schema)
-    return ({}, problem) if problem else (x_mcp_header_map(schema), None)
+    return (name, {}, problem) if problem else (name, x_mcp_header_map(schema), None)

@@ -24,6 +24,7 @@ import anyio.to_thread
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
+from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
 
 logger = logging.getLogger(__name__)
 
@@ -82,50 +83,15 @@ def child_environment(config: ServerConfig, environ: Mapping[str, str] = os.envi
     return {**inherited, **config.env}
 
 
-class _Reader(asyncio.Protocol):
-    """Feeds a pipe's data to a function and notes its end."""
-
-    def __init__(self, feed: Callable[[bytes], None]) -> None:
-        self._feed = feed
-        self.ended = asyncio.Event()
-
-    def data_received(self, data: bytes) -> None:
-        self._feed(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self.ended.set()
-
-
-class _Writer(asyncio.BaseProtocol):
-    """Flow control of the child's stdin: `writable` is clear while the pipe is full."""
-
-    def __init__(self) -> None:
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.closed = False
-
-    def pause_writing(self) -> None:
-        self.writable.clear()
-
-    def resume_writing(self) -> None:
-        self.writable.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self.closed = True
-        self.writable.set()
-
-
 class StdioChannel:
     """The pipes of a running child. Implements `Channel`."""
 
     def __init__(self, process: subprocess.Popen[bytes], stderr: StderrTail) -> None:
         self._process = process
         self.stderr = stderr
-        self._writer = _Writer()
-        self._reader: _Reader | None = None
-        self._errors: _Reader | None = None
+        self._writer = FlowControl()
+        self._reader: PipeReader | None = None
+        self._errors: PipeReader | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._transports: list[asyncio.BaseTransport] = []
 
@@ -142,8 +108,8 @@ class StdioChannel:
         stdin, stdout, stderr = (
             cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)
         )
-        out, self._reader = await loop.connect_read_pipe(lambda: _Reader(feed), stdout)
-        err, self._errors = await loop.connect_read_pipe(lambda: _Reader(self.stderr.feed), stderr)
+        out, self._reader = await loop.connect_read_pipe(lambda: PipeReader(feed), stdout)
+        err, self._errors = await loop.connect_read_pipe(lambda: PipeReader(self.stderr.feed), stderr)
         into, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
         self._stdin = into
         self._transports += [out, err, into]
@@ -170,7 +136,7 @@ class StdioChannel:
 
     async def wait_closed(self) -> str:
         """Wait until the child is gone or has closed its output; say which, for a person."""
-        reader = cast("_Reader", self._reader)
+        reader = cast("PipeReader", self._reader)
         while not reader.ended.is_set() and self._process.poll() is None:
             with anyio.move_on_after(DEATH_POLL_SECONDS):
                 await reader.ended.wait()

@@ -13,51 +13,28 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
+from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
 
 Receive = Callable[[bytes | Oversized], None]
-
-
-class _Reader(asyncio.Protocol):
-    def __init__(self, framer: LineFramer, receive: Receive) -> None:
-        self._framer, self._receive = framer, receive
-        self.ended = asyncio.Event()
-
-    def data_received(self, data: bytes) -> None:
-        for frame in self._framer.feed(data):
-            self._receive(frame)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.ended.set()
-
-
-class _Writer(asyncio.BaseProtocol):
-    def __init__(self) -> None:
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.closed = False
-
-    def pause_writing(self) -> None:
-        self.writable.clear()
-
-    def resume_writing(self) -> None:
-        self.writable.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        self.writable.set()
 
 
 class StandardPipes:
     """Frames in and out over the process's standard streams."""
 
-    def __init__(self, read_fd: int, writer: _Writer, out: asyncio.WriteTransport) -> None:
+    def __init__(self, read_fd: int, writer: FlowControl, out: asyncio.WriteTransport) -> None:
         self._read_fd, self._writer, self._out = read_fd, writer, out
-        self._reader: _Reader | None = None
+        self._reader: PipeReader | None = None
         self._into: asyncio.ReadTransport | None = None
 
     async def read(self, message_bytes: int, receive: Receive) -> None:
         """Hand frames to `receive` until the end of input."""
-        self._reader = reader = _Reader(LineFramer(message_bytes), receive)
+        framer = LineFramer(message_bytes)
+
+        def feed(data: bytes) -> None:
+            for frame in framer.feed(data):
+                receive(frame)
+
+        self._reader = reader = PipeReader(feed)
         loop = asyncio.get_running_loop()
         self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
         await reader.ended.wait()
@@ -102,7 +79,7 @@ async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    writer = _Writer()
+    writer = FlowControl()
     out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
     pipes = StandardPipes(read_fd, writer, out)
     try:

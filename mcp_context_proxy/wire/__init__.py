@@ -1,1 +1,1 @@
-"""The protocol as pure functions: framing, envelopes, eras. No I/O, no knowledge of who speaks."""
+"""What goes over the wire: framing, envelopes, eras, text. Knows nothing of who speaks."""

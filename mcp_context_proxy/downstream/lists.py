@@ -1,0 +1,131 @@
+"""Keeps what one server offers current: lists it on connecting, and again when the server says it changed.
+
+What was listed last stays while the connection is down, so that a server that died empties no list.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import anyio
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.downstream import listing
+from mcp_context_proxy.downstream.connect import Connected
+from mcp_context_proxy.downstream.link import Notify, Outgoing
+from mcp_context_proxy.downstream.listing import LISTS, Listing
+from mcp_context_proxy.downstream.negotiation import CLIENT_INFO
+from mcp_context_proxy.errors import DownstreamError, RemoteError
+from mcp_context_proxy.wire import envelope
+
+logger = logging.getLogger(__name__)
+
+REFRESH_SECONDS = 1.0
+"""Change notices within this time lead to one new listing: a flapping server costs at most one a second."""
+
+SETTLE_SECONDS = 0.05
+"""How long a change notice waits for the others that usually come with it."""
+
+WANTED = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+"""What a modern server is asked to announce."""
+
+_NOTICES = {kind.changed for kind in LISTS.values()}
+
+
+class Lists:
+    """The lists of one server."""
+
+    def __init__(self, server: str, limits: Limits, on_change: Callable[[], None]) -> None:
+        """Hold empty lists.
+
+        Args:
+            server: Its name, for messages.
+            limits: Bounds on size and time.
+            on_change: Called, without blocking, when a list was fetched anew.
+        """
+        self.current = Listing()
+        self._server, self._limits, self._on_change = server, limits, on_change
+        self._stale: set[str] = set()
+        self._notice = anyio.Event()
+
+    async def fetch(self, connected: Connected, names: set[str] | None = None) -> None:
+        """Fetch the named lists, or all.
+
+        Raises:
+            DownstreamError: a list cannot be had; all stay as they were.
+        """
+        wanted = set(LISTS) if names is None else names
+        self._stale -= wanted
+        fetched = await listing.fetch(
+            connected.link, connected.introduction, self._limits, self.current, wanted
+        )
+        self.current = _with_header_maps(fetched, connected)
+
+    def take_notice(self, method: str) -> bool:
+        """Note that a list has changed; whether `method` is a notification that says so."""
+        if method not in _NOTICES:
+            return False
+        self._mark_stale({name for name, kind in LISTS.items() if kind.changed == method})
+        return True
+
+    async def refresh(self, connected: Connected) -> None:
+        """Fetch anew what has changed, at most once a second, until cancelled."""
+        while True:
+            await self._notice.wait()
+            await anyio.sleep(SETTLE_SECONDS)
+            self._notice = anyio.Event()
+            try:
+                await self.fetch(connected, set(self._stale))
+                self._on_change()
+            except DownstreamError as error:
+                logger.warning(
+                    "server %s: its changed list cannot be had, the old one stays: %s", self._server, error
+                )
+            await anyio.sleep(REFRESH_SECONDS)
+
+    async def listen(self, connected: Connected, on_notification: Notify) -> None:
+        """Subscribe to a modern server's changes until cancelled, or until it turns out to announce none."""
+        outgoing = Outgoing(
+            subject="subscriptions/listen",
+            timeout=float("inf"),
+            client_info=envelope.raw(CLIENT_INFO),
+            capabilities=envelope.raw({}),
+            on_notification=on_notification,
+        )
+        params = {"notifications": envelope.raw(WANTED)}
+        while True:
+            try:
+                await connected.link.request("subscriptions/listen", params, outgoing)
+            except RemoteError as error:
+                logger.debug("server %s does not announce changes: %s", self._server, error)
+                return
+            except DownstreamError as error:
+                logger.debug("server %s: subscription lost: %s", self._server, error)
+            await anyio.sleep(self._limits.backoff_first_seconds)
+            # Nothing is replayed to a new subscription: what changed meanwhile is found by listing.
+            self._mark_stale(set(LISTS))
+
+    def _mark_stale(self, names: set[str]) -> None:
+        self._stale |= names
+        self._notice.set()
+
+
+def _with_header_maps(fetched: Listing, connected: Connected) -> Listing:
+    """Tell a link that repeats arguments in headers which; withhold the tools whose headers are invalid."""
+    maps = getattr(connected.link, "header_maps", None)
+    if maps is None:
+        return fetched
+    from mcp_context_proxy.downstream.http import header_map  # noqa: PLC0415 - imports the SDK
+
+    maps.clear()
+    usable, findings = [], list(fetched.findings)
+    for definition in fetched.tools:
+        name, mapping, problem = header_map(definition)
+        if problem is None:
+            usable.append(definition)
+            maps[name] = mapping
+        else:
+            findings.append(f"tool {name!r} is withheld: {problem}")
+    return replace(fetched, tools=tuple(usable), findings=tuple(findings))
