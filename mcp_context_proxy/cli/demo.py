@@ -81,11 +81,13 @@ async def _demo(console: Terminal) -> None:
             with anyio.fail_after(DEADLINE_SECONDS):
                 async with connected(proxy_command(made), made, log) as client:
                     await _show(console, client, await _offers(made))
-        except BrokenPipeError:
-            raise
         except Exception as error:
+            cause = _innermost(error)
+            if isinstance(cause, BrokenPipeError):
+                # Who reads this has gone; the proxy's pipes raise errors of their own.
+                raise cause from None
             # boundary: whatever fails here, the proxy's own messages tell why
-            raise failure(made, _innermost(error)) from error
+            raise failure(made, cause) from error
     _show_next(console, anyio.current_time() - began)
 
 

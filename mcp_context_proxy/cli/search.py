@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 @click.option("--top", type=click.IntRange(1), help="How many to show.  [default: as configured]")
 @click.option("--server", help="Only tools of this server.")
 @click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice([*Kind]), help="Only these; may be given again."
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice([kind.value for kind in Kind]),
+    help="Only these; may be given again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--explain", is_flag=True, help="Show how each score came about.")

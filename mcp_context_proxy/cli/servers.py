@@ -18,6 +18,9 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 
 STYLES: Final = {"ready": "green", "failed": "bold red", "disabled": "dim"}
 
+ADDRESS_CELLS: Final = 40
+"""With fewer, one cannot tell which server a cut command line or URL is."""
+
 HEADINGS: Final = ("Server", "State", "Era", "Tools", "Resources", "Prompts", "Start", "Where")
 
 
@@ -80,7 +83,7 @@ def _show(console: Terminal, servers: list[dict[str, Any]]) -> None:
         console.say("No servers are configured.")
         return
     heading = [Text(title, style="bold") for title in HEADINGS]
-    console.columns([heading, *map(_row, servers)], right=(3, 4, 5, 6))
+    console.columns([heading, *map(_row, servers)], right=(3, 4, 5, 6), useful=ADDRESS_CELLS)
     for facts in servers:
         if facts["state"] == "failed":
             console.say()

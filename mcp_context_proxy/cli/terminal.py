@@ -64,7 +64,13 @@ class Terminal(Console):
         self.say()
         self.say(Text(title, style="bold"))
 
-    def columns(self, rows: Iterable[Sequence[Cell]], indent: int = 0, right: Sequence[int] = ()) -> None:
+    def columns(
+        self,
+        rows: Iterable[Sequence[Cell]],
+        indent: int = 0,
+        right: Sequence[int] = (),
+        useful: int = USEFUL,
+    ) -> None:
         """Aligned columns. The last one takes the room that is left and is cut there.
 
         Where that is too little to say anything, it gets lines of its own. Without rows nothing is shown.
@@ -73,13 +79,14 @@ class Terminal(Console):
             rows: Of the same number of cells each.
             indent: Spaces before each row.
             right: Columns that are set flush right.
+            useful: Cells below which the last column is too narrow.
         """
         table = [[_text(cell) for cell in row] for row in rows]
         if not table:
             return
         *widths, last = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
         room = self.width - indent - sum(widths) - GAP * len(widths)
-        stacked = room < min(USEFUL, last)
+        stacked = room < min(useful, last)
         for row in table:
             line = _aligned(row[:-1], widths, right)
             if stacked:

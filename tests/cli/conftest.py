@@ -1,0 +1,44 @@
+"""The real command as a child process, with a home of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 60
+"""Seconds before a command that hangs is given up; far more than any takes."""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """In which nothing of the user's is found or changed."""
+    home = str(tmp_path / "home")
+    own = {"HOME": home, "USERPROFILE": home, "LOCALAPPDATA": home, "XDG_CONFIG_HOME": home}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MCP_", "PYTHON", "XDG_"))
+    }
+    return {**kept, **own, "XDG_DATA_HOME": home, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    """Run ``mcp-context-proxy`` with some arguments to its end."""
+
+    def run(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mcp_context_proxy", *map(str, args)],
+            env={**environment, **env},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    return run

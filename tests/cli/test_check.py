@@ -1,0 +1,136 @@
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from support.servers import Workshop, tool
+
+from .conftest import Run
+
+
+class Forbidding(BaseHTTPRequestHandler):
+    """A web server that wants credentials."""
+
+    def do_POST(self) -> None:
+        self.send_response(401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST  # noqa: N815
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def forbidding_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/mcp"
+        server.shutdown()
+        thread.join()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_when_all_is_well_it_says_so_and_exits_with_0(run: Run, workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("a")])
+    done = run("check", "--config", workshop.config())
+
+    assert done.returncode == 0, done.stdout
+    assert "good: 1 tool, ready in" in done.stdout
+    assert done.stdout.endswith("All is well: 1 server.\n")
+
+
+def test_every_problem_of_a_broken_configuration_is_told_with_its_line(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[expose]\nmode = "loud"\n[servers.a]\ncomand = "x"\n', encoding="utf-8")
+    done = run("check", "--config", config)
+
+    assert done.returncode == 1
+    told = done.stdout.replace("\n", "").replace(" ", "")
+    assert f"{config}:2:expose.mode" in told
+    assert f"{config}:4:servers.a.comand" in told
+    assert "to mend. No server was started." in done.stdout
+
+
+def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
+    done = run("check", "--config", tmp_path / "none.toml")
+
+    assert done.returncode == 1
+    assert "there is no such file" in flat(done.stdout)
+
+
+def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, forbidding_url: str) -> None:
+    workshop.server("gone").settings = {"command": "no-such-program"}
+    workshop.server("node").settings = {"command": "npx", "args": ["x@1.0"], "env": {"PATH": "/none"}}
+    workshop.server("dies", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
+    workshop.server("silent", settings={"connect_timeout": 0.5}, on={"initialize": [{"wait": "/never"}]})
+    workshop.server("closed").settings = {"url": forbidding_url}
+    done = run("check", "--config", workshop.config())
+
+    told = flat(done.stdout)
+    assert done.returncode == 1
+    assert "gone: cannot start: no program 'no-such-program' on its PATH" in told
+    assert "-> install Node.js" in told
+    assert "dies: it exited (code 3) | no key given -> run it by hand to see why" in told
+    assert "silent: it was not ready within 0.5 s" in told
+    assert "connect_timeout under servers.silent, now 0.5 s" in told
+    assert "(HTTP status 401) -> it wants credentials" in told
+    assert "5 problems to mend" in told
+
+
+def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> None:
+    workshop.server("empty", tools=[])
+    workshop.server("mixed", tools=[tool("good"), {"name": "no_schema"}])
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "odd.md").write_text("---\npriority: high\n---\nBe brief.\n", encoding="utf-8")
+    done = run("check", "--config", workshop.config(documents=[{"kind": "rule", "path": str(rules)}]))
+
+    told = flat(done.stdout)
+    assert done.returncode == 0
+    assert "warning empty: it is ready, and offers no tools" in told
+    assert "warning mixed: entry 1 of its tools is withheld" in told
+    assert "odd.md:2" in done.stdout.replace("\n         ", "")
+    assert "It works, with 3 warnings" in told
+
+
+def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("a")])
+    done = run("check", "--config", workshop.config(embedding={"model": str(workshop.folder / "none")}))
+
+    assert done.returncode == 1
+    assert "PROBLEM  model: embedding model" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "package"),
+    [
+        ("npx", ["-y", "@scope/server"], "@scope/server"),
+        ("npx", ["-y", "@scope/server@latest"], "@scope/server"),
+        ("npx", ["-p", "server", "run"], "server"),
+        ("/usr/bin/npx", ["--package=server", "run"], "server"),
+        ("uvx", ["some-server"], "some-server"),
+        ("uvx", ["--python", "3.12", "some-server>=1"], "some-server>=1"),
+        ("npx", ["-y", "@scope/server@1.2.3"], None),
+        ("uvx", ["some-server==1.2"], None),
+        ("uvx", ["--from", "git+https://example.com/x", "x"], None),
+        ("npx", ["./here"], None),
+        ("node", ["server.js"], None),
+    ],
+)
+def test_a_runner_without_a_version_is_warned_about(
+    command: str, args: list[str], package: str | None
+) -> None:
+    from mcp_context_proxy.cli.diagnosis import unpinned
+    from mcp_context_proxy.config import ServerConfig
+
+    warning = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
+
+    assert (warning is None) == (package is None)
+    assert package is None or f"version of {package} is newest" in str(warning)

@@ -1,0 +1,58 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.servers import Workshop, tool
+
+from .conftest import PATIENCE, Run
+
+
+def test_serving_imports_nothing_of_the_other_commands(run: Run) -> None:
+    """They would add to the time until a host is answered."""
+    script = (
+        "import sys, mcp_context_proxy.cli.main, mcp_context_proxy.cli.serve, mcp_context_proxy.app;"
+        "print(sorted(m for m in sys.modules if m == 'rich' or m.startswith('mcp_context_proxy.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True)
+
+    loaded = [f"mcp_context_proxy.cli.{name}" for name in ("logs", "main", "options", "serve")]
+    assert done.stdout.strip() == str(loaded)
+
+
+@pytest.mark.parametrize("command", ["search", "tools", "servers"])
+def test_a_configuration_that_cannot_be_used_is_told_in_words(run: Run, command: str, tmp_path: Path) -> None:
+    query = ["anything"] if command == "search" else []
+    done = run(command, *query, "--config", tmp_path / "none.toml")
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("mcp-context-proxy: 1 problem in the configuration:")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a reader that has gone in other ways")
+def test_a_reader_that_goes_early_is_no_failure_to_talk_about(
+    environment: dict[str, str], workshop: Workshop
+) -> None:
+    workshop.server("many", tools=[tool(f"tool_{n}", "Does much. " * 50) for n in range(2000)])
+    with subprocess.Popen(
+        [sys.executable, "-m", "mcp_context_proxy", "tools", "--json", "--config", str(workshop.config())],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    ) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.readline()
+        command.stdout.close()
+        assert command.stderr.read() == ""
+        assert command.wait(PATIENCE) == 141
+
+
+def test_an_unknown_command_is_answered_with_usage(run: Run) -> None:
+    done = run("serch")
+
+    assert done.returncode == 2
+    assert "No such command 'serch'" in done.stderr

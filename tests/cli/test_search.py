@@ -1,0 +1,118 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.servers import Workshop, tool
+
+from .conftest import Run
+
+TOOLS = [
+    tool("create_note", "Write down a new note"),
+    tool("delete_note", "Delete a note for good"),
+    tool("loan_payment", "Compute the monthly payment of a loan"),
+]
+
+
+@pytest.fixture
+def config(workshop: Workshop) -> Path:
+    workshop.server("desk", tools=TOOLS)
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "loans.md").write_text("# Loans\n\nNever promise a loan.\n", encoding="utf-8")
+    return workshop.config(documents=[{"kind": "rule", "path": str(rules)}])
+
+
+def found(run: Run, *args: str | Path) -> dict[str, Any]:
+    done = run("search", *args, "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_results_are_ranked_with_score_name_and_reason(run: Run, config: Path) -> None:
+    done = run("search", "monthly payment of a loan", "--config", config)
+
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    best = lines.index("Tools") + 1
+    assert lines[best].split()[0] == "1"
+    assert lines[best].endswith("desk__loan_payment")
+    assert lines[best + 1].strip() == "Compute the monthly payment of a loan"
+    assert "why: " in lines[best + 2]
+    assert "rule://loans" in done.stdout
+
+
+def test_json_is_one_object_with_all_facts_and_nothing_beside_it(run: Run, config: Path) -> None:
+    data = found(run, "monthly payment of a loan", "--config", config)
+
+    assert data["fits"] is True
+    assert data["method"] == "hybrid"
+    assert data["known"] == 4
+    assert data["note"] is None
+    assert data["failed"] == []
+    best = data["results"][0]
+    assert (best["name"], best["server"], best["type"]) == ("desk__loan_payment", "desk", "tool")
+    assert best["inputSchema"]["properties"] == {"text": {"type": "string"}}
+
+
+def test_what_is_shown_can_be_limited_in_number_kind_and_server(run: Run, config: Path) -> None:
+    assert len(found(run, "note", "--top", "1", "--kind", "tool", "--config", config)["results"]) == 1
+    rules = found(run, "promise a loan", "--kind", "rule", "--config", config)["results"]
+    assert [one["uri"] for one in rules] == ["rule://loans"]
+    assert found(run, "loan", "--server", "desk", "--config", config)["results"][0]["server"] == "desk"
+
+
+def test_an_unknown_server_is_answered_with_the_nearest(run: Run, config: Path) -> None:
+    done = run("search", "loan", "--server", "desc", "--config", config)
+
+    assert done.returncode == 2
+    assert "Did you mean 'desk'? There are: desk" in done.stderr
+
+
+def test_when_nothing_fits_the_nearest_is_shown_as_that(run: Run, config: Path) -> None:
+    done = run("search", "zyxgh qwvut", "--config", config)
+    data = found(run, "zyxgh qwvut", "--config", config)
+
+    assert done.returncode == 0
+    assert done.stdout.startswith('Nothing fits "zyxgh qwvut" well. The nearest of 4')
+    assert (data["fits"], data["results"]) == (False, [])
+    assert data["near_misses"]
+
+
+def test_a_search_by_words_alone_says_so_and_why(run: Run, workshop: Workshop) -> None:
+    workshop.server("desk", tools=TOOLS)
+    config = workshop.config(embedding={"model": str(workshop.folder / "no-model")})
+    done = run("search", "loan", "--config", config)
+    data = found(run, "loan", "--config", config)
+
+    assert done.stdout.startswith("Note: searched by words only: embedding model")
+    assert "by words only" in done.stdout
+    assert data["method"] == "lexical"
+    assert "the file is missing" in data["note"]
+
+
+def test_a_failed_server_is_named_on_stderr_and_in_the_data(run: Run, workshop: Workshop) -> None:
+    workshop.server("desk", tools=TOOLS)
+    workshop.server("broken", at_start=[{"exit": 3}])
+    done = run("search", "loan", "--config", workshop.config(), "--json")
+
+    assert "server broken has failed and was not searched: it exited (code 3)" in done.stderr
+    assert json.loads(done.stdout)["failed"] == [{"server": "broken", "cause": "it exited (code 3)"}]
+
+
+def test_explain_shows_which_words_in_which_field_added_how_much(run: Run, config: Path) -> None:
+    done = run("search", "loan", "--explain", "--config", config)
+    data = found(run, "loan", "--explain", "--config", config)
+
+    assert "text: loan payment: Compute the monthly payment of a loan" in done.stdout
+    terms = data["results"][0]["terms"]
+    assert {term["field"] for term in terms} >= {"name", "description"}
+    assert sum(term["added"] for term in terms) == pytest.approx(data["results"][0]["lexical"])
+
+
+def test_what_a_server_says_cannot_command_the_terminal(run: Run, workshop: Workshop) -> None:
+    workshop.server("desk", tools=[tool("paint", "Paint \x1b[2Ja [bold]wall[/bold]\nred")])
+    done = run("search", "paint a wall", "--config", workshop.config())
+
+    assert "\x1b" not in done.stdout
+    assert "Paint a [bold]wall[/bold] red" in done.stdout

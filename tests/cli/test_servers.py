@@ -1,0 +1,56 @@
+import json
+
+from support.servers import Workshop, tool
+
+from .conftest import Run
+
+
+def test_each_server_is_shown_with_its_state_and_what_it_offers(run: Run, workshop: Workshop) -> None:
+    workshop.server("old", tools=[tool("a"), tool("b")], version="1.2")
+    workshop.server("new", era="modern", tools=[tool("c")])
+    workshop.server("off", settings={"enabled": False})
+    data = json.loads(run("servers", "--json", "--config", workshop.config()).stdout)
+
+    old, new, off = data["servers"]
+    assert (old["state"], old["era"], old["tools"]) == ("ready", "handshake", 2)
+    assert (new["state"], new["era"], new["protocol"]) == ("ready", "modern", "2026-07-28")
+    assert off["state"] == "disabled"
+    assert old["start_ms"] > 0
+
+
+def test_a_failed_server_is_told_with_its_cause_and_last_words(run: Run, workshop: Workshop) -> None:
+    workshop.server("broken", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
+    done = run("servers", "--config", workshop.config())
+
+    assert done.returncode == 0
+    assert "broken: it exited (code 3)" in done.stdout
+    assert "| no key given" in done.stdout
+    assert done.stderr == ""
+
+
+def test_secrets_are_never_shown(run: Run, workshop: Workshop) -> None:
+    workshop.server(
+        "leaky",
+        at_start=[{"stderr": "cannot log in with s3cr3t-value\n"}, {"exit": 1}],
+        settings={"env": {"KEY": "${LEAKY_KEY}"}},
+    )
+    workshop.server("args").settings = {
+        "command": "no-such-program",
+        "args": ["--api-key", "hunter2", "--token=hunter3", "postgres://me:hunter4@db/x", "${LEAKY_KEY}"],
+    }
+    workshop.server("url").settings = {
+        "url": "https://me:hunter5@example.com/mcp?key=hunter6",
+        "enabled": False,
+    }
+    for args in ([], ["--json"]):
+        done = run("servers", *args, "--config", workshop.config(), LEAKY_KEY="s3cr3t-value")
+
+        assert done.returncode == 0
+        assert "hunter" not in done.stdout
+        assert "s3cr3t" not in done.stdout
+        assert "no-such-program" in done.stdout
+        assert "example.com/mcp" in done.stdout
+
+
+def test_without_servers_it_says_so(run: Run, workshop: Workshop) -> None:
+    assert run("servers", "--config", workshop.config()).stdout == "No servers are configured.\n"
