@@ -1,0 +1,90 @@
+"""Figures with their spread, their bar and what they are compared with; printed as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from typing import Any, Literal
+
+PACKAGES = (
+    "mcp-context-proxy",
+    "mcp",
+    "anyio",
+    "msgspec",
+    "pydantic",
+    "onnxruntime",
+    "tokenizers",
+    "uvicorn",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured thing: a value per round."""
+
+    name: str
+    values: Sequence[float]
+    unit: str
+    bar: float | None = None
+    """What it has to keep; None where it is only there to compare with."""
+    sense: Literal["at most", "at least"] = "at most"
+
+    @property
+    def median(self) -> float:
+        """Of the rounds."""
+        return statistics.median(self.values)
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the median keeps the bar."""
+        if self.bar is None:
+            return None
+        return self.median <= self.bar if self.sense == "at most" else self.median >= self.bar
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed."""
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "date": date.today().isoformat(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+    }
+
+
+def table(title: str, figures: Sequence[Figure]) -> str:
+    """A Markdown table."""
+    lines = [f"### {title}", "", "| | median | min to max | bar | |", "|---|---:|---:|---:|---|"]
+    for figure in figures:
+        spread = f"{_number(min(figure.values))} to {_number(max(figure.values))}"
+        bar = "" if figure.bar is None else f"{'≤' if figure.sense == 'at most' else '≥'} {figure.bar:,g}"
+        verdict = {None: "", True: "holds", False: "**missed**"}[figure.holds]
+        value = f"{_number(figure.median)} {figure.unit}"
+        lines.append(f"| {figure.name} | {value} | {spread} | {bar} | {verdict} |")
+    return "\n".join(lines)
+
+
+def as_json(tables: dict[str, list[Figure]]) -> str:
+    """Everything, with each round's value."""
+    rows = {
+        title: [asdict(figure) | {"median": figure.median, "holds": figure.holds} for figure in figures]
+        for title, figures in tables.items()
+    }
+    return json.dumps({"machine": machine(), "tables": rows}, indent=1)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,381 @@
+"""How fast the proxy is, beside no proxy and beside the least proxy the SDK makes; run by hand.
+
+    python benchmarks/proxy.py [start] [lists] [calls] [http] [search] [life] [--rounds N] [--json FILE]
+
+Without a name, all. In each round every subject is measured once, in turning order, so that whatever else
+the machine does hits all of them; what is told is the median of the rounds, with the least and the most.
+Compare ratios of one run, not figures of two. Linux only (it reads /proc).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import definitions
+from figures import Figure, as_json, machine, percentile, table
+from raw_clients import FailureError, HttpClient, StdioClient, call_params, frame
+from subjects import (
+    SERVERS,
+    SUBJECTS,
+    TOOLS,
+    Workbench,
+    answers,
+    bare_command,
+    free_port,
+    listening,
+    proxy_command,
+    tool_name,
+)
+
+SEARCH = "search_available_tools"
+MANY = definitions.MOST
+"""Tools of each server where a large catalog is measured: 3,000 in all."""
+
+IN_FLIGHT = 32
+
+PEAK_MIB = 250e6 / 2**20
+
+SEARCH_BARS: dict[int, dict[str, float]] = {
+    TOOLS: {"p50": 20, "in process": 20, "cold peak": PEAK_MIB, "warm peak": PEAK_MIB},
+    100: {"cold first": 15, "warm first": 0.3},
+    MANY: {"in process": 10, "cold peak": PEAK_MIB, "warm peak": PEAK_MIB},
+}
+"""By tools of each server."""
+
+SEARCHED = {
+    "cold first": ("first search, nothing stored", "s"),
+    "warm first": ("first search after a restart", "s"),
+    "p50": ("search p50", "ms"),
+    "p99": ("search p99", "ms"),
+    "in process": ("search p50, in process", "ms"),
+    "cold peak": ("peak RSS, nothing stored", "MiB"),
+    "warm peak": ("peak RSS after a restart", "MiB"),
+}
+
+Values = dict[str, list[float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", choices=TABLES, help="which; all by default")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
+    done = {}
+    for name in arguments.tables or TABLES:
+        title, measure = TABLES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            done[title] = measure(Workbench(Path(folder)), arguments.rounds)
+        print("\n" + table(title, done[title]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(as_json(done), encoding="utf-8")
+
+
+def start(bench: Workbench, rounds: int) -> list[Figure]:
+    """From spawning to the answer of the first ``tools/list``, and to a complete catalog."""
+    healthy, hanging = bench.config(), bench.config(hanging=1)
+    everything = bench.config(expose={"mode": "all"})
+    subjects: dict[str, Callable[[], float]] = {
+        "python -c pass": _interpreter,
+        "proxy": lambda: _first_list(bench.proxy(healthy)),
+        "proxy, one server hangs": lambda: _first_list(bench.proxy(hanging)),
+        "proxy, all tools listed": lambda: _complete_list(bench.proxy(everything)),
+        "bare SDK": lambda: _first_list(bench.bare()),
+    }
+    values = _alternating(subjects, rounds)
+    bars = {"proxy": 1.5, "proxy, one server hangs": 1.5}
+    return [Figure(name, values[name], "s", bars.get(name)) for name in subjects]
+
+
+def lists(bench: Workbench, rounds: int) -> list[Figure]:
+    """Warm ``tools/list``."""
+    few, many = bench.proxy(bench.config()), bench.proxy(bench.config(MANY, expose={"mode": "all"}))
+    bare = bench.bare(tools=MANY)
+    for client in (few, many, bare):
+        _ready(client)
+    for client in (many, bare):
+        client.until(lambda client: len(client.request("tools/list")["tools"]) >= MANY * SERVERS)
+    subjects = {
+        "default list": lambda: _p50_ms(few, "tools/list", 200),
+        "3,000 tools": lambda: _p50_ms(many, "tools/list", 20),
+        "3,000 tools, bare SDK": lambda: _p50_ms(bare, "tools/list", 2),
+    }
+    values = _alternating(subjects, rounds)
+    for client in (few, many, bare):
+        client.close()
+    bars = {"default list": 3, "3,000 tools": 40}
+    return [Figure(name, values[name], "ms", bars.get(name)) for name in subjects]
+
+
+def calls(bench: Workbench, rounds: int) -> list[Figure]:
+    """``tools/call`` over stdio."""
+    found = []
+    for era in ("handshake", "modern"):
+        with bench.trio(era) as clients:
+            found += _sequential(clients, rounds, f"{era}, small", 0, 1000, 0.5)
+            if era == "handshake":
+                found += _sequential(clients, rounds, f"{era}, 10 kB", 10_000, 500, None)
+                found += _sequential(clients, rounds, f"{era}, 1 MB", 1_000_000, 20, None)
+            found += _through_call_tool(clients, rounds, era)
+            found += _throughput(clients, rounds, era)
+    return found
+
+
+def http(bench: Workbench, rounds: int) -> list[Figure]:
+    """``tools/call`` over one kept-alive HTTP connection."""
+    direct, through, bare = free_port(), free_port(), free_port()
+    config = bench.config()
+    serve = [*proxy_command(config), "serve", "--http", "--port", str(through)]
+    found = []
+    with (
+        listening([*bare_command(0, 0, False), "--http", str(direct)], direct),
+        listening(serve, through),
+        listening([*bare_command(SERVERS, TOOLS, False), "--http", str(bare)], bare),
+    ):
+        ports = dict(zip(SUBJECTS, (direct, through, bare), strict=True))
+        time.sleep(1)
+        for era in ("handshake", "modern"):
+            found += _over_http(ports, era, rounds)
+    return found
+
+
+def search(bench: Workbench, rounds: int) -> list[Figure]:
+    """Searches: the first ones, warm ones, and what they cost in memory."""
+    found = []
+    for count, bars in SEARCH_BARS.items():
+        total = f"{count * SERVERS:,} tools"
+        values = _searches(bench, count, rounds if count == TOOLS else 1 + rounds // 2)
+        found += [
+            Figure(f"{total}: {name}", values[key], unit, bars.get(key))
+            for key, (name, unit) in SEARCHED.items()
+        ]
+    return found
+
+
+def life(bench: Workbench, rounds: int) -> list[Figure]:
+    """The end of the process, and the recovery of a server that died."""
+    values: Values = {"exit": [], "exit, one server hangs": [], "recovery": [], "exit, bare SDK": []}
+    healthy, hanging = bench.config(), bench.config(hanging=1)
+    for _ in range(rounds):
+        client = _ready(bench.proxy(healthy))
+        started = time.perf_counter()
+        client.exchange(frame(0, "tools/call", call_params(tool_name("proxy"), crash=True)))
+        client.until(partial(answers, tool_name("proxy")))
+        values["recovery"].append(time.perf_counter() - started)
+        values["exit"].append(client.close())
+        values["exit, one server hangs"].append(_ready(bench.proxy(hanging)).close())
+        values["exit, bare SDK"].append(_ready(bench.bare()).close())
+    names = {"exit": "exit after end of input", "recovery": "a server dies: next successful call"}
+    return [Figure(names.get(name, name), values[name], "s") for name in values]
+
+
+TABLES: dict[str, tuple[str, Callable[[Workbench, int], list[Figure]]]] = {
+    "start": ("Start: spawn, initialize, tools/list", start),
+    "lists": ("tools/list, warm", lists),
+    "calls": ("tools/call over stdio", calls),
+    "http": ("tools/call over HTTP", http),
+    "search": ("Search", search),
+    "life": ("End and recovery", life),
+}
+
+
+def _alternating(subjects: dict[str, Callable[[], float]], rounds: int) -> Values:
+    """A value per subject and round, after one round that is not counted."""
+    values: Values = {name: [] for name in subjects}
+    order = list(subjects)
+    for number in range(rounds + 1):
+        for name in order[number % len(order) :] + order[: number % len(order)]:
+            value = subjects[name]()
+            if number:
+                values[name].append(value)
+    return values
+
+
+def _interpreter() -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    return time.perf_counter() - started
+
+
+def _first_list(client: StdioClient) -> float:
+    client.open()
+    client.request("tools/list")
+    seconds = time.perf_counter() - client.spawned
+    client.close()
+    return seconds
+
+
+def _complete_list(client: StdioClient) -> float:
+    client.open()
+    client.until(lambda client: len(client.request("tools/list")["tools"]) >= SERVERS * TOOLS)
+    seconds = time.perf_counter() - client.spawned
+    client.close()
+    return seconds
+
+
+def _ready(client: StdioClient) -> StdioClient:
+    client.open()
+    for server in range(SERVERS):
+        client.until(partial(answers, tool_name("proxy", server)))
+    return client
+
+
+def _p50_ms(client: StdioClient, method: str, count: int) -> float:
+    return median(client.timed(method, {}, count)) * 1e3
+
+
+def _sequential(
+    clients: dict[str, StdioClient], rounds: int, label: str, size: int, count: int, bar: float | None
+) -> list[Figure]:
+    """p50 and p99 of calls one after the other, and what each proxy adds to direct ones in the same round."""
+    arguments = {"size": size} if size else {}
+
+    def times(name: str) -> list[float]:
+        return clients[name].timed("tools/call", call_params(tool_name(name), **arguments), count)
+
+    p50, p99 = _percentiles(times, rounds)
+    return _compared(label, p50, p99, bar)
+
+
+def _percentiles(times: Callable[[str], list[float]], rounds: int) -> tuple[Values, Values]:
+    p99: Values = {name: [] for name in SUBJECTS}
+
+    def measure(name: str) -> float:
+        taken = times(name)
+        p99[name].append(percentile(taken, 0.99) * 1e3)
+        return median(taken) * 1e3
+
+    p50 = _alternating({name: partial(measure, name) for name in SUBJECTS}, rounds)
+    return p50, {name: values[1:] for name, values in p99.items()}
+
+
+def _compared(label: str, p50: Values, p99: Values, bar: float | None) -> list[Figure]:
+    found = []
+    for name in SUBJECTS:
+        found.append(Figure(f"{label}: {name}, p50", p50[name], "ms"))
+        found.append(Figure(f"{label}: {name}, p99", p99[name], "ms"))
+    for name in SUBJECTS[1:]:
+        over = _over(p50, name, "direct")
+        kept = bar if name == "proxy" else None
+        found.append(Figure(f"{label}: {name} over direct, p50", over, "ms", kept))
+    return found
+
+
+def _through_call_tool(clients: dict[str, StdioClient], rounds: int, era: str) -> list[Figure]:
+    """Plain calls are measured again beside it: where the kernel puts three processes changes both alike."""
+    tool = tool_name("proxy")
+    wrapped = {"name": "call_tool", "arguments": {"name": tool, "arguments": {}}}
+    requests = {
+        "direct": ("direct", call_params(tool_name("direct"))),
+        "plain": ("proxy", call_params(tool)),
+        "call_tool": ("proxy", wrapped),
+    }
+
+    def measure(name: str) -> float:
+        subject, params = requests[name]
+        return median(clients[subject].timed("tools/call", params, 1000)) * 1e3
+
+    values = _alternating({name: partial(measure, name) for name in requests}, rounds)
+    label = f"{era}, small, through call_tool"
+    return [
+        Figure(f"{label}: proxy over direct, p50", _over(values, "call_tool", "direct"), "ms", 0.5),
+        Figure(f"{label}: over a plain call, p50", _over(values, "call_tool", "plain"), "ms"),
+    ]
+
+
+def _over(values: Values, one: str, other: str) -> list[float]:
+    return [value - base for value, base in zip(values[one], values[other], strict=True)]
+
+
+def _throughput(clients: dict[str, StdioClient], rounds: int, era: str) -> list[Figure]:
+    counts = {"direct": 5000, "proxy": 5000, "bare SDK": 1000}
+
+    def rate(name: str) -> float:
+        return clients[name].pipelined(call_params(tool_name(name)), counts[name], IN_FLIGHT)
+
+    values = _alternating({name: partial(rate, name) for name in SUBJECTS}, rounds)
+    bars = {"proxy": 1500.0}
+    label = f"{era}, small, {IN_FLIGHT} in flight"
+    return [
+        Figure(f"{label}: {name}", values[name], "calls/s", bars.get(name), "at least") for name in SUBJECTS
+    ]
+
+
+def _over_http(ports: dict[str, int], era: str, rounds: int) -> list[Figure]:
+    clients = {name: HttpClient(port, era) for name, port in ports.items()}
+    for client in clients.values():
+        client.open()
+    p50, p99 = _percentiles(lambda name: clients[name].timed_calls(tool_name(name), 200), rounds)
+    for client in clients.values():
+        client.close()
+    return _compared(f"{era}, small", p50, p99, None)
+
+
+def _searches(bench: Workbench, count: int, rounds: int) -> Values:
+    """Each round: a process without a store, one with the store it left, and the engine without a process."""
+    store = bench.folder / f"store-{count}.sqlite3"
+    config = bench.config(count, store=store)
+    values: Values = {}
+    for _ in range(rounds):
+        for path in bench.folder.glob(store.name + "*"):
+            path.unlink()
+        for state in ("cold", "warm"):
+            _search_run(bench, config, state, values, count * SERVERS)
+        values.setdefault("in process", []).append(asyncio.run(_in_process(config)))
+    return values
+
+
+def _search_run(bench: Workbench, config: Path, state: str, values: Values, known: int) -> None:
+    """One process: its first search, then warm ones, then its peak memory."""
+    client = _ready(bench.proxy(config))
+    words = definitions.queries()
+    values.setdefault(f"{state} first", []).append(_search_time(client, next(words), known))
+    taken = [_search_time(client, query, known) for query in islice(words, 100)]
+    values.setdefault("p50", []).append(median(taken) * 1e3)
+    values.setdefault("p99", []).append(percentile(taken, 0.99) * 1e3)
+    values.setdefault(f"{state} peak", []).append(client.peak_mib())
+    client.close()
+
+
+def _search_time(client: StdioClient, query: str, known: int) -> float:
+    """Seconds of one search, which has to be a whole one: by words alone or over less it would be faster."""
+    started = time.perf_counter()
+    answer = client.call(SEARCH, query=query)["structuredContent"]
+    seconds = time.perf_counter() - started
+    if (answer["method"], answer["known"]) != ("hybrid", known):
+        raise FailureError(f"searched {answer['known']} of {known} tools, {answer['method']}")
+    return seconds
+
+
+async def _in_process(config: Path) -> float:
+    """Median milliseconds of a search through the engine's own interface."""
+    from mcp_context_proxy.app import open_proxy
+    from mcp_context_proxy.config import load
+
+    async with open_proxy(load(config)) as proxy:
+        await proxy.settled()
+        words = definitions.queries()
+        await proxy.searcher.search(next(words), proxy.catalog)
+        taken = []
+        for query in islice(words, 200):
+            started = time.perf_counter()
+            await proxy.searcher.search(query, proxy.catalog)
+            taken.append(time.perf_counter() - started)
+        return median(taken) * 1e3
+
+
+if __name__ == "__main__":
+    main()

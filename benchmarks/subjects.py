@@ -1,0 +1,139 @@
+"""What is measured: the proxy, the bare SDK proxy and no proxy at all, in front of the same servers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raw_clients import FailureError, StdioClient
+
+HERE = Path(__file__).parent
+SERVERS, TOOLS = 10, 50
+SUBJECTS = ("direct", "proxy", "bare SDK")
+
+
+class Workbench:
+    """Makes configurations in a folder and starts subjects."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._made = 0
+
+    def config(
+        self,
+        tools: int = TOOLS,
+        *,
+        modern: bool = False,
+        hanging: int = 0,
+        store: Path | None = None,
+        **tables: Any,
+    ) -> Path:
+        """A configuration with `SERVERS` healthy servers and some that never answer."""
+        self._made += 1
+        servers: dict[str, Any] = {f"s{n}": child(n, tools, modern) for n in range(SERVERS)}
+        for number in range(hanging):
+            servers[f"h{number}"] = child(number, tools, modern, "--hang")
+        settings = {"store": {"path": str(store or "memory")}, **tables, "servers": servers}
+        path = self.folder / f"config-{self._made}.toml"
+        path.write_text("\n".join(_toml(settings)), encoding="utf-8")
+        return path
+
+    def proxy(self, config: Path, era: str = "handshake") -> StdioClient:
+        """The proxy over stdio, just started."""
+        return StdioClient(proxy_command(config), era, self.folder / "proxy.log")
+
+    def bare(self, era: str = "handshake", tools: int = TOOLS) -> StdioClient:
+        """The bare SDK proxy over stdio, just started."""
+        return StdioClient(bare_command(SERVERS, tools, era == "modern"), era, self.folder / "bare.log")
+
+    def direct(self, era: str = "handshake") -> StdioClient:
+        """One of the servers."""
+        spec = child(0, TOOLS, era == "modern")
+        return StdioClient([spec["command"], *spec["args"]], era)
+
+    @contextmanager
+    def trio(self, era: str) -> Iterator[dict[str, StdioClient]]:
+        """All three, connected and with every server ready."""
+        clients = {
+            "direct": self.direct(era),
+            "proxy": self.proxy(self.config(modern=era == "modern"), era),
+            "bare SDK": self.bare(era),
+        }
+        try:
+            for client in clients.values():
+                client.open()
+            for name, client in clients.items():
+                client.until(partial(answers, tool_name(name)))
+            yield clients
+        finally:
+            for client in clients.values():
+                client.close()
+
+
+def answers(tool: str, client: StdioClient) -> bool:
+    """Whether a tool can be called already."""
+    with suppress(FailureError):
+        client.call(tool)
+        return True
+    return False
+
+
+def tool_name(subject: str, server: int = 0) -> str:
+    """The name of the same tool for a subject's clients."""
+    return "create_issue" if subject == "direct" else f"s{server}__create_issue"
+
+
+def child(number: int, tools: int, modern: bool = False, *flags: str) -> dict[str, Any]:
+    """How one tiny server is started: without site packages, as little as Python can be."""
+    more = ["--modern"] if modern else []
+    program = str(HERE / "tool_server.py")
+    return {"command": sys.executable, "args": ["-S", "-E", program, str(number), str(tools), *more, *flags]}
+
+
+def proxy_command(config: Path) -> list[str]:
+    return [sys.executable, "-m", "mcp_context_proxy", "--config", str(config)]
+
+
+def bare_command(servers: int, tools: int, modern: bool) -> list[str]:
+    program = str(HERE / "bare_sdk_proxy.py")
+    return [sys.executable, program, str(servers), str(tools), *(["--modern"] if modern else [])]
+
+
+@contextmanager
+def listening(command: list[str], port: int) -> Iterator[None]:
+    """A process that serves HTTP on a port, from when it accepts connections."""
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(2000):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.01)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _toml(data: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    tables = {key: value for key, value in data.items() if isinstance(value, dict)}
+    for key, value in data.items():
+        if key not in tables:
+            yield f"{key} = {json.dumps(value)}"
+    for key, value in tables.items():
+        yield f"[{prefix}{key}]"
+        yield from _toml(value, f"{prefix}{key}.")
