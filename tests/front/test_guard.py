@@ -1,0 +1,157 @@
+"""Who may speak to the HTTP front: a table of hosts and origins, and the token."""
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from mcp_context_proxy.front.guard import Guard, Policy, is_loopback, policy
+
+pytestmark = pytest.mark.anyio
+
+LOCAL = policy("127.0.0.1", 8765, (), None)
+Headers = list[tuple[str, str]]
+
+
+async def served(request: Request) -> Response:
+    return PlainTextResponse("in")
+
+
+async def status(rules: Policy, headers: Headers, path: str = "/mcp") -> int:
+    app = Guard(Starlette(routes=[Route("/{path:path}", served)]), rules)
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://unused") as client:
+        request = client.build_request("GET", path)
+        request.headers = httpx2.Headers(headers)
+        return (await client.send(request)).status_code
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8765", "localhost:8765", "LOCALHOST:8765", "[::1]:8765"],
+)
+async def test_our_own_names_with_our_own_port_are_let_in(host: str) -> None:
+    assert await status(LOCAL, [("host", host)]) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8765",
+        "127.0.0.1.evil.example:8765",
+        "localhost.evil.example:8765",
+        "localhost:8766",
+        "localhost",
+        "127.0.0.1",
+        "localhost.:8765",
+        "localhost:8765.evil.example",
+        "user@localhost:8765",
+        "0.0.0.0:8765",
+        "127.0.0.2:8765",
+        "[::]:8765",
+        "",
+    ],
+)
+async def test_other_hosts_are_misdirected(host: str) -> None:
+    assert await status(LOCAL, [("host", host)]) == 421
+
+
+async def test_two_hosts_or_none_are_misdirected() -> None:
+    assert await status(LOCAL, [("host", "localhost:8765"), ("host", "evil.example")]) == 421
+    assert await status(LOCAL, []) == 421
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost:8765", "http://127.0.0.1:8765", "http://[::1]:8765", "HTTP://LOCALHOST:8765"],
+)
+async def test_pages_of_our_own_are_let_in(origin: str) -> None:
+    assert await status(LOCAL, [("host", "localhost:8765"), ("origin", origin)]) == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "null",
+        "",
+        "http://evil.example",
+        "http://evil.example:8765",
+        "http://localhost.evil.example:8765",
+        "http://127.0.0.1.evil.example:8765",
+        "http://localhost:8766",
+        "http://localhost",
+        "https://localhost",
+        "http://localhost:8765@evil.example",
+        "http://user@localhost:8765",
+        "file://localhost:8765",
+        "chrome-extension://localhost:8765",
+        "localhost:8765",
+        "http://[::1",
+        "http://localhost:99999999",
+    ],
+)
+async def test_pages_of_others_are_refused(origin: str) -> None:
+    assert await status(LOCAL, [("host", "localhost:8765"), ("origin", origin)]) == 403
+
+
+async def test_two_origins_are_refused() -> None:
+    same = ("origin", "http://localhost:8765")
+
+    assert await status(LOCAL, [("host", "localhost:8765"), same, same]) == 403
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/sse", "/messages/", "/healthz", "/no-such-path"])
+async def test_host_and_origin_are_checked_on_every_path(path: str) -> None:
+    evil = [("host", "localhost:8765"), ("origin", "http://evil.example")]
+
+    assert await status(LOCAL, [("host", "evil.example")], path) == 421
+    assert await status(LOCAL, evil, path) == 403
+
+
+async def test_configured_hosts_are_let_in_beside_our_own() -> None:
+    rules = policy("127.0.0.1", 8765, ("Proxy.example:8443",), None)
+
+    assert await status(rules, [("host", "proxy.example:8443")]) == 200
+    assert await status(rules, [("host", "localhost:8765")]) == 200
+    assert await status(rules, [("host", "proxy.example")]) == 421
+
+
+TOKEN = policy("127.0.0.1", 8765, (), "correct-horse")
+
+
+@pytest.mark.parametrize("given", ["Bearer correct-horse", "bearer correct-horse", "Bearer  correct-horse "])
+async def test_the_token_opens(given: str) -> None:
+    assert await status(TOKEN, [("host", "localhost:8765"), ("authorization", given)]) == 200
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic correct-horse",
+        "correct-horse",
+        "Bearer correct-horses",
+    ],
+)
+async def test_anything_else_does_not(given: str) -> None:
+    assert await status(TOKEN, [("host", "localhost:8765"), ("authorization", given)]) == 401
+
+
+async def test_health_needs_no_token() -> None:
+    assert await status(TOKEN, [("host", "localhost:8765")], "/healthz") == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
+def test_loopback_addresses_are_known(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", "", "localhost.example"])
+def test_others_are_not_loopback(host: str) -> None:
+    assert not is_loopback(host)

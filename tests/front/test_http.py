@@ -1,0 +1,281 @@
+"""The HTTP front as a process: who is let in, what is bounded, how sessions and the process end."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from support.ledger import until
+from support.proxies import HttpProxy, command, http_proxy
+from support.raw_client import HANDSHAKE, http
+from support.servers import Server, Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": HANDSHAKE,
+        "capabilities": {},
+        "clientInfo": {"name": "raw", "version": "1"},
+    },
+}
+ACCEPT = {"accept": "application/json, text/event-stream"}
+
+
+@pytest.fixture(scope="module")
+def server_and_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, HttpProxy]]:
+    workshop = Workshop(tmp_path_factory.mktemp("http"))
+    calls = {"hang": [{"wait_cancelled": True}], "slow": [{"wait": str(workshop.flag("go"))}]}
+    server = workshop.server("work", tools=[tool("echo"), tool("hang"), tool("slow")], calls=calls)
+    with http_proxy(workshop.config()) as proxy:
+        yield server, proxy
+    workshop.close()
+
+
+@pytest.fixture
+def proxy(server_and_proxy: tuple[Server, HttpProxy]) -> HttpProxy:
+    return server_and_proxy[1]
+
+
+@pytest.fixture
+def server(server_and_proxy: tuple[Server, HttpProxy]) -> Server:
+    return server_and_proxy[0]
+
+
+async def ask(proxy: HttpProxy, method: str, path: str, **options: Any) -> httpx2.Response:
+    async with httpx2.AsyncClient(timeout=20) as client:
+        return await client.request(method, proxy.base + path, **options)
+
+
+async def test_it_says_that_it_is_well(proxy: HttpProxy) -> None:
+    response = await ask(proxy, "GET", "/healthz")
+
+    assert (response.status_code, response.json()["status"]) == (200, "ok")
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/sse", "/messages/", "/healthz", "/"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_a_web_page_reaches_nothing(proxy: HttpProxy, method: str, path: str) -> None:
+    rebound = await ask(proxy, method, path, headers={"host": "evil.example"})
+    foreign = await ask(proxy, method, path, headers={"origin": "http://evil.example"})
+
+    assert (rebound.status_code, foreign.status_code) == (421, 403)
+    assert "access-control-allow-origin" not in foreign.headers
+
+
+async def test_a_body_over_the_limit_is_refused(proxy: HttpProxy) -> None:
+    response = await ask(proxy, "POST", "/mcp", headers=ACCEPT, json={"x": "x" * (5 << 20)})
+
+    assert response.status_code == 413
+
+
+async def test_what_is_no_message_is_refused_and_the_front_goes_on(proxy: HttpProxy) -> None:
+    for body in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"jsonrpc":"2.0"}', b"[" * 100_000):
+        headers = ACCEPT | {"content-type": "application/json"}
+        response = await ask(proxy, "POST", "/mcp", headers=headers, content=body)
+        assert 400 <= response.status_code < 500, body[:20]
+
+    assert (await ask(proxy, "GET", "/healthz")).status_code == 200
+
+
+async def test_an_ended_session_is_gone(proxy: HttpProxy) -> None:
+    opened = await ask(proxy, "POST", "/mcp", headers=ACCEPT, json=INITIALIZE)
+    session = ACCEPT | {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
+
+    ended = await ask(proxy, "DELETE", "/mcp", headers=session)
+    after = await ask(
+        proxy, "POST", "/mcp", headers=session, json={"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+    )
+
+    assert ended.status_code == 200
+    assert after.status_code == 404
+
+
+async def test_an_unknown_session_is_not_found(proxy: HttpProxy) -> None:
+    headers = ACCEPT | {"mcp-session-id": "0" * 32, "mcp-protocol-version": HANDSHAKE}
+
+    response = await ask(
+        proxy, "POST", "/mcp", headers=headers, json={"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+    )
+
+    assert response.status_code == 404
+
+
+async def test_two_clients_with_the_same_ids_never_get_each_others_answers(
+    proxy: HttpProxy, era: str
+) -> None:
+    async with http(proxy.base, era) as one, http(proxy.base, era) as two:
+        await one.until_listed("work__echo")
+        for number in range(100, 140):
+            params = [{"name": "work__echo", "arguments": {"of": who, "n": number}} for who in ("one", "two")]
+            first = (await one.start("tools/call", params[0], request_id=number))[1]
+            second = (await two.start("tools/call", params[1], request_id=number))[1]
+            for future, who in ((second, "two"), (first, "one")):
+                text = (await future)["content"][0]["text"]
+                assert json.loads(text)["arguments"] == {"of": who, "n": number}
+
+
+async def test_cancelling_in_one_session_leaves_the_same_id_in_another(
+    proxy: HttpProxy, server: Server
+) -> None:
+    go = proxy.folder / "go"
+    async with http(proxy.base) as one, http(proxy.base) as two:
+        await one.until_listed("work__slow")
+        await one.start("tools/call", {"name": "work__hang", "arguments": {}}, request_id=77)
+        _, kept = await two.start("tools/call", {"name": "work__slow", "arguments": {}}, request_id=77)
+        await server.ledger.until(lambda ledger: ledger.calls("hang") and ledger.calls("slow"))
+        await one.cancel(77)
+        await server.ledger.until(lambda ledger: ledger.entries("cancelled"))
+        go.touch()
+
+        assert "isError" not in await kept
+
+
+async def test_a_client_that_vanishes_cancels_its_modern_call(proxy: HttpProxy, server: Server) -> None:
+    before = len(server.ledger.entries("cancelled"))
+    async with http(proxy.base, "modern") as client:
+        await client.until_listed("work__hang")
+        calls = len(server.ledger.calls("hang"))
+        await client.start("tools/call", {"name": "work__hang", "arguments": {}})
+        await server.ledger.until(lambda ledger: len(ledger.calls("hang")) > calls)
+
+    await server.ledger.until(lambda ledger: len(ledger.entries("cancelled")) > before)
+
+
+async def test_a_mismatched_name_header_is_refused(proxy: HttpProxy) -> None:
+    async with http(proxy.base, "modern") as client:
+        wire: Any = client.wire
+        message = {
+            "jsonrpc": "2.0",
+            "id": 5,
+            "method": "tools/call",
+            "params": client._with_meta({"name": "work__echo", "arguments": {}}, {}),
+        }
+        headers = wire.headers(message) | {"mcp-name": "work__hang"}
+        response = await ask(proxy, "POST", "/mcp", headers=headers, json=message)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == -32020
+
+
+async def test_sigterm_ends_it_with_0_and_its_servers_with_it(workshop: Workshop) -> None:
+    server = workshop.server("work", tools=[tool("echo")], at_start=[{"spawn": True}])
+    with http_proxy(workshop.config(limits={"stop_seconds": 0.3})) as proxy:
+        async with http(proxy.base, "modern") as client:
+            await client.until_listed("work__echo")
+        proxy.process.send_signal(signal.SIGTERM)
+        assert proxy.process.wait(20) == 0
+
+    pids = [entry["pid"] for entry in server.ledger.entries("start")]
+    pids += [entry["child"] for entry in server.ledger.entries("spawned")]
+    await until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and cmdline(pid) for pid in pids))
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_sigterm_ends_it_though_streams_are_open(workshop: Workshop) -> None:
+    workshop.server("work", tools=[tool("hang")], calls={"hang": [{"silent": True}]})
+    with http_proxy(workshop.config()) as proxy:
+        url = proxy.base
+        async with httpx2.AsyncClient(timeout=20) as pool, pool.stream("GET", f"{url}/sse") as stream:
+            assert stream.status_code == 200
+            proxy.process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(20):
+                await until(lambda: proxy.process.poll() is not None)
+
+    assert proxy.process.returncode == 0
+
+
+async def test_a_port_that_is_taken_is_told_in_words(workshop: Workshop) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = await anyio.run_process(
+            command(workshop.config(), "serve", "--http", "--port", str(port)), check=False
+        )
+
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}".encode() in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """An environment whose data folder is the test's own."""
+    return {**os.environ, "HOME": str(tmp_path / "home"), "XDG_DATA_HOME": str(tmp_path / "data")}
+
+
+async def test_beyond_this_machine_it_asks_for_a_token_that_only_its_owner_can_read(
+    workshop: Workshop, home: dict[str, str], tmp_path: Path
+) -> None:
+    with http_proxy(workshop.config(), "--host", "0.0.0.0", env=home) as proxy:
+        base = proxy.base.replace("0.0.0.0", "127.0.0.1")
+        (file,) = (tmp_path / "data").rglob("token")
+        token = file.read_text(encoding="utf-8").strip()
+        async with httpx2.AsyncClient(timeout=20) as client:
+            for path in ("/mcp", "/sse", "/messages/", "/"):
+                for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {token}"}):
+                    response = await client.post(base + path, headers=given)
+                    assert response.status_code == 401
+                    assert response.headers["www-authenticate"] == "Bearer"
+            assert (await client.get(base + "/healthz")).status_code == 200
+        async with http(base, "modern", headers={"authorization": f"Bearer {token}"}) as raw:
+            assert await raw.names()
+        log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(token) >= 32
+    assert token not in log
+
+
+async def test_a_configured_token_is_asked_for_on_this_machine_too_and_stays(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret" / "token"
+    config = workshop.config(http={"token_file": str(file)})
+    tokens = []
+    for _ in range(2):
+        with http_proxy(config) as proxy:
+            assert (await ask(proxy, "POST", "/mcp")).status_code == 401
+            tokens.append(file.read_text(encoding="utf-8"))
+
+    assert tokens[0] == tokens[1]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_standard_output_stays_empty(workshop: Workshop) -> None:
+    with http_proxy(workshop.config()) as proxy:
+        await ask(proxy, "GET", "/healthz")
+        proxy.process.terminate()
+        assert proxy.process.stdout is not None
+        assert proxy.process.stdout.read() == ""
+
+
+def test_an_address_that_cannot_be_had_is_told_in_words(workshop: Workshop) -> None:
+    ended = subprocess.run(
+        command(workshop.config(), "serve", "--http", "--host", "203.0.113.1", "--port", "0"),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "MCP_CONTEXT_PROXY_TOKEN": "x" * 32},
+    )
+
+    assert ended.returncode == 1
+    assert b"203.0.113.1" in ended.stderr
+    assert b"Traceback" not in ended.stderr
