@@ -51,9 +51,9 @@ BAR: Final = 20
 """Cells of the longest bar."""
 
 OWN_SERVER: Final = """\
-[servers.files]
+[servers.memory]
 command = "npx"
-args = ["-y", "@modelcontextprotocol/server-filesystem", "${HOME}"]"""
+args = ["-y", "@modelcontextprotocol/server-memory"]"""
 
 HOST_ENTRY: Final = """\
 { "mcpServers": { "context-proxy": { "command": "mcp-context-proxy" } } }"""
@@ -240,7 +240,7 @@ def _show_next(console: Terminal, seconds: float) -> None:
     console.section("Next: your own servers")
     _step(console, f"1. Put them into {default_path(os.environ)}", OWN_SERVER)
     _step(console, "2. See whether they all start", "mcp-context-proxy check")
-    _step(console, "3. In your host's configuration, this one takes their place", HOST_ENTRY)
+    _step(console, "3. In your host's configuration, put this one in their place", HOST_ENTRY)
     console.say()
     console.prose(Text(f"This took {seconds:.1f} s, and nothing of it was kept.", style="dim"))
 

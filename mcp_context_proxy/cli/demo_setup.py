@@ -47,8 +47,16 @@ class Stage:
 
 @contextmanager
 def stage() -> Iterator[Stage]:
-    """A folder for one run of the demo."""
-    with tempfile.TemporaryDirectory(prefix="mcp-context-proxy-demo-", ignore_cleanup_errors=True) as name:
+    """A folder for one run of the demo.
+
+    Raises:
+        DemoError: there is no place for one.
+    """
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="mcp-context-proxy-demo-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise DemoError(f"the demo needs a temporary folder, and there can be none: {error}") from None
+    with temporary as name:
         folder = Path(name)
         made = Stage(folder, folder / "config.toml", folder / "proxy.log")
         made.config.write_text(_config(made), encoding="utf-8")

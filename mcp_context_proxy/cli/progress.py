@@ -55,6 +55,8 @@ def indexing(console: Console) -> Iterator[OnProgress]:
 
 
 def _starting(names: list[str]) -> str:
+    if not names:
+        return "Reading what there is"
     named = ", ".join(names[:NAMED])
     more = len(names) - NAMED
     return f"Starting {named} and {more} more" if more > 0 else f"Starting {named}"

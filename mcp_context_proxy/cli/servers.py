@@ -21,7 +21,7 @@ STYLES: Final = {"ready": "green", "failed": "bold red", "disabled": "dim"}
 ADDRESS_CELLS: Final = 40
 """With fewer, one cannot tell which server a cut command line or URL is."""
 
-HEADINGS: Final = ("Server", "State", "Era", "Tools", "Resources", "Prompts", "Start", "Where")
+HEADINGS: Final = ("Server", "State", "Era", "Protocol", "Tools", "Resources", "Prompts", "Start", "Where")
 
 
 @click.command("servers")
@@ -83,7 +83,7 @@ def _show(console: Terminal, servers: list[dict[str, Any]]) -> None:
         console.say("No servers are configured.")
         return
     heading = [Text(title, style="bold") for title in HEADINGS]
-    console.columns([heading, *map(_row, servers)], right=(3, 4, 5, 6), useful=ADDRESS_CELLS)
+    console.columns([heading, *map(_row, servers)], right=(4, 5, 6, 7), useful=ADDRESS_CELLS)
     for facts in servers:
         if facts["state"] == "failed":
             console.say()
@@ -99,6 +99,7 @@ def _row(facts: dict[str, Any]) -> list[Text]:
     return [
         Text(facts["name"], style="cyan"),
         Text(facts["state"], style=STYLES[facts["state"]]),
+        Text(facts.get("era", "-")),
         Text(facts.get("protocol", "-")),
         *map(Text, (number("tools"), number("resources"), number("prompts"), number("start_ms", " ms"))),
         Text(facts["address"], style="dim"),
