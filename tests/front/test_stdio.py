@@ -1,0 +1,330 @@
+"""The stdio front as a process: every byte the host may send, and how the process ends."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import command
+from support.raw_client import PREFIX, RawClient, RpcError, StdioWire, stdio
+from support.servers import Server, Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+ECHO = '{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":"work__echo","arguments":%s}}'
+
+
+@pytest.fixture(scope="module")
+async def opened(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[RawClient, Server]]:
+    workshop = Workshop(tmp_path_factory.mktemp("stdio"))
+    calls = {"exact": [{"raw_result": EXACT}]}
+    server = workshop.server("work", tools=[tool("echo"), tool("exact")], calls=calls)
+    async with stdio(command(workshop.config(limits={"message_bytes": 1_000_000}))) as client:
+        await client.until_listed("work__echo")
+        yield client, server
+
+
+@pytest.fixture
+def client(opened: tuple[RawClient, Server]) -> RawClient:
+    return opened[0]
+
+
+@pytest.fixture
+def server(opened: tuple[RawClient, Server]) -> Server:
+    return opened[1]
+
+
+EXACT = (
+    '{"content": [ ] , "structuredContent":{"big":123456789012345678901234567890,"tiny":1.0e-07,'
+    '"precise":0.12345678901234567890123,"huge":1e400,"minus":-0,"dup":1,"dup":2,"text":"\\u00e9\u2028"},'
+    '"x":null}'
+)
+
+
+async def write(client: RawClient, data: bytes) -> None:
+    wire = client.wire
+    assert isinstance(wire, StdioWire)
+    await wire.write(data)
+
+
+async def still_works(client: RawClient) -> bool:
+    return "isError" not in await client.call("work__echo", {"text": "still"})
+
+
+async def test_a_result_passes_byte_for_byte(client: RawClient) -> None:
+    await client.call("work__exact")
+
+    assert client.texts[-1].endswith(f'"result":{EXACT}}}')
+
+
+async def test_arguments_pass_byte_for_byte(client: RawClient, server: Server) -> None:
+    arguments = (
+        '{"n":123456789012345678901234567890,"f":1.0e-07,"h":1e400,"p":0.1234567890123456789,"t":"\u2028"}'
+    )
+
+    answer = client.expect("exact")
+    await write(client, (ECHO % ('"exact"', arguments)).encode() + b"\n")
+    await answer
+
+    assert arguments in server.ledger.lines("tools/call")[-1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"garbage",
+        b"[]",
+        b"[1]",
+        b'"text"',
+        b"null",
+        b"17",
+        b"{}",
+        b'{"jsonrpc":"2.0"}',
+        b"\xff\xfe\xfd",
+        b'{"jsonrpc":"2.0","method":"x","params":NaN}',
+        b'{"jsonrpc":"2.0","id":null,"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":[],"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":{},"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":true,"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":1e999,"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":424242,"result":{}}',
+        b'{"jsonrpc":"2.0","id":"ask-9","error":{"code":1,"message":"m"}}',
+        b'{"jsonrpc":"2.0","method":"notifications/unknown","params":{"a":[]}}',
+        b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":999}}',
+        b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":{}}}',
+        b'{"jsonrpc":"2.0","method":"notifications/cancelled"}',
+        b'{"jsonrpc":"2.0","method":7}',
+        b"\x00",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+    ],
+    ids=lambda line: line[:60].decode("ascii", "backslashreplace"),
+)
+async def test_a_line_that_is_no_request_harms_nothing(client: RawClient, line: bytes) -> None:
+    await write(client, line + b"\n")
+
+    assert await still_works(client)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"jsonrpc":"2.0","id":ID,"method":',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":{"name":"work__echo","arguments":{"a":NaN}}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":{"name":"work__echo","arguments":[]}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":{"name":"work__echo","arguments":7}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":{"name":7}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":{}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call"}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":[]}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":"x"}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"resources/read","params":{"uri":[]}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"resources/read"}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"prompts/get","params":{"name":null}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"completion/complete","params":{"ref":7}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"completion/complete"}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"logging/setLevel","params":{}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"logging/setLevel","params":{"level":[]}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"","params":{}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":{"name":"work__echo","_meta":7,"arguments":[]}}',
+        b'{"jsonrpc":"2.0","id":ID,"method":"x","params":{"a":"\xff"}}',
+    ],
+    ids=lambda line: line[23:95].decode("ascii", "backslashreplace"),
+)
+async def test_a_request_that_is_not_in_order_is_refused_by_its_id(client: RawClient, line: bytes) -> None:
+    answer = client.expect(31_415)
+
+    await write(client, line.replace(b"ID", b"31415") + b"\n")
+
+    with anyio.fail_after(10), pytest.raises(RpcError):
+        await answer
+    assert await still_works(client)
+
+
+async def test_a_message_over_the_limit_is_refused_by_its_id_with_size_and_limit(client: RawClient) -> None:
+    answer = client.expect(27_182)
+
+    await write(client, (ECHO % ("27182", json.dumps({"text": "x" * 1_100_000}))).encode() + b"\n")
+
+    with anyio.fail_after(10), pytest.raises(RpcError, match=r"1,100,\d\d\d bytes, limit 1,000,000"):
+        await answer
+    assert await still_works(client)
+
+
+async def test_lines_may_end_as_on_windows_be_blank_and_come_in_pieces(client: RawClient) -> None:
+    answers = [client.expect(number) for number in (501, 502, 503)]
+    lines = [ECHO % (number, '{"text":"é"}') for number in (501, 502, 503)]
+    data = ("\r\n\r\n \n" + "\r\n".join(lines) + "\r\n").encode()
+
+    for start in range(0, len(data), 37):
+        await write(client, data[start : start + 37])
+
+    with anyio.fail_after(10):
+        for answer in answers:
+            assert (await answer)["content"]
+
+
+async def test_an_id_that_is_in_use_is_refused_or_answered_but_never_lost(client: RawClient) -> None:
+    line = (ECHO % ('"twin"', "{}")).encode() + b"\n"
+    first = client.expect("twin")
+
+    await write(client, line)
+    await first
+    second = client.expect("twin")
+    await write(client, line)
+
+    assert (await second)["content"]
+
+
+async def test_before_the_handshake_only_what_the_protocol_allows_is_answered(workshop: Workshop) -> None:
+    async with stdio(command(workshop.config()), opened=False) as client:
+        with pytest.raises(RpcError) as refused:
+            await client.request("tools/list")
+        assert refused.value.code in {-32600, -32602, -32002}
+        await client.request("ping")
+
+
+async def test_the_revision_that_is_asked_for_is_agreed_on(workshop: Workshop) -> None:
+    for version in ("2024-11-05", "2025-11-25"):
+        async with stdio(command(workshop.config()), opened=False) as client:
+            said = await client.request(
+                "initialize",
+                {
+                    "protocolVersion": version,
+                    "capabilities": {},
+                    "clientInfo": {"name": "raw", "version": "1"},
+                },
+            )
+            assert said["protocolVersion"] == version
+
+
+async def test_an_unknown_modern_revision_is_refused_with_those_that_are_known(workshop: Workshop) -> None:
+    async with stdio(command(workshop.config()), opened=False) as client:
+        with pytest.raises(RpcError) as refused:
+            await client.request(
+                "tools/list",
+                **{PREFIX + "protocolVersion": "2099-01-01", PREFIX + "clientCapabilities": {}},
+            )
+
+    assert refused.value.code == -32022
+    assert "2026-07-28" in refused.value.data["supported"]
+
+
+async def test_the_end_of_input_ends_the_proxy_and_all_its_children(workshop: Workshop) -> None:
+    servers = [
+        workshop.server("plain", tools=[tool("go")]),
+        workshop.server("stubborn", tools=[tool("go")], at_start=[{"ignore_end": True}]),
+        workshop.server("parent", tools=[tool("go")], at_start=[{"spawn": True}]),
+        workshop.server("hung", on={"initialize": [{"silent": True}], "server/discover": [{"silent": True}]}),
+    ]
+    async with stdio(command(workshop.config(limits={"stop_seconds": 0.3}))) as client:
+        await client.until_listed("plain__go", "stubborn__go", "parent__go")
+        await servers[3].ledger.until(lambda ledger: ledger.entries("start"))
+        assert client.process is not None
+
+    pids = [entry["pid"] for server in servers for entry in server.ledger.entries("start")]
+    pids += [entry["child"] for entry in servers[2].ledger.entries("spawned")]
+    assert len(pids) == 5
+    await until(lambda: not any(map(running, pids)))
+
+
+def running(pid: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_with_0_though_calls_are_under_way(workshop: Workshop, number: int) -> None:
+    server = workshop.server("work", tools=[tool("hang")], calls={"hang": [{"silent": True}]})
+    async with await anyio.open_process(command(workshop.config()), stderr=None) as process:
+        client = RawClient("modern", {}, {})
+        client.wire = StdioWire(process)
+        await client.start("tools/call", {"name": "work__hang", "arguments": {}})
+        await server.ledger.until(lambda ledger: ledger.entries("start"))
+        await until(lambda: running(server.ledger.entries("start")[0]["pid"]))
+        os.kill(process.pid, number)
+        with anyio.fail_after(20):
+            assert await process.wait() == 0
+
+    await until(lambda: not running(server.ledger.entries("start")[0]["pid"]))
+
+
+async def test_requests_that_are_piped_in_are_answered_before_it_ends(workshop: Workshop) -> None:
+    meta = {PREFIX + "protocolVersion": "2026-07-28", PREFIX + "clientCapabilities": {}}
+    requests = [
+        {"jsonrpc": "2.0", "id": number, "method": method, "params": {"_meta": meta}}
+        for number, method in enumerate(["server/discover", "tools/list", "resources/list"])
+    ]
+    lines = "\n".join(map(json.dumps, requests)) + "\n"
+
+    with anyio.fail_after(20):
+        ended = await anyio.run_process(command(workshop.config()), input=lines.encode())
+
+    answered = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert sorted(answer["id"] for answer in answered) == [0, 1, 2]
+    assert all("result" in answer for answer in answered)
+
+
+NOISY = """
+import os, sys
+import mcp_context_proxy.server.gateway as gateway
+real = gateway.Gateway.handle
+async def handle(self, method, params, caller):
+    print("a print during a request")
+    os.write(1, b"bytes on descriptor 1\\n")
+    os.system("echo a child writes")
+    return await real(self, method, params, caller)
+gateway.Gateway.handle = handle
+sys.argv = ["proxy", *sys.argv[1:]]
+from mcp_context_proxy.__main__ import main
+main()
+"""
+
+
+async def test_what_a_library_prints_while_it_serves_never_reaches_the_protocol(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    script = tmp_path / "noisy.py"
+    script.write_text(NOISY, encoding="utf-8")
+    log = tmp_path / "stderr"
+    workshop.server("work", tools=[tool("echo")])
+    with log.open("w", encoding="utf-8") as stderr:
+        async with stdio(
+            [sys.executable, str(script), *command(workshop.config())[3:]], stderr=stderr
+        ) as client:
+            await client.until_listed("work__echo")
+            await client.call("work__echo")
+
+    written = log.read_text(encoding="utf-8")
+    assert "a print during a request" in written
+    assert "bytes on descriptor 1" in written
+    assert "a child writes" in written
+
+
+async def test_messages_for_people_go_to_standard_error(workshop: Workshop, tmp_path: Path) -> None:
+    workshop.server("dead", at_start=[{"stderr": "no key"}, {"exit": 4}])
+    log = tmp_path / "stderr"
+    with log.open("w", encoding="utf-8") as stderr:
+        async with stdio(command(workshop.config()), stderr=stderr):
+            await until(lambda: "server dead" in log.read_text(encoding="utf-8"))
+
+
+async def test_a_host_that_reads_nothing_is_not_buffered_for_without_bound(workshop: Workshop) -> None:
+    workshop.server("work", tools=[tool("echo")])
+    meta = {PREFIX + "protocolVersion": "2026-07-28", PREFIX + "clientCapabilities": {}}
+    line: Any = {"jsonrpc": "2.0", "method": "tools/list", "params": {"_meta": meta}}
+    async with await anyio.open_process(command(workshop.config()), stderr=None) as process:
+        assert process.stdin is not None
+        for number in range(3000):
+            await process.stdin.send(json.dumps(line | {"id": number}).encode() + b"\n")
+        os.kill(process.pid, signal.SIGTERM)
+        with anyio.fail_after(20):
+            assert await process.wait() == 0
