@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -170,29 +170,35 @@ def _redact_logs(config: Config) -> None:
 
 async def serve(config: Config, front: Front) -> None:
     """Serve a front until it ends, or until the process is asked to stop."""
-    async with open_proxy(config) as proxy:
-        # Half a second of imports, in which the servers start.
-        await load_sdk()
-        from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
+    # Listened for before any server is started: none may outlive a proxy that is stopped at once.
+    with ExitStack() as receiver:
+        signals = receiver.enter_context(anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
+        async with open_proxy(config) as proxy:
+            # Half a second of imports, in which the servers start.
+            await load_sdk()
+            from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
 
-        server = SdkServer(
-            proxy.gateway,
-            proxy.changes,
-            meta_tools.instructions(proxy.setup),
-            proxy.tool_list.header_schema,
-        )
-        async with anyio.create_task_group() as group:
-            group.start_soon(_stop_on_signal, group.cancel_scope)
-            await front(proxy, server)
-            group.cancel_scope.cancel()
+            server = SdkServer(
+                proxy.gateway,
+                proxy.changes,
+                meta_tools.instructions(proxy.setup),
+                proxy.tool_list.header_schema,
+            )
+            async with anyio.create_task_group() as group:
+                group.start_soon(_stop_on_signal, signals, receiver, group.cancel_scope)
+                await front(proxy, server)
+                group.cancel_scope.cancel()
 
 
-async def _stop_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for number in signals:
-            logger.info("stopping on %s", signal.Signals(number).name)
-            scope.cancel()
-            return
+async def _stop_on_signal(
+    signals: AsyncIterator[signal.Signals], receiver: ExitStack, scope: anyio.CancelScope
+) -> None:
+    """Stop in order on the first signal; a second one ends the process at once."""
+    async for number in signals:
+        logger.info("stopping on %s", number.name)
+        receiver.close()
+        scope.cancel()
+        return
 
 
 async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
