@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import anyio
 import click
@@ -76,11 +77,14 @@ def command() -> None:
 
 async def _demo(console: Terminal) -> None:
     began = anyio.current_time()
+    console.say(Text("mcp-context-proxy", style="bold"), ": one MCP server in front of many")
+    console.prose(
+        Text("Everything here is real and on this machine: no network, no key, no service.", style="dim")
+    )
     with stage() as made, made.log.open("w", encoding="utf-8") as log:
         try:
             with anyio.fail_after(DEADLINE_SECONDS):
-                async with connected(proxy_command(made), made, log) as client:
-                    await _show(console, client, await _offers(made))
+                await _play(console, made, log)
         except Exception as error:
             cause = _innermost(error)
             if isinstance(cause, BrokenPipeError):
@@ -91,15 +95,16 @@ async def _demo(console: Terminal) -> None:
     _show_next(console, anyio.current_time() - began)
 
 
-async def _show(console: Terminal, client: Client, offers: Sequence[Offer]) -> None:
-    console.say(Text("mcp-context-proxy", style="bold"), ": one MCP server in front of many")
-    console.prose(
-        Text("Everything here is real and on this machine: no network, no key, no service.", style="dim")
-    )
-    _show_servers(console, offers)
-    _show_lists(console, offers, (await client.list_tools()).tools)
-    await _show_searches(console, client)
-    await _show_calls(console, client)
+async def _play(console: Terminal, made: Stage, log: TextIO) -> None:
+    with ExitStack() as starting:
+        starting.enter_context(messages().status("Starting the proxy and the example servers"))
+        async with connected(proxy_command(made), made, log) as client:
+            offers = await _offers(made)
+            starting.close()
+            _show_servers(console, offers)
+            _show_lists(console, offers, (await client.list_tools()).tools)
+            await _show_searches(console, client)
+            await _show_calls(console, client)
 
 
 async def _offers(made: Stage) -> list[Offer]:
@@ -112,10 +117,9 @@ async def _offers(made: Stage) -> list[Offer]:
                 tools = tuple((await client.list_tools()).tools)
         found[name] = Offer(name, tools, _tokens(tools))
 
-    with messages().status("Starting the example servers"):
-        async with anyio.create_task_group() as group:
-            for name, words in examples.servers().items():
-                group.start_soon(ask, name, words)
+    async with anyio.create_task_group() as group:
+        for name, words in examples.servers().items():
+            group.start_soon(ask, name, words)
     return [found[name] for name in examples.SERVERS]
 
 
