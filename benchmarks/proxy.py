@@ -69,10 +69,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tables", nargs="*", choices=TABLES, help="which; all by default")
+    parser.add_argument("tables", nargs="*", help="which; all by default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if unknown := set(arguments.tables) - set(TABLES):
+        parser.error(f"no such table: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
     done = {}
     for name in arguments.tables or TABLES:
