@@ -1,0 +1,220 @@
+"""What a server asks of the user during a call reaches the client that called, in its own era's words."""
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+from support.proxies import Host, inside
+from support.raw_client import PREFIX, RpcError
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+SAMPLING = {
+    "messages": [{"role": "user", "content": {"type": "text", "text": "hi"}}],
+    "maxTokens": 9,
+    "x": [None],
+}
+SAMPLED = {"role": "assistant", "content": {"type": "text", "text": "hello"}, "model": "m", "x-more": None}
+ELICIT = {"message": "Which one?", "requestedSchema": {"type": "object", "properties": {}}}
+CHOSEN = {"action": "accept", "content": {"which": "this"}}
+CAPABLE = {"sampling": {}, "elicitation": {}}
+INPUT = {
+    "inputRequests": {
+        "name": {"method": "elicitation/create", "params": ELICIT},
+        "idea": {"method": "sampling/createMessage", "params": SAMPLING},
+    },
+    "requestState": "opaque \u2603 state==",
+}
+ANSWERS: dict[str, Any] = {
+    "sampling/createMessage": lambda params: SAMPLED,
+    "elicitation/create": lambda params: CHOSEN,
+}
+
+
+def asking(workshop: Workshop, era: str = "handshake") -> Any:
+    calls = {
+        "sample": [{"ask": {"method": "sampling/createMessage", "params": SAMPLING}}],
+        "elicit": [{"ask": {"method": "elicitation/create", "params": ELICIT}}],
+        "roots": [{"ask": {"method": "roots/list"}}],
+        "unknown": [{"ask": {"method": "no/such/method"}}],
+        "ping": [{"ask": {"method": "ping"}}],
+        "input": [{"need_input": INPUT}],
+        "insatiable": [{"result": {"resultType": "input_required"} | INPUT}],
+    }
+    return workshop.server("curious", era=era, tools=[tool(name) for name in calls], calls=calls)
+
+
+def said(result: dict[str, Any]) -> Any:
+    return json.loads(result["content"][0]["text"])
+
+
+async def test_sampling_is_passed_to_the_client_and_back_unchanged(workshop: Workshop) -> None:
+    asking(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+        result = await host.call("curious__sample")
+
+    assert host.asked == [("sampling/createMessage", SAMPLING)]
+    assert said(result) == SAMPLED
+
+
+async def test_elicitation_is_passed_to_the_client_and_back_unchanged(workshop: Workshop) -> None:
+    asking(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+        result = await host.call("curious__elicit")
+
+    assert host.asked == [("elicitation/create", ELICIT)]
+    assert said(result) == CHOSEN
+
+
+async def test_also_through_call_tool(workshop: Workshop) -> None:
+    asking(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+        result = await host.call("call_tool", {"name": "curious__elicit"})
+
+    assert said(result) == CHOSEN
+
+
+@pytest.mark.parametrize("declared", [{}, {"sampling": {}}, {"roots": {}}], ids=str)
+async def test_a_client_is_never_asked_what_it_did_not_declare(
+    workshop: Workshop, declared: dict[str, Any]
+) -> None:
+    asking(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake", declared, ANSWERS)
+        result = await host.call("curious__elicit")
+
+    assert host.asked == []
+    assert said(result)["code"] == -32601
+
+
+async def test_a_modern_client_is_never_asked_by_a_request(workshop: Workshop) -> None:
+    asking(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", CAPABLE, ANSWERS)
+        result = await host.call("curious__elicit")
+
+    assert host.asked == []
+    assert said(result)["code"] == -32601
+
+
+async def test_a_refusal_of_the_client_reaches_the_server(workshop: Workshop) -> None:
+    def refuse(params: Any) -> Any:
+        raise RpcError(-1, "the user said no")
+
+    asking(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake", CAPABLE, {"elicitation/create": refuse})
+        result = await host.call("curious__elicit")
+
+    assert said(result) == {"code": -1, "message": "the user said no"}
+
+
+@pytest.mark.parametrize("name", ["roots", "unknown"])
+async def test_what_cannot_be_passed_on_is_refused_at_once(workshop: Workshop, name: str) -> None:
+    asking(workshop)
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, "handshake", CAPABLE, ANSWERS).call(f"curious__{name}")
+
+    assert said(result)["code"] == -32601
+
+
+async def test_a_ping_of_the_server_is_answered_by_the_proxy(workshop: Workshop) -> None:
+    asking(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        assert said(await host.call("curious__ping")) == {}
+
+
+async def test_when_two_clients_could_be_meant_neither_is_asked(workshop: Workshop) -> None:
+    flag = workshop.flag("go")
+    calls = {"ask": [{"wait": str(flag)}, {"ask": {"method": "elicitation/create", "params": ELICIT}}]}
+    server = workshop.server("curious", tools=[tool("ask")], calls=calls)
+    async with inside(workshop.config()) as proxy:
+        hosts = [Host(proxy, "handshake", CAPABLE, ANSWERS) for _ in range(2)]
+        results = []
+
+        async def call(host: Host) -> None:
+            results.append(await host.call("curious__ask"))
+
+        async with anyio.create_task_group() as group:
+            for host in hosts:
+                group.start_soon(call, host)
+            await server.ledger.until(lambda ledger: len(ledger.calls("ask")) == 2)
+            flag.touch()
+
+    # The second to ask may be the only one left under way: then it is its own client that is asked.
+    refused = [result for result in results if result["isError"]]
+    assert refused
+    assert sum(len(host.asked) for host in hosts) == 2 - len(refused)
+
+
+async def test_modern_to_modern_the_question_passes_with_its_state_as_it_is(workshop: Workshop) -> None:
+    asking(workshop, "modern")
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", CAPABLE)
+        asked = await host.call("curious__input")
+        retried = await host.request(
+            "tools/call",
+            {
+                "name": "curious__input",
+                "arguments": {},
+                "inputResponses": {"name": CHOSEN, "idea": SAMPLED},
+                "requestState": asked["requestState"],
+            },
+        )
+
+    assert asked["resultType"] == "input_required"
+    assert {key: asked[key] for key in INPUT} == INPUT
+    assert said(retried) == {"answers": {"name": CHOSEN, "idea": SAMPLED}, "state": INPUT["requestState"]}
+
+
+async def test_modern_to_modern_the_clients_capabilities_reach_the_server(workshop: Workshop) -> None:
+    server = asking(workshop, "modern")
+    async with inside(workshop.config()) as proxy:
+        await Host(proxy, "modern", {"elicitation": {"form": {}}, "x": 1}).call("curious__input")
+
+    (call,) = server.ledger.calls("input")
+    assert call["_meta"][PREFIX + "clientCapabilities"] == {"elicitation": {"form": {}}, "x": 1}
+    assert call["_meta"][PREFIX + "clientInfo"] == {"name": "host", "version": "1"}
+
+
+async def test_a_handshake_client_is_asked_what_a_modern_server_needs_and_the_call_is_retried(
+    workshop: Workshop,
+) -> None:
+    server = asking(workshop, "modern")
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+        result = await host.call("curious__input", {"text": "x"})
+
+    assert said(result) == {"answers": {"name": CHOSEN, "idea": SAMPLED}, "state": INPUT["requestState"]}
+    assert sorted(method for method, _ in host.asked) == ["elicitation/create", "sampling/createMessage"]
+    first, second = server.ledger.messages("tools/call")
+    assert first["id"] != second["id"]
+    assert first["params"]["arguments"] == second["params"]["arguments"] == {"text": "x"}
+    assert "resultType" not in result
+
+
+async def test_a_handshake_client_that_cannot_be_asked_gets_an_error_not_a_question(
+    workshop: Workshop,
+) -> None:
+    asking(workshop, "modern")
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        with pytest.raises(RpcError, match="input"):
+            await host.call("curious__input")
+
+    assert host.asked == []
+
+
+async def test_a_modern_server_that_never_has_enough_is_stopped(workshop: Workshop) -> None:
+    server = asking(workshop, "modern")
+    async with inside(workshop.config()) as proxy:
+        with pytest.raises(RpcError, match="more than"):
+            await Host(proxy, "handshake", CAPABLE, ANSWERS).call("curious__insatiable")
+
+    assert len(server.ledger.calls()) <= 12

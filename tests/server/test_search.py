@@ -1,0 +1,248 @@
+"""The proxy's own tools: what they answer, and that it is what their schemas promise."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import pytest
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = "search_available_tools"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "Name of the city"},
+        "days": {"type": "integer"},
+    },
+    "required": ["city"],
+}
+
+
+@pytest.fixture(scope="module")
+async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:
+    workshop = Workshop(tmp_path_factory.mktemp("search"))
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "commit-style.md").write_text(
+        "# Commit messages\n\nSay why, in the imperative.", encoding="utf-8"
+    )
+    references = workshop.folder / "references"
+    references.mkdir()
+    (references / "billing.md").write_text("# Billing\n\nHow an invoice is numbered.", encoding="utf-8")
+    workshop.server(
+        "weather",
+        tools=[
+            tool("forecast", "Forecast of the weather for a city", inputSchema=SCHEMA),
+            tool("tides", "Times of high and low water at a harbour"),
+        ],
+    )
+    workshop.server("code", tools=[tool("commit", "Record staged changes in a git repository")])
+    documents = [
+        {"kind": "rule", "path": str(rules)},
+        {"kind": "reference", "path": str(references)},
+    ]
+    async with inside(workshop.config(documents=documents), patience=None) as opened:
+        yield opened
+
+
+@pytest.fixture
+def host(proxy: Proxy, era: str) -> Host:
+    return Host(proxy, era)
+
+
+async def definitions(host: Host) -> dict[str, Any]:
+    return {entry["name"]: entry for entry in (await host.request("tools/list"))["tools"]}
+
+
+QUERIES: list[dict[str, Any]] = [
+    {"query": "will it rain in Paris"},
+    {"query": "will it rain", "top_n": 1},
+    {"query": "will it rain", "include_schema": False},
+    {"query": "commit", "server": "code"},
+    {"query": "commit messages", "kinds": ["rule"]},
+    {"query": "invoice number", "kinds": ["reference", "tool"]},
+    {"query": "xyzzy qwertyuiop"},
+    {"query": "🙂 \u2028"},
+    {"query": "the of and"},
+    {"query": "x" * 20_000},
+]
+
+
+@pytest.mark.parametrize("arguments", QUERIES, ids=lambda arguments: json.dumps(arguments)[:50])
+async def test_what_search_answers_is_what_its_schema_promises(host: Host, arguments: dict[str, Any]) -> None:
+    promised = (await definitions(host))[SEARCH]
+    jsonschema.validate(arguments, promised["inputSchema"])
+
+    result = await host.call(SEARCH, arguments)
+
+    assert "isError" not in result
+    jsonschema.validate(result["structuredContent"], promised["outputSchema"])
+    assert result["content"][0]["text"]
+
+
+async def test_what_set_context_answers_is_what_its_schema_promises(host: Host) -> None:
+    promised = (await definitions(host))["set_context"]["outputSchema"]
+
+    result = await host.call("set_context", {"query": "the weather", "intent": "plan a trip"})
+
+    jsonschema.validate(result["structuredContent"], promised)
+
+
+async def test_the_definitions_themselves_are_valid_schemas(host: Host) -> None:
+    for name in (SEARCH, "call_tool", "set_context"):
+        definition = (await definitions(host))[name]
+        jsonschema.Draft202012Validator.check_schema(definition["inputSchema"])
+        jsonschema.Draft202012Validator.check_schema(definition.get("outputSchema", {}))
+
+
+async def test_a_found_tool_comes_with_all_that_a_call_needs(host: Host) -> None:
+    result = await host.call(SEARCH, {"query": "weather of a city tomorrow"})
+
+    best = result["structuredContent"]["results"][0]
+    assert (best["name"], best["server"]) == ("weather__forecast", "weather")
+    assert best["inputSchema"] == SCHEMA
+    assert "weather__forecast(city: string, days?: integer)" in result["content"][0]["text"]
+
+
+async def test_what_is_found_can_be_called_by_the_name_it_was_found_by(host: Host) -> None:
+    found = await host.call(SEARCH, {"query": "weather of a city tomorrow"})
+
+    name = found["structuredContent"]["results"][0]["name"]
+    called = await host.call("call_tool", {"name": name, "arguments": {"city": "Paris"}})
+
+    assert json.loads(called["content"][0]["text"])["arguments"] == {"city": "Paris"}
+
+
+async def test_documents_are_found_beside_tools_and_alone(host: Host) -> None:
+    alone = await host.call(SEARCH, {"query": "how to word a commit message", "kinds": ["rule"]})
+    reference = await host.call(SEARCH, {"query": "numbering of invoices", "kinds": ["reference"]})
+
+    (rule,) = alone["structuredContent"]["results"]
+    assert (rule["type"], rule["uri"]) == ("rule", "rule://commit-style")
+    assert reference["structuredContent"]["results"][0]["uri"] == "reference://billing"
+
+
+async def test_a_search_of_tools_alone_finds_no_documents(host: Host) -> None:
+    result = await host.call(SEARCH, {"query": "commit messages", "kinds": ["tool"]})
+
+    assert {each["type"] for each in result["structuredContent"]["results"]} == {"tool"}
+
+
+async def test_a_search_of_one_server_finds_only_its_tools(host: Host) -> None:
+    result = await host.call(SEARCH, {"query": "weather", "server": "code", "top_n": 50})
+
+    found = result["structuredContent"]
+    assert {each["server"] for each in found["results"] + found.get("near_misses", [])} <= {"code"}
+
+
+async def test_an_unknown_server_is_answered_with_those_there_are(host: Host) -> None:
+    result = await host.call(SEARCH, {"query": "weather", "server": "wether"})
+
+    assert result["isError"] is True
+    assert "'weather'" in result["content"][0]["text"]
+
+
+async def test_no_more_is_returned_than_was_asked_for(host: Host) -> None:
+    result = await host.call(
+        SEARCH, {"query": "weather tides commit forecast", "top_n": 1, "kinds": ["tool"]}
+    )
+
+    assert len(result["structuredContent"]["results"]) == 1
+
+
+async def test_without_schemas_none_is_returned(host: Host) -> None:
+    result = await host.call(SEARCH, {"query": "weather of a city", "include_schema": False})
+
+    assert all("inputSchema" not in each for each in result["structuredContent"]["results"])
+
+
+async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
+    result = await host.request(
+        "tools/call", {"name": SEARCH, "arguments": '{"query": "weather of a city", "top_n": 1}'}
+    )
+
+    assert result["structuredContent"]["results"][0]["name"] == "weather__forecast"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"query": ""},
+        {"query": 7},
+        {"query": None},
+        {"query": "x", "top_n": 0},
+        {"query": "x", "top_n": 51},
+        {"query": "x", "top_n": "many"},
+        {"query": "x", "kinds": ["cat"]},
+        {"query": "x", "kinds": "tool"},
+        {"query": "x", "unknown": 1},
+        {"query": "x", "server": []},
+    ],
+    ids=str,
+)
+async def test_unusable_arguments_are_answered_so_that_a_model_can_mend_them(
+    host: Host, arguments: dict[str, Any]
+) -> None:
+    result = await host.call(SEARCH, arguments)
+
+    assert result["isError"] is True
+    assert SEARCH in result["content"][0]["text"]
+
+
+async def test_call_tool_answers_what_the_tool_itself_answers(host: Host) -> None:
+    direct = await host.call("weather__tides", {"text": "x"})
+    through = await host.call("call_tool", {"name": "weather__tides", "arguments": {"text": "x"}})
+
+    assert direct == through
+
+
+async def test_call_tool_may_be_given_no_arguments(host: Host) -> None:
+    for arguments in ({"name": "weather__tides"}, {"name": "weather__tides", "arguments": None}):
+        result = await host.call("call_tool", arguments)
+        assert json.loads(result["content"][0]["text"])["arguments"] == {}
+
+
+async def test_call_tool_can_call_our_own_tools_but_not_itself_for_ever(host: Host) -> None:
+    found = await host.call("call_tool", {"name": SEARCH, "arguments": {"query": "weather"}})
+    itself = await host.call("call_tool", {"name": "call_tool", "arguments": {"name": "call_tool"}})
+
+    assert "structuredContent" in found
+    assert itself["isError"] is True
+
+
+async def test_progress_of_indexing_is_told_to_who_asked_for_it(workshop: Workshop, era: str) -> None:
+    workshop.server("many", tools=[tool(f"tool_{n}", f"Does thing number {n}") for n in range(80)])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        await host.call(SEARCH, {"query": "thing"}, progressToken="mine")
+        told = [params for method, params in host.notifications if method == "notifications/progress"]
+        silent = Host(proxy, era)
+        await silent.call(SEARCH, {"query": "thing"})
+
+    assert told
+    assert {params["progressToken"] for params in told} == {"mine"}
+    assert told[-1]["progress"] <= told[-1]["total"]
+    assert silent.notifications == []
+
+
+async def test_the_tools_of_a_server_that_comes_late_are_found_and_called(workshop: Workshop) -> None:
+    flag = workshop.flag("ready")
+    workshop.server(
+        "late", tools=[tool("brew", "Brew a cup of coffee")], on={"tools/list": [{"wait": str(flag)}]}
+    )
+    async with inside(workshop.config(), settled=False) as proxy:
+        host = Host(proxy, "modern")
+        before = await host.call(SEARCH, {"query": "brew coffee"})
+        flag.touch()
+        await proxy.settled()
+        after = await host.call(SEARCH, {"query": "brew coffee"})
+
+    assert before["structuredContent"]["results"] == []
+    assert after["structuredContent"]["results"][0]["name"] == "late__brew"
