@@ -1,4 +1,3 @@
-import os
 import re
 import signal
 import subprocess
@@ -40,9 +39,10 @@ def test_away_from_a_terminal_it_is_plain_text_of_80_columns(run: Run) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-def test_ctrl_c_ends_it_quietly_and_leaves_no_child_behind(
-    environment: dict[str, str], tmp_path: Path
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_ctrl_c_or_a_closed_terminal_ends_it_quietly_and_leaves_nothing_behind(
+    environment: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     folder = tmp_path / "tmp"
     folder.mkdir()
@@ -57,7 +57,7 @@ def test_ctrl_c_ends_it_quietly_and_leaves_no_child_behind(
         assert demo.stdout is not None
         # The first section is shown when the proxy and the example servers are up.
         assert any(line.startswith("1  ") for line in iter(demo.stdout.readline, ""))
-        os.kill(demo.pid, signal.SIGINT)
+        demo.send_signal(signal.Signals[name])
         _, complaints = demo.communicate(timeout=PATIENCE)
 
     assert demo.returncode == 130
