@@ -8,6 +8,7 @@ that no call site words an error by hand. One class per reaction a caller can ha
     ├── ModelError             the embedding model cannot be loaded; search goes on lexically
     ├── EmbeddingCancelledError  indexing was told to stop; what it had is stored
     ├── StoreError             the store cannot be used; work goes on in memory
+    ├── DataFileError          a file of tools, queries or answers cannot be used
     ├── FramingError           a peer broke the framing of the wire
     ├── UnknownItemError       nothing by that name is in the catalog
     └── DownstreamError        something about one downstream server
@@ -82,6 +83,15 @@ class StoreError(ContextProxyError):
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
         super().__init__(f"store {path}: {reason}")
+
+
+class DataFileError(ContextProxyError):
+    """A file that a command was given, or one of its lines, cannot be used."""
+
+    def __init__(self, path: Path, line: int | None, reason: str) -> None:
+        self.path, self.line, self.reason = path, line, reason
+        place = str(path) if line is None else f"{path}:{line}"
+        super().__init__(f"{place}: {reason}")
 
 
 class FramingError(ContextProxyError):

@@ -2,6 +2,24 @@
 
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import EmbedTexts
-from mcp_context_proxy.retrieval.ranking import Filters, Ranking, Result, SearchOptions
+from mcp_context_proxy.retrieval.ranking import (
+    ADAPTIVE,
+    METHODS,
+    Filters,
+    Method,
+    Ranking,
+    Result,
+    SearchOptions,
+)
 
-__all__ = ["EmbedTexts", "Engine", "Filters", "Ranking", "Result", "SearchOptions"]
+__all__ = [
+    "ADAPTIVE",
+    "METHODS",
+    "EmbedTexts",
+    "Engine",
+    "Filters",
+    "Method",
+    "Ranking",
+    "Result",
+    "SearchOptions",
+]

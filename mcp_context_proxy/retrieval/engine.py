@@ -56,18 +56,21 @@ class Engine:
         """Rank what a snapshot holds for a query, indexing the snapshot first where that was not done."""
         started = time.perf_counter()
         index = self._index_of(snapshot, on_progress)
-        vectors, note = self._query_vectors(query, index)
-        scored = Scored.of(query, index, vectors, filters)
-        results = tuple(scored.result(item) for item in scored.selected(options))
+        vectors, note = (None, None) if options.method == "lexical" else self._query_vectors(query, index)
+        scored = Scored.of(query, index, vectors, filters, options.method)
+        selected = scored.selected(options)
+        results = tuple(scored.result(item) for item in selected)
         fits = scored.fits()
         return Ranking(
             query=query,
             results=results if fits else (),
             considered=int(scored.allowed.sum()),
-            method="lexical" if vectors is None else "hybrid",
+            method="lexical" if vectors is None else options.method,
             note=note,
             fits=fits,
             near_misses=() if fits else results,
+            others=tuple(scored.result(item) for item in scored.following(selected, options)),
+            best_cosine=scored.best_cosine,
             seconds=time.perf_counter() - started,
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.retrieval.dense import DECIMALS
-from mcp_context_proxy.retrieval.ranking import SearchOptions
+from mcp_context_proxy.retrieval.ranking import Method, SearchOptions
 
 LEXICAL_FACTOR = np.float32(0.025)
 """What one point of BM25F is worth in cosine; 0.015 to 0.04 changes recall by less than 0.6 points."""
@@ -23,10 +23,38 @@ STRONG_COVERAGE = 0.6
 """Share of a query's idf the best item must have for its words alone to say that something is meant."""
 
 
-def fuse(cosine: NDArray[np.float32] | None, lexical: NDArray[np.float32]) -> NDArray[np.float32]:
+RRF_K = 60
+"""Of reciprocal rank fusion, as its authors set it."""
+
+
+def fuse(
+    cosine: NDArray[np.float32] | None, lexical: NDArray[np.float32], method: Method = "hybrid"
+) -> NDArray[np.float32]:
     """One score per item; without a model the lexical part alone, on the same scale."""
+    if cosine is not None and method == "dense":
+        return cosine
+    if cosine is not None and method == "rrf":
+        return _rank_fusion(cosine, lexical)
     weighted = LEXICAL_FACTOR * lexical
     return np.round(weighted if cosine is None else cosine + weighted, DECIMALS)
+
+
+def reciprocal_ranks(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``1 / (60 + rank)`` by item; equal scores have one rank.
+
+    Cormack, Clarke and Büttcher, "Reciprocal rank fusion outperforms Condorcet and individual rank learning
+    methods" (SIGIR 2009).
+    """
+    ranks = np.searchsorted(np.sort(-scores), -scores) + 1
+    reciprocal: NDArray[np.float32] = (1 / (RRF_K + ranks)).astype(np.float32)
+    return reciprocal
+
+
+def _rank_fusion(cosine: NDArray[np.float32], lexical: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sum of both reciprocal ranks; an item without any of the words has only the one."""
+    fused = reciprocal_ranks(cosine)
+    fused[lexical > 0] += reciprocal_ranks(lexical)[lexical > 0]
+    return fused
 
 
 def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from math import inf
+from typing import Literal, TypeAlias, get_args
 
 from mcp_context_proxy.items import Item, Kind
+
+Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
+"""How items are scored. The proxy uses ``hybrid``, and ``lexical`` where there is no model; the others are
+there to be measured against: the cosine alone, and reciprocal rank fusion of both rankings."""
+
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,13 @@ class SearchOptions:
     more of what was needed than a fixed number of the same average."""
     at_least: int = 3
     at_most: int = 12
+    method: Method = "hybrid"
+    depth: int = 0
+    """How far to rank whatever is selected: items that follow the selected ones come as `Ranking.others`."""
+
+
+ADAPTIVE = SearchOptions(share_of_best=0.65, at_least=3, at_most=12, include_score=inf)
+"""Selects by how near the others come to the best: few for a clear need, more for a vague or long one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +62,8 @@ class Result:
 
     item: Item
     score: float
-    """``cosine + 0.025 * lexical``; what results are ordered by, after an exact name."""
+    """``cosine + 0.025 * lexical``, or what another method makes of the two; what results are ordered by,
+    after an exact name."""
     cosine: float | None
     """Of the best chunk with the query or one of its sentences; None in a lexical search."""
     lexical: float
@@ -70,7 +85,8 @@ class Ranking:
     """Those selected, best first; empty when nothing fits."""
     considered: int
     """Items that met the filters."""
-    method: Literal["hybrid", "lexical"]
+    method: Method
+    """The one used: ``lexical`` where there are no vectors."""
     note: str | None
     """What the person should know about how this was found, such as a model that could not be loaded."""
     fits: bool
@@ -79,3 +95,7 @@ class Ranking:
     """When nothing fits: what would have been selected otherwise, best first."""
     seconds: float
     """How long the search took, embedding included."""
+    others: tuple[Result, ...] = ()
+    """What follows those selected, or the near misses, down to `SearchOptions.depth`."""
+    best_cosine: float | None = None
+    """The highest of any item that met the filters, which ``fits`` goes by; None in a lexical search."""

@@ -5,7 +5,7 @@ An immutable value between the arrays and the answer; nothing here waits or reme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mcp_context_proxy.retrieval.explanation import explain
 from mcp_context_proxy.retrieval.fusion import FITTING_COSINE, STRONG_COVERAGE, best, count_selected, fuse
 from mcp_context_proxy.retrieval.index import KINDS, Index
-from mcp_context_proxy.retrieval.ranking import Filters, Result, SearchOptions
+from mcp_context_proxy.retrieval.ranking import Filters, Method, Result, SearchOptions
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
 from mcp_context_proxy.retrieval.text import QUERY_LIMIT
 
@@ -36,7 +36,14 @@ class Scored:
     fused: NDArray[np.float32]
 
     @classmethod
-    def of(cls, query: str, index: Index, vectors: NDArray[np.float32] | None, filters: Filters) -> Scored:
+    def of(
+        cls,
+        query: str,
+        index: Index,
+        vectors: NDArray[np.float32] | None,
+        filters: Filters,
+        method: Method = "hybrid",
+    ) -> Scored:
         """Score every item of an index; without the query's vectors by its words only."""
         query = query[:QUERY_LIMIT]
         terms = query_terms(query)
@@ -44,21 +51,34 @@ class Scored:
         similarities = cosine = None
         if index.dense is not None and vectors is not None:
             similarities = index.dense.similarities(vectors)
-            cosine = index.dense.by_item(similarities)
-        lexical = index.lexical.scores(terms)
-        fused = np.where(allowed, fuse(cosine, lexical), -np.inf).astype(np.float32)
+            cosine = np.where(allowed, index.dense.by_item(similarities), -np.inf).astype(np.float32)
+        lexical = np.where(allowed, index.lexical.scores(terms), 0).astype(np.float32)
+        fused = np.where(allowed, fuse(cosine, lexical, method), -np.inf).astype(np.float32)
         named = index.names.get(name_key(query), ())
         exact = frozenset(item for item in named if allowed[item])
         return cls(index, terms, allowed, exact, similarities, cosine, lexical, fused)
 
     def selected(self, options: SearchOptions) -> list[int]:
         """The items selected, best first: exact names, then by score, then in catalog order."""
-        candidates = self._candidates(options.top_k)
-        is_exact = np.isin(candidates, list(self.exact))
-        ordered = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
+        ordered = self._ordered(options.top_k)
         count = count_selected(self.fused[ordered], options)
         more = [item for item in ordered[count:] if self._is_near(item, options.include_score)]
         return [int(item) for item in (*ordered[:count], *more[: max(0, options.top_k - count)])]
+
+    def following(self, selected: Sequence[int], options: SearchOptions) -> list[int]:
+        """What comes after those selected, best first, down to the depth asked for."""
+        missing = options.depth - len(selected)
+        if missing <= 0:
+            return []
+        ordered = self._ordered(max(options.top_k, options.depth))
+        return [int(item) for item in ordered[~np.isin(ordered, selected)][:missing]]
+
+    @property
+    def best_cosine(self) -> float | None:
+        """The highest of any item allowed; None without vectors, or without items."""
+        if self.cosine is None or not self.allowed.any():
+            return None
+        return float(self.cosine.max())
 
     def _is_near(self, item: np.intp, cosine: float) -> bool:
         return self.cosine is not None and bool(self.cosine[item] >= cosine)
@@ -69,8 +89,8 @@ class Scored:
         Without a model any common word will do: there is nothing else to go by.
         """
         if self.cosine is None:
-            return bool(self.exact) or bool((self.lexical[self.allowed] > 0).any())
-        near = bool((self.cosine[self.allowed] >= FITTING_COSINE).any())
+            return bool(self.exact) or bool((self.lexical > 0).any())
+        near = self.best_cosine is not None and self.best_cosine >= FITTING_COSINE
         return near or bool(self.exact) or self._coverage() >= STRONG_COVERAGE
 
     def result(self, item: int) -> Result:
@@ -87,12 +107,17 @@ class Scored:
             why=explain(item in self.exact, cosine, parts, self.terms),
         )
 
+    def _ordered(self, top_k: int) -> NDArray[np.intp]:
+        candidates = self._candidates(top_k)
+        is_exact = np.isin(candidates, list(self.exact))
+        ordered: NDArray[np.intp] = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
+        return ordered
+
     def _candidates(self, top_k: int) -> NDArray[np.intp]:
         """Items of the best chunks, the best items lexically, and exact names."""
-        lexical = np.where(self.allowed, self.lexical, 0)
         chosen = np.zeros(len(self.index.items), bool)
-        chosen[best(lexical, top_k)] = True
-        chosen &= lexical > 0
+        chosen[best(self.lexical, top_k)] = True
+        chosen &= self.lexical > 0
         chosen[list(self.exact)] = True
         if self.index.dense is not None and self.similarities is not None:
             item_of = self.index.dense.item_of
@@ -102,10 +127,9 @@ class Scored:
 
     def _coverage(self) -> float:
         """The share of the query's idf that the best item lexically has."""
-        lexical = np.where(self.allowed, self.lexical, 0)
-        if not lexical.any():
+        if not self.lexical.any():
             return 0.0
-        matched = {term for _, term, _ in self.index.lexical.parts(int(lexical.argmax()), self.terms)}
+        matched = {term for _, term, _ in self.index.lexical.parts(int(self.lexical.argmax()), self.terms)}
         idf = {term: self.index.lexical.idf_of(term) for term in self.terms}
         return sum(idf[term] for term in matched) / sum(idf.values())
 

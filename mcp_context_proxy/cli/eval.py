@@ -1,0 +1,168 @@
+"""``eval``: how well search finds what queries need, in a file of tools or behind the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import anyio.to_thread
+import click
+
+from mcp_context_proxy.cli import progress
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.running import run
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, results
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine, Method, SearchOptions
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.evaluation.comparison import Difference
+    from mcp_context_proxy.evaluation.evaluation import Evaluation, Report
+    from mcp_context_proxy.evaluation.intervals import Estimate
+
+FILE = click.Path(path_type=Path)
+
+SPOKEN: Final = {
+    "selected": "tools selected",
+    "selected_recall": "recall of those selected",
+    "kept": "answerable queries that fit",
+    "refused": "impossible queries refused",
+    "fits": "queries that fit",
+}
+
+
+@click.command("eval")
+@config_option
+@click.argument("files", nargs=-1, required=True, metavar="[CORPUS] QUERIES", type=FILE)
+@click.option("--servers", is_flag=True, help="Search the configured servers, with the configured options.")
+@click.option("--compare", is_flag=True, help="Compare two runs: A.run B.run [QUERIES].")
+@click.option("--top-k", default=10, show_default=True, type=click.IntRange(1), help="Results to rank.")
+@click.option("--method", default="hybrid", show_default=True, type=click.Choice(METHODS), help="Of scoring.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--run", "run_file", type=FILE, help="Write the rankings here, one JSON line per query.")
+@click.option("--store", type=FILE, help="Keep the vectors of CORPUS here from one run to the next.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    config_path: Path | None,
+    files: tuple[Path, ...],
+    servers: bool,
+    compare: bool,
+    top_k: int,
+    method: str,
+    as_json: bool,
+    run_file: Path | None,
+    store: Path | None,
+) -> None:
+    """Measure how well search finds the tools that queries need.
+
+    CORPUS has JSON lines {server, name, description, input_schema?}, QUERIES has JSON lines {query,
+    relevant: [[server, name], ...], any_of?: [[[server, name], ...], ...]}. Every tool of relevant is needed,
+    and any one of each group of any_of. Either file may be gzipped.
+    """
+    chosen = cast(Method, method)
+    if compare:
+        _compare(files, as_json)
+        return
+    if servers:
+        _expect(files, (1,), "--servers takes one file: QUERIES")
+        evaluation = run(_of_servers, load_config(ctx, config_path), files[0], chosen, top_k)
+    else:
+        _expect(files, (2,), "two files are needed: CORPUS and QUERIES")
+        evaluation = _of_corpus(files[0], files[1], chosen, top_k, store)
+    if run_file is not None:
+        from mcp_context_proxy.evaluation.run import write_run
+
+        write_run(run_file, evaluation.answers)
+    if as_json:
+        echo_json(asdict(evaluation.report))
+        return
+    _show(results(), evaluation.report)
+
+
+def _expect(files: tuple[Path, ...], counts: tuple[int, ...], message: str) -> None:
+    if len(files) not in counts:
+        raise click.UsageError(f"{message}; {counted(len(files), 'file')} given")
+
+
+def _of_corpus(
+    corpus: Path, queries_file: Path, method: Method, top_k: int, store: Path | None
+) -> Evaluation:
+    from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+    from mcp_context_proxy.embedding.queries import QueryEmbedder
+    from mcp_context_proxy.evaluation.corpus import read_corpus
+    from mcp_context_proxy.evaluation.evaluation import evaluate
+    from mcp_context_proxy.evaluation.queries import read_queries
+    from mcp_context_proxy.store import open_store
+
+    snapshot, queries = read_corpus(corpus), read_queries(queries_file)
+    model = LazyModel()
+    with open_store(store or "memory") as opened:
+        words_only = method == "lexical"
+        engine = Engine(None if words_only else CachedEmbedder(model, opened.vectors), QueryEmbedder(model))
+        with progress.indexing(messages()) as report:
+            engine.index(snapshot, report)
+        return evaluate(engine, snapshot, queries, replace(ADAPTIVE, method=method), top_k)
+
+
+async def _of_servers(config: Config, queries_file: Path, method: Method, top_k: int) -> Evaluation:
+    from mcp_context_proxy import app
+    from mcp_context_proxy.evaluation.evaluation import evaluate
+    from mcp_context_proxy.evaluation.queries import read_queries
+
+    queries = read_queries(queries_file)
+    numbers = config.search.resolved("tools")
+    options = SearchOptions(numbers.top_k, numbers.top_n, numbers.include_score, method=method)
+    console = messages()
+    async with app.open_proxy(config) as proxy:
+        await progress.settle(proxy, console)
+        await progress.index(proxy, console)
+        measured = partial(evaluate, proxy.engine, proxy.catalog.snapshot, queries, options, top_k)
+        return await anyio.to_thread.run_sync(measured)
+
+
+def _compare(files: tuple[Path, ...], as_json: bool) -> None:
+    from mcp_context_proxy.evaluation.comparison import compare_files
+    from mcp_context_proxy.evaluation.queries import read_queries
+
+    _expect(files, (2, 3), "--compare takes two runs, and the QUERIES that say what is needed")
+    first, second, *queries = files
+    found = compare_files(first, second, read_queries(queries[0]) if queries else None)
+    if as_json:
+        echo_json({name: asdict(difference) for name, difference in found.items()})
+        return
+    _show_differences(results(), found)
+
+
+def _show(console: Terminal, report: Report) -> None:
+    what = f"{counted(report.tools, 'tool')} of {counted(report.servers, 'server')}"
+    console.say(f"queries: {report.queries:,}, to {what}; method: {report.method}")
+    if report.note:
+        console.say(f"Note: {report.note}")
+    if report.unmeetable:
+        console.say(f"Note: no tool there is can meet a need of {report.unmeetable} of them")
+    console.say()
+    console.columns([_row(name, at) for name, at in report.measures.items()], right=(1,))
+    latency = report.latency_ms
+    console.say(f"search p50 {latency.p50:.1f} ms, p95 {latency.p95:.1f} ms")
+
+
+def _row(name: str, at: Estimate) -> tuple[str, str, str]:
+    return SPOKEN.get(name, name), f"{at.mean:.3f}", f"[{at.low:.3f}, {at.high:.3f}]"
+
+
+def _show_differences(console: Terminal, found: Mapping[str, Difference]) -> None:
+    rows = [
+        (
+            SPOKEN.get(name, name),
+            f"{one.first:.3f}",
+            f"{one.second:.3f}",
+            f"{one.difference.mean:+.3f}",
+            f"[{one.difference.low:+.3f}, {one.difference.high:+.3f}]",
+        )
+        for name, one in found.items()
+    ]
+    console.columns([("", "first", "second", "difference", "95 % interval"), *rows], right=(1, 2, 3))

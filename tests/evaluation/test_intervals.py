@@ -1,0 +1,38 @@
+"""Means and their intervals."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mcp_context_proxy.evaluation.intervals import estimate, estimates
+
+
+def test_the_interval_is_where_the_normal_approximation_has_it():
+    """For a share of one half over 400 queries, 1.96 standard errors are 0.049."""
+    half = estimate([0.0, 1.0] * 200)
+
+    assert half.mean == 0.5
+    assert half.low == pytest.approx(0.451, abs=0.006)
+    assert half.high == pytest.approx(0.549, abs=0.006)
+
+
+def test_what_is_always_the_same_has_no_width():
+    constant = estimate([0.25] * 7)
+
+    assert (constant.mean, constant.low, constant.high, constant.queries) == (0.25, 0.25, 0.25, 7)
+
+
+def test_neither_a_second_time_nor_another_order_changes_an_interval():
+    values = [Random(i).random() for i in range(50)]
+    shuffled = Random(1).sample(values, len(values))
+
+    assert estimate(values) == estimate(values) == estimate(shuffled)
+
+
+def test_a_measure_is_taken_over_the_queries_that_have_it():
+    found = estimates([{"a": 1.0}, {"a": 0.0, "b": 3.0}])
+
+    assert found["a"].mean == 0.5
+    assert (found["b"].mean, found["b"].queries) == (3.0, 1)
