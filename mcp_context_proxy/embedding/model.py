@@ -6,6 +6,7 @@ searches never pays for them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,8 @@ MAX_CHARACTERS = 16_384
 tokenizer would go through all of a text of megabytes before it cuts."""
 NORM_TOLERANCE = 1e-3
 """How far a unit vector's length may be from 1."""
+NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
+"""The environment variable that keeps onnxruntime from recording what it is used for."""
 ERRORS_ONLY = 3
 """onnxruntime's severity; its warnings are about hardware the proxy does not use."""
 
@@ -90,6 +93,8 @@ def load_model(directory: Path | None = None) -> MiniLM:
 
 
 def _open_session(path: Path) -> Any:
+    # Read when the library is loaded: later, it has already left a device id in the user's cache folder.
+    os.environ[NO_TELEMETRY] = "1"
     import onnxruntime  # noqa: PLC0415 - see the module docstring
 
     onnxruntime.set_default_logger_severity(ERRORS_ONLY)
