@@ -508,6 +508,7 @@ def serve_http(server):
             self.wfile.write(b"event: message\ndata: " + data + b"\n\n")
             self.wfile.flush()
 
+    ThreadingHTTPServer.request_queue_size = 128
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.daemon_threads = True
     print(f"http://127.0.0.1:{httpd.server_address[1]}/mcp", flush=True)

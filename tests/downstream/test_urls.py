@@ -1,0 +1,192 @@
+"""Servers at a URL: streamable HTTP in both eras, and HTTP+SSE, keep every promise that stdio keeps."""
+
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import Host, http_proxy, inside
+from support.raw_client import OWN
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+
+pytestmark = pytest.mark.anyio
+
+EXACT = (
+    '{"content":[{"type":"text","text":"a\u2028b","x-more":{"n":null}}],"structuredContent":'
+    '{"big":123456789012345678901234567890,"one":1.0,"nothing":null},"x-unknown":[1,null]}'
+)
+DOWNSTREAM = ["modern", "handshake"]
+
+
+def spec(era: str) -> dict[str, Any]:
+    return {
+        "era": era,
+        "tools": [tool(name) for name in ("echo", "exact", "report", "fail", "large", "hang", "drop")],
+        "calls": {
+            "exact": [{"raw_result": EXACT}],
+            "report": [{"progress": 2}],
+            "fail": [{"error": {"code": -32050, "message": "not today"}}],
+            "large": [{"large": 3_000_000}],
+            "hang": [{"wait_cancelled": True}],
+            "drop": [{"silent": True}],
+        },
+        "resources": [{"uri": f"note://{era}", "name": "one"}],
+    }
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    workshop = Workshop(tmp_path_factory.mktemp("urls"))
+    for era in DOWNSTREAM:
+        settings = {"headers": {"Authorization": "Bearer downstream"}, "call_timeout": 2.0}
+        workshop.http_server(era, settings=settings, **spec(era))
+    yield workshop
+    workshop.close()
+
+
+@pytest.fixture(scope="module")
+async def proxy(servers: Workshop) -> AsyncIterator[Proxy]:
+    async with inside(servers.config(), patience=None) as opened:
+        yield opened
+
+
+@pytest.fixture(params=DOWNSTREAM)
+def server(request: pytest.FixtureRequest, servers: Workshop) -> Server:
+    return servers.servers[request.param]
+
+
+@pytest.fixture
+def host(proxy: Proxy, era: str) -> Host:
+    return Host(proxy, era)
+
+
+async def test_its_era_is_found_out(proxy: Proxy, server: Server) -> None:
+    assert proxy.fleet.clients[server.name].era == server.name
+
+
+async def test_a_call_arrives_and_its_result_comes_back(host: Host, server: Server) -> None:
+    result = await host.call(f"{server.name}__echo", {"text": "é\u2028", "big": 2**80})
+
+    received = json.loads(result["content"][0]["text"])
+    assert received["name"] == "echo"
+    assert received["arguments"] == {"text": "é\u2028", "big": 2**80}
+
+
+async def test_a_result_arrives_unchanged(host: Host, server: Server) -> None:
+    result = await host.call(f"{server.name}__exact")
+
+    assert {key: result[key] for key in json.loads(EXACT)} == json.loads(EXACT)
+
+
+async def test_progress_is_told_with_the_clients_own_token(host: Host, server: Server) -> None:
+    await host.call(f"{server.name}__report", progressToken="mine")
+
+    told = [params for method, params in host.notifications if method == "notifications/progress"]
+    assert [(params["progressToken"], params["progress"]) for params in told] == [("mine", 1), ("mine", 2)]
+
+
+async def test_a_refusal_keeps_its_code(host: Host, server: Server) -> None:
+    with pytest.raises(Exception, match="-32050: not today"):
+        await host.call(f"{server.name}__fail")
+
+
+async def test_a_result_of_megabytes_arrives(host: Host, server: Server) -> None:
+    result = await host.call(f"{server.name}__large")
+
+    assert len(result["content"][0]["text"]) == 3_000_000
+
+
+async def test_a_resource_is_read(host: Host, server: Server) -> None:
+    read = await host.request("resources/read", {"uri": f"note://{server.name}"})
+
+    assert read["contents"][0]["text"] == f"{server.name} has note://{server.name}"
+
+
+async def test_configured_headers_are_sent_and_nothing_of_the_clients(host: Host, server: Server) -> None:
+    await host.call(f"{server.name}__echo", **{OWN + "query": "secret"})
+
+    headers = server.ledger.entries("headers")[-1]["headers"]
+    assert headers["authorization"] == "Bearer downstream"
+    assert not [line for line in server.ledger.lines("tools/call") if OWN in line]
+
+
+async def test_modern_requests_name_their_method_and_target_in_headers(
+    proxy: Proxy, servers: Workshop
+) -> None:
+    await Host(proxy, "modern").call("modern__echo")
+
+    headers = [entry["headers"] for entry in servers.servers["modern"].ledger.entries("headers")]
+    called = [each for each in headers if each.get("mcp-method") == "tools/call"][-1]
+    assert called["mcp-name"] == "echo"
+    assert called["mcp-protocol-version"] == "2026-07-28"
+
+
+async def test_a_stream_that_ends_without_an_answer_fails_its_call_alone(proxy: Proxy) -> None:
+    host = Host(proxy, "modern")
+
+    dropped = await host.call("modern__drop")
+    after = await host.call("modern__echo")
+
+    assert dropped["isError"] is True
+    assert "may or may not have run" in dropped["content"][0]["text"]
+    assert "isError" not in after
+
+
+async def test_many_calls_at_once_each_get_their_own_answer(proxy: Proxy, server: Server) -> None:
+    host = Host(proxy, "modern")
+    got: dict[int, Any] = {}
+
+    async def call(number: int) -> None:
+        result = await host.call(f"{server.name}__echo", {"n": number})
+        assert "isError" not in result, result
+        got[number] = json.loads(result["content"][0]["text"])["arguments"]["n"]
+
+    async with anyio.create_task_group() as group:
+        for number in range(60):
+            group.start_soon(call, number)
+
+    assert got == {number: number for number in range(60)}
+
+
+async def test_a_server_that_is_not_there_is_told_with_its_address(workshop: Workshop) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workshop.server("gone")
+    workshop.servers["gone"].settings = {"url": f"http://127.0.0.1:{port}/mcp"}
+    workshop.server("good", tools=[tool("fine")])
+    async with inside(workshop.config()) as proxy:
+        assert proxy.fleet.clients["gone"].cause
+        assert "good__fine" in await Host(proxy, "modern").names()
+
+
+@pytest.mark.parametrize("transport", ["http", "sse"])
+async def test_a_proxy_behind_a_proxy_works_over_any_transport(
+    workshop: Workshop, transport: str, era: str
+) -> None:
+    inner = Workshop(workshop.flag("inner"))
+    inner.folder.mkdir()
+    inner.server("work", tools=[tool("echo"), tool("report")], calls={"report": [{"progress": 2}]})
+    with http_proxy(inner.config(expose={"mode": "all"})) as served:
+        path = "mcp" if transport == "http" else "sse"
+        workshop.server("inner")
+        workshop.servers["inner"].settings = {
+            "url": f"{served.base}/{path}",
+            "transport": transport,
+            "era": era,
+        }
+        async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+            host = Host(proxy, "handshake")
+            await until(lambda: "inner__work__echo" in proxy.catalog.snapshot.tools)
+            result = await host.call("inner__work__echo", {"n": 2**70, "t": "\u2028"})
+            await host.call("inner__work__report", progressToken=3)
+            spoken = proxy.fleet.clients["inner"].era
+
+    assert json.loads(result["content"][0]["text"])["arguments"] == {"n": 2**70, "t": "\u2028"}
+    assert [params["progressToken"] for _, params in host.notifications] == [3, 3]
+    assert spoken == era

@@ -1,0 +1,77 @@
+"""Rules and references as resources: listed, read, found, and served anew when their file changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.proxies import command
+from support.raw_client import RpcError, stdio
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+RULE = "---\ndescription: How commits are worded\npriority: 900\n---\n# Commits\n\nSay why.\n"
+
+
+@pytest.fixture
+def config(workshop: Workshop) -> Path:
+    for kind, name, text in (
+        ("rules", "commits.md", RULE),
+        ("references", "billing.md", "# Billing\n\nHow an invoice is numbered.\n"),
+    ):
+        (workshop.folder / kind).mkdir()
+        (workshop.folder / kind / name).write_text(text, encoding="utf-8")
+    workshop.server("work", tools=[tool("echo")], resources=[{"uri": "note://1", "name": "one"}])
+    documents = [{"kind": "rule", "path": "rules"}, {"kind": "reference", "path": "references"}]
+    return workshop.config(documents=documents)
+
+
+async def test_they_are_listed_and_read_beside_the_resources_of_servers(config: Path, era: str) -> None:
+    async with stdio(command(config), era) as client:
+        await client.until_listed("work__echo")
+        listed = (await client.request("resources/list"))["resources"]
+        read = await client.request("resources/read", {"uri": "rule://commits"})
+        with pytest.raises(RpcError) as refused:
+            await client.request("resources/read", {"uri": "rule://../secrets"})
+
+    by_uri = {entry["uri"]: entry for entry in listed}
+    assert list(by_uri) == ["reference://billing", "rule://commits", "note://1"]
+    assert by_uri["rule://commits"]["description"] == "How commits are worded"
+    assert by_uri["rule://commits"]["mimeType"] == "text/markdown"
+    (content,) = read["contents"]
+    assert content["text"].strip() == "# Commits\n\nSay why."
+    assert refused.value.code == (-32602 if era == "modern" else -32002)
+
+
+async def test_a_changed_file_is_served_anew_and_announced_to_who_subscribed(
+    config: Path, workshop: Workshop
+) -> None:
+    async with stdio(command(config)) as client:
+        await client.until_listed("work__echo")
+        await client.request("resources/subscribe", {"uri": "rule://commits"})
+        file = workshop.folder / "rules" / "commits.md"
+        file.write_text(RULE.replace("Say why.", "Say why, in one line."), encoding="utf-8")
+
+        (updated,) = await client.until(lambda client: client.notified("notifications/resources/updated"))
+        read = await client.request("resources/read", {"uri": "rule://commits"})
+
+    assert updated == {"uri": "rule://commits"}
+    assert "in one line" in read["contents"][0]["text"]
+
+
+async def test_a_new_file_is_listed_found_and_announced(config: Path, workshop: Workshop) -> None:
+    async with stdio(command(config)) as client:
+        await client.until_listed("work__echo")
+        client.notifications.clear()
+        file = workshop.folder / "rules" / "reviews.md"
+        file.write_text("# Code reviews\n\nTwo people read each change.\n", encoding="utf-8")
+
+        await client.until(lambda client: client.notified("notifications/resources/list_changed"))
+        listed = (await client.request("resources/list"))["resources"]
+        found = await client.call(
+            "search_available_tools", {"query": "who reviews a code change", "kinds": ["rule"]}
+        )
+
+    assert "rule://reviews" in [entry["uri"] for entry in listed]
+    assert found["structuredContent"]["results"][0]["uri"] == "rule://reviews"
+    assert json.dumps(found)

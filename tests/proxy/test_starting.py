@@ -1,0 +1,167 @@
+"""The host is answered at once, whatever the servers do; what comes late is announced once."""
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+from support.proxies import command, http_proxy
+from support.raw_client import RawClient, http, sse, stdio
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+CHANGED = "notifications/tools/list_changed"
+SOON = 5
+"""Seconds within which a host must be answered: ten times what it takes, a fraction of what a server may."""
+
+
+def late_server(workshop: Workshop, **more: Any) -> Any:
+    """It is not ready before its flag is there."""
+    steps = [{"wait": str(workshop.flag("ready"))}]
+    brew = [tool("brew", "Brew a cup of coffee"), tool("grind", "Grind coffee beans")]
+    return workshop.server("late", tools=brew, on={"tools/list": steps}, **more)
+
+
+async def test_a_host_is_answered_while_servers_hang_are_slow_or_dead(workshop: Workshop, era: str) -> None:
+    workshop.server("good", tools=[tool("fine")])
+    workshop.server("hung", on={"initialize": [{"silent": True}], "server/discover": [{"silent": True}]})
+    workshop.server("dead", at_start=[{"exit": 1}])
+    late_server(workshop)
+    async with stdio(command(workshop.config(limits={"stop_seconds": 0.3})), era, opened=False) as client:
+        with anyio.fail_after(SOON):
+            await client.open()
+            names = await client.names()
+            await client.until_listed("good__fine")
+
+    assert names[:3] == ["search_available_tools", "call_tool", "set_context"]
+
+
+async def test_a_late_server_is_announced_once_listed_found_and_called(workshop: Workshop) -> None:
+    late_server(workshop)
+    async with stdio(command(workshop.config(expose={"mode": "all"}))) as client:
+        assert "late__brew" not in await client.names()
+
+        workshop.flag("ready").touch()
+        await client.until(lambda client: client.notified(CHANGED))
+
+        assert {"late__brew", "late__grind"} <= set(await client.names())
+        found = await client.call("search_available_tools", {"query": "brew coffee"})
+        assert found["structuredContent"]["results"][0]["name"] == "late__brew"
+        called = await client.call("late__brew", {"text": "x"})
+        assert json.loads(called["content"][0]["text"])["name"] == "brew"
+        assert len(client.notified(CHANGED)) == 1
+
+
+@pytest.mark.parametrize("front", ["stdio", "http", "sse"])
+async def test_a_modern_client_hears_of_a_late_server_on_its_subscription(
+    workshop: Workshop, front: str
+) -> None:
+    late_server(workshop)
+    config = workshop.config(expose={"mode": "all"})
+    if front == "stdio":
+        async with stdio(command(config), "modern") as client:
+            await hears_of_it(client, workshop)
+        return
+    with http_proxy(config) as proxy:
+        async with (http if front == "http" else sse)(proxy.base, "modern") as client:
+            await hears_of_it(client, workshop)
+
+
+async def hears_of_it(client: RawClient, workshop: Workshop) -> None:
+    wanted = {"toolsListChanged": True}
+    number, _ = await client.start("subscriptions/listen", {"notifications": wanted})
+    await client.until(lambda client: client.notified("notifications/subscriptions/acknowledged"))
+    workshop.flag("ready").touch()
+
+    (told,) = await client.until(lambda client: client.notified(CHANGED))
+
+    assert told["_meta"]["io.modelcontextprotocol/subscriptionId"] in {number, str(number)}
+    assert "late__brew" in await client.names()
+    client._pending.pop(number).cancel()
+    client._abandoned.add(number)
+
+
+async def test_a_modern_client_without_a_subscription_is_told_nothing(workshop: Workshop) -> None:
+    late_server(workshop)
+    async with stdio(command(workshop.config(expose={"mode": "all"})), "modern") as client:
+        workshop.flag("ready").touch()
+        await client.until_listed("late__brew")
+        await client.call("search_available_tools", {"query": "coffee"})
+
+        assert client.notifications == []
+
+
+async def test_a_search_in_a_session_is_followed_by_one_announcement_and_a_longer_list(
+    workshop: Workshop,
+) -> None:
+    workshop.server("work", tools=[tool("brew", "Brew a cup of coffee"), tool("sing", "Sing a song")])
+    async with stdio(command(workshop.config(expose={"list_all_below": 0}))) as client:
+        before = await client.names()
+        while not (await client.call("search_available_tools", {"query": "coffee", "top_n": 1}))[
+            "structuredContent"
+        ]["results"]:
+            pass
+        await client.until(lambda client: client.notified(CHANGED))
+        after = await client.names()
+
+        await client.call("search_available_tools", {"query": "coffee", "top_n": 1})
+        await client.call("work__brew")
+
+        assert after == [*before, "work__brew"]
+        assert len(client.notified(CHANGED)) == 1
+
+
+async def test_where_nothing_is_hidden_a_search_announces_nothing(workshop: Workshop) -> None:
+    late_server(workshop)
+    async with stdio(command(workshop.config())) as client:
+        workshop.flag("ready").touch()
+        await client.until(lambda client: client.notified(CHANGED))
+        client.notifications.clear()
+
+        found = await client.call("search_available_tools", {"query": "coffee"})
+        await client.call("late__brew")
+        assert found["structuredContent"]["results"]
+
+        assert client.notified(CHANGED) == []
+
+
+async def test_the_search_of_one_http_session_changes_no_other(workshop: Workshop) -> None:
+    workshop.server("work", tools=[tool("brew", "Brew a cup of coffee")])
+    with http_proxy(workshop.config(expose={"list_all_below": 0})) as proxy:
+        async with http(proxy.base) as one, http(proxy.base) as two, http(proxy.base, "modern") as three:
+            before = await two.names()
+            while "work__brew" not in await one.names():
+                await one.call("search_available_tools", {"query": "coffee"})
+            await one.until(lambda client: client.notified(CHANGED))
+
+            assert await two.names() == await three.names() == before
+            assert two.notifications == three.notifications == []
+
+
+async def test_resources_and_prompts_that_change_are_announced_too(workshop: Workshop) -> None:
+    resources = [{"uri": "note://1", "name": "one"}]
+    prompts = [{"name": "greet"}]
+    grow = [
+        {"set": {"resources": [*resources, {"uri": "note://2", "name": "two"}]}},
+        {"set": {"prompts": [*prompts, {"name": "part"}]}},
+        {"announce": {"method": "notifications/resources/updated", "params": {"uri": "note://1"}}},
+    ]
+    server = workshop.server(
+        "work", tools=[tool("grow")], resources=resources, prompts=prompts, calls={"grow": grow}
+    )
+    async with stdio(command(workshop.config())) as client:
+        await client.until_listed("work__grow")
+        await client.request("resources/subscribe", {"uri": "note://1"})
+        assert server.ledger.messages("resources/subscribe")
+        client.notifications.clear()
+        await client.call("work__grow")
+
+        await client.until(lambda client: client.notified("notifications/resources/list_changed"))
+        await client.until(lambda client: client.notified("notifications/prompts/list_changed"))
+        (updated,) = await client.until(lambda client: client.notified("notifications/resources/updated"))
+        assert updated == {"uri": "note://1"}
+        listed = (await client.request("resources/list"))["resources"]
+        assert [entry["uri"] for entry in listed] == ["note://1", "note://2"]
+        prompts = (await client.request("prompts/list"))["prompts"]
+        assert [entry["name"] for entry in prompts] == ["work__greet", "work__part"]
