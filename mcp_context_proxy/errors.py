@@ -150,8 +150,8 @@ class CallTimeoutError(DownstreamError):
 class BadAnswerError(DownstreamError):
     """The server answered with something that cannot be used; `what` completes "answered ..."."""
 
-    def __init__(self, server: str, what: str) -> None:
-        self.what = what
+    def __init__(self, server: str, what: str, http_status: int | None = None) -> None:
+        self.what, self.http_status = what, http_status
         super().__init__(server, f"server {server!r} answered {what}")
 
 

@@ -17,11 +17,20 @@ from mcp_context_proxy.downstream.link import Link, Notify
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Channel, Peer
 from mcp_context_proxy.downstream.stdio import StderrTail, open_stdio
-from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallTimeoutError, RemoteError
+from mcp_context_proxy.errors import (
+    BadAnswerError,
+    CallInterruptedError,
+    CallTimeoutError,
+    RemoteError,
+    ServerUnavailableError,
+)
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.wire.envelope import Members, RequestError, RequestId
 
 logger = logging.getLogger(__name__)
+
+CREDENTIALS_WANTED = frozenset({401, 403, 407})
+"""HTTP statuses that speak of who is asking."""
 
 SERVER_REQUESTS = 64
 """Requests of one server to the client that may be open at a time; more are ignored."""
@@ -80,7 +89,7 @@ async def connect(
                 yield Connected(link, introduction, Loss())
                 return
             except (RemoteError, BadAnswerError, CallTimeoutError) as error:
-                if config.era == "modern":
+                if config.era == "modern" or _refuses_us(error):
                     raise
                 refusal = str(error)
     logger.debug("server %s: %s", config.name, refusal or "connecting")
@@ -153,12 +162,19 @@ async def _negotiate(peer: Peer, config: ServerConfig, limits: Limits) -> Introd
     return await negotiation.negotiate(peer, config, limits)
 
 
+def _refuses_us(error: Exception) -> bool:
+    """Whether the server wants credentials it was not given: no other era would change that."""
+    return isinstance(error, BadAnswerError) and error.http_status in CREDENTIALS_WANTED
+
+
 def describe(error: BaseException) -> str:
     """The cause of a failed connection in one line, unwrapped from exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, CallInterruptedError):
         return f"it {error.cause}"
+    if isinstance(error, ServerUnavailableError):
+        return error.cause
     if isinstance(error, RemoteError):
         return f"it answered with error {error.code}: {error.remote_message}"
     if isinstance(error, BadAnswerError):

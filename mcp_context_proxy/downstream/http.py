@@ -152,7 +152,7 @@ class ModernHttp:
         except envelope.MalformedError:
             message = envelope.Envelope()
         if message.error is UNSET and (message.result is UNSET or status >= 400):
-            raise self._failure(f"with HTTP status {status} and no message")
+            raise BadAnswerError(self.server, f"with HTTP status {status} and no message", status)
         return self._result(message)
 
     def _decode(self, data: bytes) -> envelope.Envelope:
