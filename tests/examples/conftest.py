@@ -18,11 +18,6 @@ ERAS = ("legacy", "2026-07-28", "auto")
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=ERAS, ids=["handshake", "modern", "discovered"])
 def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)

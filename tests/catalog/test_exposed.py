@@ -1,0 +1,44 @@
+"""Definitions as hosts see them: as they came, but for the name."""
+
+import json
+from typing import Any
+
+import pytest
+from support.servers import real_lists
+
+from mcp_context_proxy.catalog.exposed import prompt_definition, tool_definition
+from mcp_context_proxy.items import Prompt, Tool
+
+
+def exposed(definition: bytes) -> str:
+    tool = Tool("s", "own", "s__own", "", definition, "fingerprint")
+    return bytes(tool_definition(tool)).decode()
+
+
+@pytest.mark.parametrize("server", sorted(real_lists()))
+def test_a_real_definition_changes_in_name_and_missing_type_only(server: str) -> None:
+    for tool in real_lists()[server]:
+        schema = tool["inputSchema"]
+        expected = {**tool, "name": "s__own"}
+        if "type" not in schema:
+            expected["inputSchema"] = {"type": "object", **schema}
+
+        shown = json.loads(exposed(json.dumps(tool).encode()))
+
+        assert json.dumps(shown) == json.dumps(expected)
+
+
+def test_numbers_and_spaces_inside_stay_as_they_were_written() -> None:
+    schema = '{"type":"object" , "default": 1.0e-07, "big": 123456789012345678901234567890}'
+
+    shown = exposed(f'{{"inputSchema": {schema},"name":"own"}}'.encode())
+
+    assert schema in shown
+    assert shown.endswith('"name":"s__own"}')
+
+
+def test_unknown_members_of_a_prompt_stay() -> None:
+    definition: dict[str, Any] = {"name": "greet", "x": [None], "arguments": [{"name": "a", "y": 1}]}
+    prompt = Prompt("s", "greet", "s__greet", json.dumps(definition).encode())
+
+    assert json.loads(bytes(prompt_definition(prompt))) == {**definition, "name": "s__greet"}

@@ -1,0 +1,115 @@
+"""JSON-RPC envelopes: only what routes a message is decoded, the payload stays the bytes that came."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.envelope import MalformedError
+
+IDS = st.integers(min_value=-(10**17), max_value=10**17) | st.text(
+    st.characters(codec="utf-8", exclude_characters='"\\', exclude_categories=["Cc", "Cs"]),
+    min_size=1,
+    max_size=32,
+)
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=8,
+)
+
+
+@given(IDS, JSONS)
+def test_a_payload_is_the_bytes_that_came(request_id: int | str, payload: object) -> None:
+    text = json.dumps(payload, indent=1).encode()
+    frame = b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (json.dumps(request_id).encode(), text)
+
+    message = envelope.decode(frame)
+
+    assert message.id == request_id
+    assert bytes(message.result) == text
+    assert message.method is UNSET
+
+
+@given(IDS, JSONS)
+def test_a_reply_is_json_with_that_result(request_id: int | str, payload: object) -> None:
+    reply = json.loads(envelope.reply(request_id, json.dumps(payload).encode()))
+
+    assert reply == {"jsonrpc": "2.0", "id": request_id, "result": payload}
+
+
+@given(IDS, JSONS)
+def test_the_id_of_a_message_that_cannot_be_read_is_found_at_either_end(
+    request_id: int | str, payload: object
+) -> None:
+    text = json.dumps(payload, ensure_ascii=False).replace('"id"', '"di"').encode()
+    spelled = json.dumps(request_id, ensure_ascii=False).encode()
+    first = b'{"jsonrpc":"2.0","id":%b,"result":%b,"x":NaN}' % (spelled, text)
+    last = b'{"jsonrpc":"2.0","result":{"x":NaN,"y":%b},"id": %b}' % (text, spelled)
+
+    assert envelope.salvage_id(first, first) == request_id
+    assert envelope.salvage_id(last, last) == request_id
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"garbage",
+        b'{"idx":7}',
+        b'{"id":null}',
+        b'{"id":[1]}',
+        b'{"id":1.5}',
+        b'{"id":1e9}',
+        b'{"id":' + b"9" * 30,
+    ],
+)
+def test_where_no_id_can_be_told_none_is_made_up(frame: str) -> None:
+    assert envelope.salvage_id(frame.encode(), frame.encode()) is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"7",
+        b'"x"',
+        b"{",
+        b'{"id":1,"result":{"a":NaN}}',
+        b'{"id":1,"result":{"a":"\xff"}}',
+        b'{"id":1,"result":"\xed\xa0\x80"}',
+        b'{"id":{}}',
+        b'{"id":true}',
+        b'{"method":7}',
+        b'{"method":null}',
+        b'{"id":1} trailing',
+        b'{"result":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda frame: repr(frame[:30]),
+)
+def test_what_is_not_a_message_is_malformed(frame: bytes) -> None:
+    with pytest.raises(MalformedError):
+        envelope.decode(frame)
+
+
+def test_the_kind_of_a_message_follows_from_its_members() -> None:
+    request = envelope.decode(envelope.request(1, "ping", None))
+    notification = envelope.decode(envelope.notification("x"))
+    error = envelope.decode(envelope.error_reply(None, -32700, "no", {"a": 1}))
+
+    assert (request.id, request.method) == (1, "ping")
+    assert notification.id is UNSET
+    assert error.id is None
+    assert envelope.decode_error(error.error).code == -32700  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("raw", [b'"x"', b"[]", b'{"code":"x"}', b'{"code":1.5}', b"null"])
+def test_a_malformed_error_is_an_internal_error(raw: bytes) -> None:
+    from msgspec import Raw
+
+    assert envelope.decode_error(Raw(raw)).code == envelope.INTERNAL_ERROR
