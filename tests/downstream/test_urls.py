@@ -171,7 +171,8 @@ async def test_a_proxy_behind_a_proxy_works_over_any_transport(
 ) -> None:
     inner = Workshop(workshop.flag("inner"))
     inner.folder.mkdir()
-    inner.server("work", tools=[tool("echo"), tool("report")], calls={"report": [{"progress": 2}]})
+    calls = {"report": [{"progress": 2}], "large": [{"large": 3_000_000}]}
+    inner.server("work", tools=[tool(name) for name in ("echo", *calls)], calls=calls)
     with http_proxy(inner.config(expose={"mode": "all"})) as served:
         path = "mcp" if transport == "http" else "sse"
         workshop.server("inner")
@@ -185,8 +186,19 @@ async def test_a_proxy_behind_a_proxy_works_over_any_transport(
             await until(lambda: "inner__work__echo" in proxy.catalog.snapshot.tools)
             result = await host.call("inner__work__echo", {"n": 2**70, "t": "\u2028"})
             await host.call("inner__work__report", progressToken=3)
+            large = await host.call("inner__work__large")
             spoken = proxy.fleet.clients["inner"].era
 
     assert json.loads(result["content"][0]["text"])["arguments"] == {"n": 2**70, "t": "\u2028"}
     assert [params["progressToken"] for _, params in host.notifications] == [3, 3]
+    assert len(large["content"][0]["text"]) == 3_000_000
     assert spoken == era
+
+
+def test_an_event_stream_that_names_an_address_elsewhere_is_not_followed() -> None:
+    from mcp_context_proxy.downstream.sse import _same_origin
+
+    assert _same_origin("http://a:1/sse", "/messages/?id=1") == "http://a:1/messages/?id=1"
+    for elsewhere in ("http://b:1/messages", "//b/messages", "https://a:1/messages", "http://a:2/messages"):
+        with pytest.raises(ValueError, match="another origin"):
+            _same_origin("http://a:1/sse", elsewhere)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
@@ -42,6 +42,7 @@ def test_a_reply_is_json_with_that_result(request_id: int | str, payload: object
 
 
 @given(IDS, JSONS)
+@example(-10000, "x" * 199)
 def test_the_id_of_a_message_that_cannot_be_read_is_found_at_either_end(
     request_id: int | str, payload: object
 ) -> None:
@@ -57,14 +58,14 @@ def test_the_id_of_a_message_that_cannot_be_read_is_found_at_either_end(
 @pytest.mark.parametrize(
     "frame",
     [
-        b"",
-        b"garbage",
-        b'{"idx":7}',
-        b'{"id":null}',
-        b'{"id":[1]}',
-        b'{"id":1.5}',
-        b'{"id":1e9}',
-        b'{"id":' + b"9" * 30,
+        "",
+        "garbage",
+        '{"idx":7}',
+        '{"id":null}',
+        '{"id":[1]}',
+        '{"id":1.5}',
+        '{"id":1e9}',
+        '{"id":' + "9" * 30,
     ],
 )
 def test_where_no_id_can_be_told_none_is_made_up(frame: str) -> None:
