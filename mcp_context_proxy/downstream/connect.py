@@ -150,6 +150,10 @@ def _open_channel(
 ) -> AbstractAsyncContextManager[_OpenChannel]:
     if config.transport == "stdio" and sys.platform != "win32":
         return open_stdio(config, limits, stderr, peer.receive)
+    if config.transport == "sse":
+        from mcp_context_proxy.downstream.sse import open_sse  # noqa: PLC0415 - imports the SDK
+
+        return open_sse(config, limits, peer.receive)
     from mcp_context_proxy.downstream.sdk_streams import open_sdk_channel  # noqa: PLC0415 - imports the SDK
 
     return open_sdk_channel(config, limits, peer.receive)

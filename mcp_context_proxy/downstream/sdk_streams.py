@@ -1,4 +1,4 @@
-"""Carries frames over a transport of the SDK: SSE, handshake-era HTTP, and stdio on Windows.
+"""Carries frames over a transport of the SDK: handshake-era HTTP, and stdio on Windows.
 
 The SDK's transports speak in parsed messages. Payloads stay plain dicts on that way, so nothing inside
 `params` and `result` is lost.
@@ -93,16 +93,6 @@ async def _transport(config: ServerConfig, limits: Limits) -> AsyncIterator[tupl
                 config.url or "", http_client=client, max_sse_event_size=limits.message_bytes
             ) as streams,
         ):
-            yield streams[0], streams[1]
-    elif config.transport == "sse":
-        from mcp.client.sse import sse_client  # noqa: PLC0415
-
-        async with sse_client(
-            config.url or "",
-            headers=dict(config.headers),
-            timeout=limits.connect_seconds,
-            sse_read_timeout=float("inf"),
-        ) as streams:
             yield streams[0], streams[1]
     else:
         from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415

@@ -154,7 +154,7 @@ def error_reply(request_id: RequestId | None, code: int, message: str, data: Any
     return _encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
-_ID = re.compile(rb'"id"\s*:\s*(-?\d{1,18}(?![\d.eE])|"[^"\\]{1,128}")')
+_ID = re.compile(rb'"id"\s*:\s*(-?\d{1,18}(?=\s*[,}])|"[^"\\]{1,128}")')
 _SCAN_BYTES = 256
 
 
