@@ -95,7 +95,7 @@ def name_of(index: int) -> str:
 
 
 def tool(server: int, index: int) -> dict[str, Any]:
-    """One definition with three to five parameters, about 900 bytes."""
+    """One definition with three to five parameters, about 800 bytes."""
     name, place = name_of(index), PLACES[server % len(PLACES)]
     verb, _, noun = name.partition("_")
     noun = noun.replace("_", " ")

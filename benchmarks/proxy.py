@@ -277,7 +277,7 @@ def _compared(label: str, p50: Values, p99: Values, bar: float | None) -> list[F
 
 
 def _through_call_tool(clients: dict[str, StdioClient], rounds: int, era: str) -> list[Figure]:
-    """Plain calls are measured again beside it: where the kernel puts three processes changes both alike."""
+    """Plain calls are measured again beside it: p50 drifts within a run by more than the two differ."""
     tool = tool_name("proxy")
     wrapped = {"name": "call_tool", "arguments": {"name": tool, "arguments": {}}}
     requests = {
