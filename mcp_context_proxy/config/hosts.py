@@ -49,8 +49,11 @@ _TRANSPORTS: Final = {
     "remote": "http",
     "sse": "sse",
 }
-_OURSELVES: Final = re.compile(r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|mcp_context_proxy(?![\w-]))")
-"""Our program or package as a word; not a file in a folder that happens to have our name."""
+_OURSELVES: Final = re.compile(
+    r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
+)
+"""Our program or package as a word; neither a module inside it, such as the example servers, nor a file in a
+folder that happens to have our name."""
 
 
 def is_name(name: str) -> bool:

@@ -60,12 +60,10 @@ class Limits(BaseModel):
     breaker_seconds: Seconds = 60.0
     """How long it is left alone before one more try."""
 
-    in_flight_per_server: Count = 256
-    """Calls one server may be working on; beyond the queue, callers hear "busy" at once."""
-    queue_per_server: Count = 1024
-    """Messages waiting to be written to one server, should it stop reading."""
+    in_flight_per_server: Count = 1024
+    """Calls one server may be working on; further callers hear "busy" at once."""
     in_flight: Count = 2048
-    """Calls under way over all servers: bounds memory, not speed."""
+    """Requests of the stdio host under way: bounds memory, not speed."""
 
     tools_per_server: Count = 10_000
     """Ten times the largest server known; more is a fault or an attack."""

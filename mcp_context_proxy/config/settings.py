@@ -60,7 +60,7 @@ class DomainSearch:
     top_n: int
     """Items returned."""
     include_score: float
-    """Items that score at least this are returned even beyond `top_n`."""
+    """Items whose cosine is at least this are returned even beyond `top_n`."""
 
 
 PRESETS: Final[Mapping[str, DomainSearch]] = {

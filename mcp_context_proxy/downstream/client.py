@@ -131,7 +131,7 @@ class DownstreamClient:
             raise ServerUnavailableError(
                 self.name, self.state, self.cause, self.stderr[-QUOTED_STDERR_LINES:]
             )
-        if self._in_flight >= self._limits.queue_per_server:
+        if self._in_flight >= self._limits.in_flight_per_server:
             raise ServerUnavailableError(
                 self.name, "busy", f"{self._in_flight} requests are under way; try again"
             )

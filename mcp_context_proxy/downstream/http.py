@@ -36,6 +36,12 @@ from mcp_context_proxy.wire.era import Era
 
 logger = logging.getLogger(__name__)
 
+CONNECTIONS = 256
+"""Open to one server at a time; further requests wait for one of them."""
+
+KEPT_ALIVE = 32
+"""Idle connections kept for the next request."""
+
 NAME_MEMBER = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 """Methods whose target must be repeated in the ``Mcp-Name`` header, and the member that names it."""
 
@@ -180,7 +186,7 @@ async def open_modern_http(
 ) -> AsyncIterator[ModernHttp]:
     """A link to the modern-era server at the configured URL. Nothing is sent until the first request."""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
-    pool = httpx2.Limits(max_connections=limits.in_flight_per_server + 1, max_keepalive_connections=32)
+    pool = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=KEPT_ALIVE)
     async with httpx2.AsyncClient(headers=config.headers, timeout=timeout, limits=pool) as client:
         yield ModernHttp(config, limits, client, on_notification)
 

@@ -1,5 +1,8 @@
 """The process's own standard input and output as a bounded frame channel on the event loop (POSIX).
 
+Hosts connect pipes. A file, a terminal or the null device, which an event loop cannot wait for, is copied
+from or to a pipe by a thread, so that a person can try the proxy from a shell.
+
 While it is open, file descriptor 0 reads nothing and 1 writes to stderr: neither a stray print nor a child
 can touch the protocol.
 """
@@ -7,13 +10,20 @@ can touch the protocol.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
+import shutil
+import stat
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
 from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
+
+COPY_SECONDS = 2.0
+"""For what is written to be copied to a file or a terminal at the end."""
 
 Receive = Callable[[bytes | Oversized], None]
 
@@ -21,8 +31,10 @@ Receive = Callable[[bytes | Oversized], None]
 class StandardPipes:
     """Frames in and out over the process's standard streams."""
 
-    def __init__(self, read_fd: int, writer: FlowControl, out: asyncio.WriteTransport) -> None:
-        self._read_fd, self._writer, self._out = read_fd, writer, out
+    def __init__(
+        self, read_fd: int, writer: FlowControl, out: asyncio.WriteTransport, copying: threading.Thread | None
+    ) -> None:
+        self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
         self._reader: PipeReader | None = None
         self._into: asyncio.ReadTransport | None = None
 
@@ -46,6 +58,8 @@ class StandardPipes:
         else:
             self._into.close()
         self._out.close()
+        if self._copying is not None:
+            self._copying.join(COPY_SECONDS)
 
     async def send(self, frame: bytes) -> None:
         """Write one frame; waits while the host does not read. Dropped when the host is gone."""
@@ -79,10 +93,34 @@ async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
+    copying = None
+    if not _is_pipe(read_fd):
+        source, (read_fd, sink) = read_fd, os.pipe()
+        _start_copying(source, sink)
+    if not _is_pipe(write_fd):
+        sink, (source, write_fd) = write_fd, os.pipe()
+        copying = _start_copying(source, sink)
     writer = FlowControl()
     out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
-    pipes = StandardPipes(read_fd, writer, out)
+    pipes = StandardPipes(read_fd, writer, out, copying)
     try:
         yield pipes
     finally:
         pipes.close()
+
+
+def _is_pipe(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _start_copying(source: int, sink: int) -> threading.Thread:
+    thread = threading.Thread(target=_copy, args=(source, sink), daemon=True)
+    thread.start()
+    return thread
+
+
+def _copy(source: int, sink: int) -> None:
+    """Copy until the end, or until one side is gone; then close both."""
+    with open(source, "rb", 0) as reading, open(sink, "wb", 0) as writing, contextlib.suppress(OSError):
+        shutil.copyfileobj(reading, writing)

@@ -190,6 +190,12 @@ def test_a_server_that_works_on_a_folder_with_our_name_is_not_us(load_text, tmp_
     assert list(load_text(text, "mcp.json").servers) == ["a"]
 
 
+def test_an_example_server_of_ours_is_a_server_like_any_other(load_text):
+    text = '{"mcpServers": {"a": {"command": "python", "args": ["-m", "mcp_context_proxy.examples.notes"]}}}'
+
+    assert list(load_text(text, "mcp.json").servers) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [

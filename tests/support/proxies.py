@@ -53,6 +53,7 @@ def http_proxy(config: Path, *more: str, env: dict[str, str] | None = None) -> I
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            encoding="utf-8",
             env=env,
         ) as process,
     ):

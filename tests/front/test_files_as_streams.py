@@ -1,0 +1,41 @@
+"""A person at a shell connects files and the null device where a host connects pipes."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.proxies import command
+from support.servers import Workshop
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "shell", "version": "1"},
+    },
+}
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> list[str]:
+    return command(Workshop(tmp_path).config())
+
+
+def test_requests_can_come_from_a_file_and_answers_go_to_one(proxy: list[str], tmp_path: Path) -> None:
+    asked, answered = tmp_path / "asked", tmp_path / "answered"
+    asked.write_text(json.dumps(INITIALIZE) + "\n", encoding="utf-8")
+
+    with asked.open("rb") as stdin, answered.open("wb") as stdout:
+        subprocess.run(proxy, stdin=stdin, stdout=stdout, check=True, timeout=30)
+
+    assert [json.loads(line)["id"] for line in answered.read_text("utf-8").splitlines()] == [1]
+
+
+def test_no_input_at_all_ends_it(proxy: list[str]) -> None:
+    done = subprocess.run(proxy, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=True)
+
+    assert done.stdout == b""
