@@ -38,14 +38,22 @@ def estimates(rows: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
 
 def estimate(values: Iterable[float]) -> Estimate:
     """The mean of one value per query, with its interval; there must be a value."""
-    ordered = np.sort(np.fromiter(values, np.float64))
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(_resampled_means(ordered), [tail, 1 - tail])
-    return Estimate(float(ordered.mean()), float(low), float(high), ordered.size)
+    return macro_estimate([np.fromiter(values, np.float64)])
 
 
-def _resampled_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def macro_estimate(groups: Sequence[Iterable[float]]) -> Estimate:
+    """The mean of the means of several sets of queries, each of which is resampled by itself."""
     random = np.random.default_rng(SEED)
+    # Sorted, so that the order of the queries decides nothing.
+    ordered = [np.sort(np.fromiter(group, np.float64)) for group in groups]
+    resampled = np.mean([_resampled_means(values, random) for values in ordered], axis=0)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    mean = float(np.mean([values.mean() for values in ordered]))
+    return Estimate(mean, float(low), float(high), sum(values.size for values in ordered))
+
+
+def _resampled_means(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
     return np.array([values[random.integers(values.size, size=values.size)].mean() for _ in range(RESAMPLES)])
 
 

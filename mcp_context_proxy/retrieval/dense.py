@@ -33,18 +33,18 @@ class DenseIndex:
         return cls(tuple(matrices), starts, np.repeat(np.arange(sizes.size, dtype=np.int32), sizes))
 
     def similarities(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """For each chunk its best cosine with any of the queries ([queries, dimensions])."""
+        """[queries, chunks]: the cosine of each query ([queries, dimensions]) with each chunk."""
         columns = np.ascontiguousarray(queries.T)
-        found = np.empty(self.item_of.size, np.float32)
+        found = np.empty((len(queries), self.item_of.size), np.float32)
         start = 0
         for matrix in self.matrices:
-            found[start : start + len(matrix)] = (matrix @ columns).max(axis=1)
+            found[:, start : start + len(matrix)] = (matrix @ columns).T
             start += len(matrix)
-        return np.round(found, DECIMALS)
+        return np.round(found, DECIMALS, out=found)
 
     def by_item(self, similarities: NDArray[np.float32]) -> NDArray[np.float32]:
-        """For each item the cosine of its best chunk."""
-        return np.maximum.reduceat(similarities, self.starts) if self.starts.size else similarities
+        """For each item the cosine of its best chunk; of similarities with several queries, with each."""
+        return np.maximum.reduceat(similarities, self.starts, axis=-1) if self.starts.size else similarities
 
     def best_chunk(self, item: int, similarities: NDArray[np.float32]) -> int:
         """Position of an item's best chunk among its own."""

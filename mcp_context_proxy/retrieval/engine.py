@@ -70,7 +70,7 @@ class Engine:
             fits=fits,
             near_misses=() if fits else results,
             others=tuple(scored.result(item) for item in scored.following(selected, options)),
-            best_cosine=scored.best_cosine,
+            best_cosine=scored.whole,
             seconds=time.perf_counter() - started,
         )
 

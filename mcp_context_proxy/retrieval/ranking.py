@@ -62,12 +62,14 @@ class Result:
 
     item: Item
     score: float
-    """``cosine + 0.025 * lexical``, or what another method makes of the two; what results are ordered by,
-    after an exact name."""
+    """``cosine + 0.025 * lexical + need``, or what another method makes of the parts; results are ordered by
+    it, after an exact name."""
     cosine: float | None
     """Of the best chunk with the query or one of its sentences; None in a lexical search."""
     lexical: float
     """BM25F; the sum of ``terms``."""
+    need: float
+    """What was added for serving a sentence of the query better than anything above it."""
     chunk: str
     """The text of the best chunk."""
     terms: tuple[tuple[str, str, float], ...]
@@ -98,4 +100,4 @@ class Ranking:
     others: tuple[Result, ...] = ()
     """What follows those selected, or the near misses, down to `SearchOptions.depth`."""
     best_cosine: float | None = None
-    """The highest of any item that met the filters, which ``fits`` goes by; None in a lexical search."""
+    """The highest of the whole query with any item, which ``fits`` goes by; None in a lexical search."""

@@ -14,9 +14,13 @@ from numpy.typing import NDArray
 from mcp_context_proxy.retrieval.explanation import explain
 from mcp_context_proxy.retrieval.fusion import FITTING_COSINE, STRONG_COVERAGE, best, count_selected, fuse
 from mcp_context_proxy.retrieval.index import KINDS, Index
+from mcp_context_proxy.retrieval.needs import serve
 from mcp_context_proxy.retrieval.ranking import Filters, Method, Result, SearchOptions
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
 from mcp_context_proxy.retrieval.text import QUERY_LIMIT
+
+SEVERAL = 2
+"""Texts of a query from which on it has more than one sentence: the query itself and the only one are one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +36,13 @@ class Scored:
     similarities: NDArray[np.float32] | None
     """By chunk; None in a lexical search, as is `cosine`."""
     cosine: NDArray[np.float32] | None
+    whole: float | None
+    """The best cosine of any item allowed with the query as a whole."""
     lexical: NDArray[np.float32]
+    plain: NDArray[np.float32]
+    """Cosine and lexical score as one."""
     fused: NDArray[np.float32]
+    """The same, raised for items that serve a need of their own."""
 
     @classmethod
     def of(
@@ -48,15 +57,19 @@ class Scored:
         query = query[:QUERY_LIMIT]
         terms = query_terms(query)
         allowed = _allowed(index, filters)
-        similarities = cosine = None
+        similarities = cosine = cosines = None
         if index.dense is not None and vectors is not None:
-            similarities = index.dense.similarities(vectors)
-            cosine = np.where(allowed, index.dense.by_item(similarities), -np.inf).astype(np.float32)
+            by_text = index.dense.similarities(vectors)
+            cosines = np.where(allowed, index.dense.by_item(by_text), -np.inf).astype(np.float32)
+            similarities, cosine = by_text.max(axis=0), cosines.max(axis=0)
         lexical = np.where(allowed, index.lexical.scores(terms), 0).astype(np.float32)
-        fused = np.where(allowed, fuse(cosine, lexical, method), -np.inf).astype(np.float32)
+        plain = np.where(allowed, fuse(cosine, lexical, method), -np.inf).astype(np.float32)
         named = index.names.get(name_key(query), ())
         exact = frozenset(item for item in named if allowed[item])
-        return cls(index, terms, allowed, exact, similarities, cosine, lexical, fused)
+        served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
+        fused = serve(plain, cosines[1:]) if served and cosines is not None else plain
+        whole = None if cosines is None or not allowed.any() else float(cosines[0].max())
+        return cls(index, terms, allowed, exact, similarities, cosine, whole, lexical, plain, fused)
 
     def selected(self, options: SearchOptions) -> list[int]:
         """The items selected, best first: exact names, then by score, then in catalog order."""
@@ -73,13 +86,6 @@ class Scored:
         ordered = self._ordered(max(options.top_k, options.depth))
         return [int(item) for item in ordered[~np.isin(ordered, selected)][:missing]]
 
-    @property
-    def best_cosine(self) -> float | None:
-        """The highest of any item allowed; None without vectors, or without items."""
-        if self.cosine is None or not self.allowed.any():
-            return None
-        return float(self.cosine.max())
-
     def _is_near(self, item: np.intp, cosine: float) -> bool:
         return self.cosine is not None and bool(self.cosine[item] >= cosine)
 
@@ -90,7 +96,7 @@ class Scored:
         """
         if self.cosine is None:
             return bool(self.exact) or bool((self.lexical > 0).any())
-        near = self.best_cosine is not None and self.best_cosine >= FITTING_COSINE
+        near = self.whole is not None and self.whole >= FITTING_COSINE
         return near or bool(self.exact) or self._coverage() >= STRONG_COVERAGE
 
     def result(self, item: int) -> Result:
@@ -102,6 +108,7 @@ class Scored:
             score=float(self.fused[item]),
             cosine=cosine,
             lexical=float(self.lexical[item]),
+            need=float(self.fused[item] - self.plain[item]),
             chunk=self._chunk(item),
             terms=parts,
             why=explain(item in self.exact, cosine, parts, self.terms),
@@ -123,6 +130,7 @@ class Scored:
             item_of = self.index.dense.item_of
             near = np.where(self.allowed[item_of], self.similarities, -np.inf)
             chosen[item_of[best(near, top_k)]] = True
+        chosen |= self.fused > self.plain
         return np.flatnonzero(chosen & self.allowed)
 
     def _coverage(self) -> float:

@@ -41,7 +41,7 @@ def test_the_formula_has_the_numbers_of_the_code(how_it_works):
 
     assert f"+ {fusion.LEXICAL_FACTOR:g} * BM25F" in how_it_works.text
     assert f"k1 = {lexical.K1:g}, b = {lexical.B:g}" in how_it_works.text
-    assert f"no cosine reaches {fusion.FITTING_COSINE:g}" in how_it_works.text
+    assert f"no cosine with the whole query reaches {fusion.FITTING_COSINE:g}" in how_it_works.text
     assert f"less than {fusion.STRONG_COVERAGE:g} of the query's idf" in how_it_works.text
     assert f"at most {text.CHUNK_LIMIT} characters" in how_it_works.text
     assert weights == {

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mcp_context_proxy.evaluation.intervals import estimate, estimates
+from mcp_context_proxy.evaluation.intervals import estimate, estimates, macro_estimate
 
 
 def test_the_interval_is_where_the_normal_approximation_has_it():
@@ -36,3 +36,13 @@ def test_a_measure_is_taken_over_the_queries_that_have_it():
 
     assert found["a"].mean == 0.5
     assert (found["b"].mean, found["b"].queries) == (3.0, 1)
+
+
+def test_sets_of_queries_weigh_the_same_whatever_their_size():
+    small, large = [0.0, 1.0] * 20, [1.0] * 1000
+
+    macro = macro_estimate([small, large])
+
+    assert macro.mean == 0.75
+    assert macro.high - macro.low == pytest.approx((estimate(small).high - estimate(small).low) / 2, abs=0.02)
+    assert macro.queries == 1040

@@ -1,0 +1,60 @@
+"""A query of several sentences may have several needs: each should be served before one is served twice.
+
+Items are taken one by one; what a sentence says counts again only for an item that is nearer to it than every
+item above. The idea is that of maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998), with the
+sentences of the query in place of similarity between results.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcp_context_proxy.retrieval.dense import DECIMALS
+from mcp_context_proxy.retrieval.fusion import best
+
+PLACES = 12
+"""Of a ranking that are given out this way: as many as a selection may have."""
+
+CANDIDATES = 30
+"""Items that are considered for these places, the best by score."""
+
+PER_SENTENCE = 5
+"""Items of each sentence that are considered beside the best of the whole query."""
+
+NEAR = np.float32(0.4)
+"""Cosine from which a sentence asks for something at all: what is below is courtesy, or where a file is."""
+
+STEP = np.float32(10**-DECIMALS)
+"""By which a raised score stays below the one above it."""
+
+
+def serve(scores: NDArray[np.float32], sentences: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The scores, raised where an item serves a sentence better than every item that comes before it.
+
+    Args:
+        scores: Of all items; -inf where an item may not be found.
+        sentences: [sentences, items]: the cosine of each with each.
+    """
+    raised = scores.copy()
+    candidates = _candidates(scores, sentences)
+    cosines, plain = np.maximum(sentences[:, candidates], NEAR), scores[candidates]
+    served = np.full(len(sentences), np.inf, np.float32)
+    above, left = np.float32(np.inf), np.ones(candidates.size, bool)
+    for _ in range(min(PLACES, candidates.size)):
+        worth = np.where(left, plain + np.maximum(cosines - served[:, None], 0).max(axis=0), -np.inf)
+        place = int(worth.argmax())
+        above = min(np.float32(worth[place]), above - STEP)
+        raised[candidates[place]] = max(above, plain[place])
+        left[place] = False
+        served = np.maximum(np.where(np.isinf(served), 0, served), cosines[:, place])
+    return np.round(raised, DECIMALS)
+
+
+def _candidates(scores: NDArray[np.float32], sentences: NDArray[np.float32]) -> NDArray[np.intp]:
+    """The best of the whole query and of each sentence, in the order of the catalog."""
+    chosen = np.zeros(scores.size, bool)
+    chosen[best(scores, CANDIDATES)] = True
+    for cosines in sentences:
+        chosen[best(cosines, PER_SENTENCE)] = True
+    return np.flatnonzero(chosen & np.isfinite(scores))

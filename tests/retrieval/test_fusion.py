@@ -1,0 +1,27 @@
+"""How scores become one, beside the proxy's own sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.retrieval.fusion import fuse, reciprocal_ranks
+
+COSINE = np.array([0.5, 0.9, 0.5, 0.1], np.float32)
+LEXICAL = np.array([3.0, 0.0, 4.0, 0.0], np.float32)
+
+
+def test_equal_scores_have_one_rank():
+    assert reciprocal_ranks(COSINE) == pytest.approx([1 / 62, 1 / 61, 1 / 62, 1 / 64])
+
+
+def test_rank_fusion_adds_reciprocal_ranks_and_nothing_for_items_without_any_of_the_words():
+    fused = fuse(COSINE, LEXICAL, "rrf")
+
+    assert fused == pytest.approx([1 / 62 + 1 / 62, 1 / 61, 1 / 62 + 1 / 61, 1 / 64])
+
+
+def test_the_dense_method_is_the_cosine_and_the_hybrid_one_adds_a_fortieth_of_the_words():
+    assert fuse(COSINE, LEXICAL, "dense") == pytest.approx(COSINE)
+    assert fuse(COSINE, LEXICAL) == pytest.approx(COSINE + 0.025 * LEXICAL)
+    assert fuse(None, LEXICAL, "dense") == pytest.approx(0.025 * LEXICAL)

@@ -1,0 +1,78 @@
+"""Queries of several sentences: each need is served before one is served twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.retrieval import Engine, SearchOptions
+from mcp_context_proxy.retrieval.needs import NEAR, serve
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def order(scores):
+    return np.argsort(-scores, kind="stable").tolist()
+
+
+def test_an_item_that_serves_another_sentence_comes_before_a_twin_of_the_first():
+    scores = floats(0.9, 0.85, 0.7)
+    sentences = floats([0.9, 0.85, 0.1], [0.1, 0.1, 0.7])
+
+    raised = serve(scores, sentences)
+
+    assert order(raised) == [0, 2, 1]
+    assert raised[1] == scores[1]
+    assert scores[2] < raised[2] < raised[0]
+
+
+def test_the_best_stays_the_best_with_its_own_score():
+    scores = floats(0.8, 0.79)
+
+    raised = serve(scores, floats([0.8, 0.1], [0.1, 0.79]))
+
+    assert raised[0] == scores[0]
+    assert raised[1] < raised[0]
+
+
+def test_a_sentence_that_nothing_is_near_to_raises_nothing():
+    scores = floats(0.9, 0.6, 0.5)
+
+    assert serve(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEAR])).tolist() == scores.tolist()
+
+
+def test_no_score_is_lowered_and_what_may_not_be_found_stays_out():
+    random = np.random.default_rng(0)
+    scores = random.random(200).astype(np.float32).round(6)
+    scores[::7] = -np.inf
+    sentences = random.random((5, 200)).astype(np.float32)
+
+    raised = serve(scores, sentences)
+
+    assert (raised >= scores - 1e-6).all()
+    assert np.isneginf(raised[::7]).all()
+    assert (raised > scores + 1e-5).any()
+
+
+@pytest.mark.parametrize("method", ["hybrid", "dense"])
+def test_two_sentences_bring_two_tools_first(word_vectors, tool, snapshot, method):
+    """Of the proxy's own ranking only: what it is measured against stays what it is."""
+    twins = [tool(f"send_mail_{i}", "send mail to people", server=f"mail{i}") for i in range(4)]
+    catalog = snapshot(*twins, tool("make_chart", "draw chart of numbers kept in table", server="charts"))
+    query = "Send mail to people. Draw chart of numbers."
+
+    ranking = Engine(word_vectors()).search(query, catalog, options=SearchOptions(top_n=2, method=method))
+
+    servers = {result.item.server for result in ranking.results}
+    needs = [result.need for result in ranking.results]
+    assert ("charts" in servers) or method == "dense"
+    assert (max(needs) > 0) == (method == "hybrid")
+
+
+def test_a_query_of_one_sentence_is_scored_as_ever(word_vectors, tool, snapshot):
+    catalog = snapshot(tool("send_mail", "send mail to people"), tool("make_chart", "draw chart of numbers"))
+
+    for result in Engine(word_vectors()).search("send mail and draw chart of numbers", catalog).results:
+        assert result.need == 0
