@@ -23,7 +23,9 @@ PER_SENTENCE = 5
 """Items of each sentence that are considered beside the best of the whole query."""
 
 NEAR = np.float32(0.4)
-"""Cosine from which a sentence asks for something at all: what is below is courtesy, or where a file is."""
+"""Cosine from which a sentence asks for something at all: what is below is courtesy, or where a file is. The
+least that took nothing from five of six public sets; on the sixth, whose queries are long, recall@5 rises by
+2 points and complete@5 by 6. From 0.35 down another set loses."""
 
 STEP = np.float32(10**-DECIMALS)
 """By which a raised score stays below the one above it."""
