@@ -16,7 +16,18 @@ DATA = Path(__file__).parent / "data"
 TEXTS: list[str] = json.loads((DATA / "reference_texts.json").read_text(encoding="utf-8"))
 
 
-def test_vectors_agree_with_the_official_model(model: MiniLM) -> None:
+def test_vectors_of_tools_agree_with_the_official_model(model: MiniLM) -> None:
+    """100 real tools. Measured: mean 0.9945, min 0.9911; the floors are what this kind of file can reach."""
+    texts = json.loads((DATA / "tool_texts.json").read_text(encoding="utf-8"))
+    with np.load(DATA / "tool_vectors.npz") as reference:
+        cosines = (model.embed(texts) * reference["vectors"]).sum(axis=1)
+
+    assert len(texts) == 100
+    assert cosines.mean() >= 0.9939
+    assert cosines.min() >= 0.9805
+
+
+def test_vectors_of_odd_texts_agree_with_the_official_model(model: MiniLM) -> None:
     """The reference is float32 in torch (data/make_reference.py). Measured: mean 0.9925, min 0.9774; another
     kind of processor moves single texts by up to 0.002.
     """

@@ -1,4 +1,7 @@
-"""Makes reference.npz: what the official float32 model says about the texts in reference_texts.json.
+"""Makes reference.npz and tool_vectors.npz: what the official float32 model says about two lists of texts.
+
+reference_texts.json holds texts of every kind, odd ones above all; tool_texts.json the first chunk of 100 tools,
+evenly taken from the lists in tests/data/tools.
 
     pip install torch transformers
     python tests/embedding/data/make_reference.py FOLDER_WITH_THE_PUBLISHED_MODEL
@@ -20,16 +23,19 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    texts = json.loads((HERE / "reference_texts.json").read_text(encoding="utf-8"))
     tokenizer = BertTokenizer.from_pretrained(folder)
     model = BertModel.from_pretrained(folder, attn_implementation="eager").eval()
-    vectors = []
+    for texts, vectors in (("reference_texts", "reference"), ("tool_texts", "tool_vectors")):
+        listed = json.loads((HERE / f"{texts}.json").read_text(encoding="utf-8"))
+        embedded = np.stack([embed(model, tokenizer, text) for text in listed])
+        np.savez_compressed(HERE / f"{vectors}.npz", vectors=embedded)
+
+
+def embed(model: BertModel, tokenizer: BertTokenizer, text: str) -> np.ndarray:
+    tokens = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
     with torch.inference_mode():
-        for text in texts:
-            tokens = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
-            states = model(**tokens).last_hidden_state[0]
-            vectors.append(torch.nn.functional.normalize(states.mean(dim=0), dim=0).numpy())
-    np.savez_compressed(HERE / "reference.npz", vectors=np.stack(vectors))
+        states = model(**tokens).last_hidden_state[0]
+    return torch.nn.functional.normalize(states.mean(dim=0), dim=0).numpy()
 
 
 if __name__ == "__main__":
