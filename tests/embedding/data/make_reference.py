@@ -1,7 +1,7 @@
 """Makes reference.npz and tool_vectors.npz: what the official float32 model says about two lists of texts.
 
-reference_texts.json holds texts of every kind, odd ones above all; tool_texts.json the first chunk of 100 tools,
-evenly taken from the lists in tests/data/tools.
+reference_texts.json holds texts of every kind, odd ones above all; tool_texts.json the first chunk of 100
+tools, evenly taken from the lists in tests/data/tools.
 
     pip install torch transformers
     python tests/embedding/data/make_reference.py FOLDER_WITH_THE_PUBLISHED_MODEL
