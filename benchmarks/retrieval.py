@@ -159,7 +159,8 @@ def page(found: Sequence[Measured]) -> list[str]:
         "- **RRF**: reciprocal rank fusion, k = 60, of this project's BM25F and cosine.",
         "- **this**: what the proxy does: `cosine + 0.025 * BM25F + need` (docs/how-it-works.md).",
         "",
-        "The macro row is the mean of the sets. The formula and its numbers were chosen with these sets in view.",
+        "The macro row is the mean of the sets.",
+        "The formula and its numbers were chosen with these sets in view.",
         "",
         *(
             line
