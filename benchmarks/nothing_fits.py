@@ -72,11 +72,11 @@ def calibration(sets: Sequence[Named], embedder: EmbedTexts, query_embedder: Emb
         "",
         *(f"| {' | '.join(line)} |" for line in [HEAD, ["---"] * len(HEAD), *rows]),
         "",
-        "Accidents: of 40 queries put to another catalog (not that of seal_tools), drawn at random from those",
-        "with a sentence of cosine 0.30 or more and read one by one, 10 could be answered after all (the wind",
-        "in Moscow by a weather tool, papers on machine learning by a search for papers). So the share refused",
-        "is a lower bound. In a catalog of thousands of tools something is always near, and a fixed cosine",
-        "refuses hardly anything.",
+        "Accidents: of 40 queries put to another catalog (not that of seal_tools), drawn at random from",
+        "those with a sentence of cosine 0.30 or more and read one by one, 10 could be answered after",
+        "all (the wind in Moscow by a weather tool, papers on machine learning by a search for papers).",
+        "So the share refused is a lower bound. In a catalog of thousands of tools something is always",
+        "near, and a fixed cosine refuses hardly anything.",
     ]
 
 
