@@ -279,7 +279,7 @@ async def test_a_changed_list_is_listed_anew(workshop: Workshop, era: str) -> No
     async with inside(workshop.config(expose={"mode": "all"})) as proxy:
         host = Host(proxy, era)
         if era == "modern":
-            await server.ledger.until(lambda ledger: ledger.messages("subscriptions/listen"))
+            await server.ledger.until(lambda ledger: ledger.entries("listening"))
         await host.call("growing__grow")
         await until(lambda: "growing__new" in proxy.catalog.snapshot.tools)
 

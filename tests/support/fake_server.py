@@ -263,6 +263,7 @@ class Server:
             {"notifications": exchange.params["notifications"], "_meta": tag},
         )
         self.listeners.append((exchange, tag))
+        self.note(event="listening")
         exchange.cancelled.wait()
         raise SilentError
 
