@@ -94,6 +94,7 @@ class Proxy:
         async with anyio.create_task_group() as group, self.fleet:
             group.start_soon(self._keep_catalog)
             group.start_soon(self.changes.run)
+            group.start_soon(self.searcher.run)
             group.start_soon(watch, self.library, self._documents_changed)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
@@ -137,7 +138,7 @@ class Proxy:
 
     async def _warm_up(self) -> None:
         await self.settled()
-        await self.searcher.index(self.catalog.snapshot)
+        self.searcher.prepare(self.catalog.snapshot)
 
 
 def store_location(config: Config) -> Path | Literal["memory"] | None:

@@ -19,27 +19,35 @@ DECIMALS = 6
 class DenseIndex:
     """The vectors of all chunks, in the order of their items."""
 
-    matrices: tuple[NDArray[np.float32], ...]
-    """[chunks, dimensions] each, rows of norm 1; kept apart so that a changed source copies only its own."""
+    matrices: tuple[tuple[int, NDArray[np.float32]], ...]
+    """First chunk, and [chunks, dimensions] from there on, rows of norm 1 or 0; kept apart so that a changed
+    source copies only its own. A chunk that is in none of them is near to nothing."""
     starts: NDArray[np.int64]
     """First chunk of each item; every item has at least one."""
     item_of: NDArray[np.int32]
     """Item of each chunk."""
 
     @classmethod
-    def build(cls, matrices: Sequence[NDArray[np.float32]], sizes: NDArray[np.int64]) -> DenseIndex:
-        """Put together the vectors of items that have ``sizes`` chunks each."""
-        starts = np.cumsum(sizes) - sizes
-        return cls(tuple(matrices), starts, np.repeat(np.arange(sizes.size, dtype=np.int32), sizes))
+    def build(
+        cls, matrices: Sequence[NDArray[np.float32] | None], sizes: Sequence[NDArray[np.int64]]
+    ) -> DenseIndex:
+        """Put together the vectors of groups of items of ``sizes`` chunks each; None for no vectors."""
+        joined = np.concatenate([np.zeros(0, np.int64), *sizes])
+        firsts = np.cumsum([0, *(int(of_group.sum()) for of_group in sizes)])
+        having = tuple(
+            (int(first), matrix)
+            for first, matrix in zip(firsts, matrices, strict=False)
+            if matrix is not None and matrix.size
+        )
+        item_of = np.repeat(np.arange(joined.size, dtype=np.int32), joined)
+        return cls(having, np.cumsum(joined) - joined, item_of)
 
     def similarities(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """[queries, chunks]: the cosine of each query ([queries, dimensions]) with each chunk."""
         columns = np.ascontiguousarray(queries.T)
-        found = np.empty((len(queries), self.item_of.size), np.float32)
-        start = 0
-        for matrix in self.matrices:
-            found[:, start : start + len(matrix)] = (matrix @ columns).T
-            start += len(matrix)
+        found = np.zeros((len(queries), self.item_of.size), np.float32)
+        for first, matrix in self.matrices:
+            found[:, first : first + len(matrix)] = (matrix @ columns).T
         return np.round(found, DECIMALS, out=found)
 
     def by_item(self, similarities: NDArray[np.float32]) -> NDArray[np.float32]:
