@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Snapshot
 from mcp_context_proxy.retrieval.dense import DenseIndex
-from mcp_context_proxy.retrieval.lexical import LexicalIndex, join_counts
+from mcp_context_proxy.retrieval.lexical import LexicalIndex
 from mcp_context_proxy.retrieval.parts import Identity, Part
 
 NO_MODEL = "no embedding model is configured; searched by words only"
@@ -63,12 +63,14 @@ def assemble(
     unread: int = 0,
     note: str | None = None,
     complete: bool = False,
+    previous: Index | None = None,
 ) -> Index:
-    """Put the parts together."""
+    """Put the parts together; what they have in common with the previous index is shared."""
     matrices = [part.matrix for part in parts.values()]
     chunks = tuple(chain.from_iterable(part.chunks for part in parts.values()))
     counted = [len(part.items) for part in parts.values()]
     vectors = note is None and any(matrix is not None for matrix in matrices)
+    before = (None, None) if previous is None else (previous.lexical, previous.dense)
     return Index(
         snapshot=snapshot,
         parts=parts,
@@ -79,8 +81,10 @@ def assemble(
         kinds=np.concatenate([np.zeros(0, np.uint8), *(part.kinds for part in parts.values())]),
         ready=np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())]),
         unread=unread,
-        lexical=LexicalIndex.build(join_counts([part.counts for part in parts.values()])),
-        dense=DenseIndex.build(matrices, [part.sizes for part in parts.values()]) if vectors else None,
+        lexical=LexicalIndex.build([part.counts for part in parts.values()], before[0]),
+        dense=DenseIndex.build(matrices, [part.sizes for part in parts.values()], before[1])
+        if vectors
+        else None,
         note=note,
         complete=complete,
     )

@@ -71,11 +71,11 @@ def read(
         if known is not None and known.source is source and known.several_servers == several:
             parts[identity] = known
         elif not began or time.perf_counter() < until:
-            parts[identity], began = read_part(source, several), True
+            parts[identity], began = read_part(source, several, known), True
         else:
             unread += len(source.items)
     note = None if with_model else NO_MODEL
-    return assemble(snapshot, parts, unread, note, complete=not with_model and not unread)
+    return assemble(snapshot, parts, unread, note, not with_model and not unread, previous)
 
 
 def embedded(
@@ -111,7 +111,7 @@ def embedded(
             fresh |= zip(texts, embedder.embed(texts, _after(start, len(missing), on_progress)), strict=True)
             began = time.perf_counter()
             if began >= due and start + len(texts) < len(missing):
-                index = assemble(index.snapshot, _with(index.parts, fresh))
+                index = assemble(index.snapshot, _with(index.parts, fresh), previous=index)
                 now = time.perf_counter()
                 due = now + pace * max(SECONDS_BETWEEN, (now - began) / SHARE_ASSEMBLING)
                 yield index
@@ -123,7 +123,7 @@ def embedded(
         for identity, part in parts.items():
             if part is not before[identity] or _differs(part):
                 publish(part)
-    yield assemble(index.snapshot, parts, complete=True)
+    yield assemble(index.snapshot, parts, complete=True, previous=index)
 
 
 def _with(parts: Mapping[Identity, Part], fresh: Mapping[str, Vector]) -> dict[Identity, Part]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Kind, Source, Tool, Vector
-from mcp_context_proxy.retrieval.lexical import TermCounts, count_terms
+from mcp_context_proxy.retrieval.lexical import TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.terms import name_key
 from mcp_context_proxy.retrieval.text import item_text
 
@@ -64,23 +64,40 @@ def order_of(source: Source) -> tuple[str, str]:
     return key, kind or ""
 
 
-def read_part(source: Source, several_servers: bool) -> Part:
-    """Read a source; vectors that its owner keeps of just these texts are used."""
+def read_part(source: Source, several_servers: bool, before: Part | None = None) -> Part:
+    """Read a source; what has not changed since the part before, and vectors its owner keeps, are used."""
     searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
     items = tuple(sorted(searchable, key=lambda item: (item.name, item.fingerprint)))
-    texts = [item_text(item, several_servers) for item in items]
+    counts, chunks = _read(items, several_servers, before)
     part = Part(
         source=source,
         several_servers=several_servers,
         items=items,
-        counts=count_terms(text.fields for text in texts),
-        chunks=tuple(text.chunks for text in texts),
-        sizes=np.array([len(text.chunks) for text in texts], np.int64),
+        counts=counts,
+        chunks=chunks,
+        sizes=np.array([len(texts) for texts in chunks], np.int64),
         kinds=np.array([KINDS.index(item.kind) for item in items], np.uint8),
         names=_by_name(items),
         ready=np.zeros(len(items), bool),
     )
     return with_vectors(part, {})
+
+
+def _read(
+    items: Sequence[Item], several_servers: bool, before: Part | None
+) -> tuple[TermCounts, tuple[tuple[str, ...], ...]]:
+    """Term counts and texts of items; only those that are not in the part before are read."""
+    if before is None or before.several_servers != several_servers:
+        texts = [item_text(item, several_servers) for item in items]
+        return count_terms(text.fields for text in texts), tuple(text.chunks for text in texts)
+    known = {(item.name, item.fingerprint): at for at, item in enumerate(before.items)}
+    new = [item for item in items if (item.name, item.fingerprint) not in known]
+    known |= {(item.name, item.fingerprint): len(before.items) + at for at, item in enumerate(new)}
+    counts, chunks = _read(new, several_servers, None)
+    rows = [known[item.name, item.fingerprint] for item in items]
+    all_chunks = (*before.chunks, *chunks)
+    joined = join_counts([before.counts, counts])
+    return joined.take(np.array(rows, np.int64)), tuple(all_chunks[row] for row in rows)
 
 
 def with_vectors(part: Part, fresh: Mapping[str, Vector]) -> Part:
