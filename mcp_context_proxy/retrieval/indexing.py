@@ -119,6 +119,8 @@ def embedded(
         yield lexical_only(index, error)
         return
     parts = _with(index.parts, fresh)
+    # In a large catalog one more copy of all vectors would be felt.
+    fresh.clear()
     if may_publish:
         for identity, part in parts.items():
             if part is not before[identity] or _differs(part):
@@ -133,8 +135,8 @@ def _with(parts: Mapping[Identity, Part], fresh: Mapping[str, Vector]) -> dict[I
 
 
 def _differs(part: Part) -> bool:
-    """Whether the source keeps embeddings of other items than it has."""
-    return part.source.embeddings.keys() != {item.name for item in part.items}
+    """Whether the source keeps embeddings of items that are no more."""
+    return len(part.source.embeddings) != len(part.items)
 
 
 def _after(start: int, total: int, on_progress: OnProgress | None) -> OnProgress | None:

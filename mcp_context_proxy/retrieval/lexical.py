@@ -156,6 +156,8 @@ class LexicalIndex:
     @classmethod
     def build(cls, counts: Sequence[TermCounts], before: LexicalIndex | None = None) -> LexicalIndex:
         """Index the counts of a whole catalog, group by group; those that were there before are shared."""
+        if before is not None and list(map(id, counts)) == list(map(id, before.counts)):
+            return before
         sizes = [len(of_part.lengths) for of_part in counts]
         known = before.groups if before is not None else ()
         groups = grouped(list(zip(counts, sizes, strict=True)), ITEMS_A_GROUP, Postings.of, known)

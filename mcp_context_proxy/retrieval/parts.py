@@ -119,9 +119,8 @@ def with_vectors(part: Part, fresh: Mapping[str, Vector]) -> Part:
 
 def missing_texts(parts: Iterable[Part]) -> list[str]:
     """Every text that has no vector yet, once."""
-    waiting = (
-        texts for part in parts for texts, ready in zip(part.chunks, part.ready, strict=True) if not ready
-    )
+    open_parts = (zip(part.chunks, part.ready, strict=True) for part in parts if not part.complete)
+    waiting = (texts for texts, ready in chain.from_iterable(open_parts) if not ready)
     return list(dict.fromkeys(chain.from_iterable(waiting)))
 
 
