@@ -67,7 +67,7 @@ class Proxy:
             [DocumentFolder(Kind(entry.kind), entry.path, entry.include) for entry in config.documents],
             config.limits,
         )
-        self._stale = anyio.Event()
+        self._warm, self._stale = False, anyio.Event()
         self.fleet = Fleet(config.servers.values(), config.limits, self._mark_stale, self._on_event)
         self.catalog = Catalog(config.expose, config.limits, self.fleet.clients.values(), self.library)
         self.catalog.reserved = meta_tools.NAMES
@@ -94,6 +94,7 @@ class Proxy:
         async with anyio.create_task_group() as group, self.fleet:
             group.start_soon(self._keep_catalog)
             group.start_soon(self.changes.run)
+            group.start_soon(self.searcher.run)
             group.start_soon(watch, self.library, self._documents_changed)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
@@ -105,7 +106,7 @@ class Proxy:
     async def settled(self) -> None:
         """Wait until every server is ready or has failed once, and the catalog knows it."""
         await self.fleet.settled()
-        await anyio.to_thread.run_sync(self.catalog.refresh)
+        await self._refresh()
 
     async def caught_up(self, seconds: float) -> None:
         """Wait, no longer than `seconds`, for servers still starting; those that came are in the catalog."""
@@ -113,7 +114,7 @@ class Proxy:
             return
         with anyio.move_on_after(seconds):
             await self.fleet.settled()
-        await anyio.to_thread.run_sync(self.catalog.refresh)
+        await self._refresh()
         self.changes.catalog_changed()
 
     def _mark_stale(self) -> None:
@@ -123,7 +124,7 @@ class Proxy:
         while True:
             await self._stale.wait()
             self._stale = anyio.Event()
-            await anyio.to_thread.run_sync(self.catalog.refresh)
+            await self._refresh()
             self.changes.catalog_changed()
 
     async def _documents_changed(self, changes: DocumentChanges) -> None:
@@ -137,7 +138,13 @@ class Proxy:
 
     async def _warm_up(self) -> None:
         await self.settled()
-        await self.searcher.index(self.catalog.snapshot)
+        self._warm = True
+        self.searcher.prepare(self.catalog.snapshot)
+
+    async def _refresh(self) -> None:
+        await anyio.to_thread.run_sync(self.catalog.refresh)
+        if self._warm:
+            self.searcher.prepare(self.catalog.snapshot)
 
 
 def store_location(config: Config) -> Path | Literal["memory"] | None:

@@ -65,6 +65,9 @@ class Limits(BaseModel):
     in_flight: Count = 2048
     """Requests of the stdio host under way: bounds memory, not speed."""
 
+    indexing_wait_seconds: Seconds = 1.5
+    """How long a search waits for indexing, before it makes do with words and the vectors that are ready."""
+
     tools_per_server: Count = 10_000
     """Ten times the largest server known; more is a fault or an attack."""
     tools: Count = 100_000

@@ -1,7 +1,7 @@
 """Search: the one way from a query to ranked items. Knows no session and no protocol; blocks.
 
-Several searches may run at once in worker threads. One index is built at a time; who needs the same one waits
-for it, and a search keeps the index it began with.
+Several searches may run at once in worker threads, each with the index it began with. One index is built at a
+time: who needs all of it waits, and who has no time searches as much as there is and says so.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval.index import EmbedTexts, Index, OnProgress, build_index, lexical_only
+from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
+from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.retrieval.index import Index, lexical_only
+from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.ranking import Filters, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.scored import Scored
 from mcp_context_proxy.retrieval.text import query_texts
@@ -38,12 +39,27 @@ class Engine:
         """
         self._embedder = embedder
         self._query_embedder = query_embedder or embedder
-        self._lock = threading.Lock()
+        self._building, self._reading = threading.Lock(), threading.Lock()
+        self._changing = threading.Lock()
         self._indexes: tuple[Index, ...] = ()
 
-    def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
-        """Index a snapshot ahead of its first search."""
-        self._index_of(snapshot, on_progress)
+    def index(
+        self,
+        snapshot: Snapshot,
+        on_progress: OnProgress | None = None,
+        cancelled: Cancelled = lambda: False,
+    ) -> None:
+        """Index a snapshot to the end; searches that do not wait use what is there meanwhile.
+
+        Raises:
+            EmbeddingCancelledError: ``cancelled()`` became true; the next indexing goes on from there.
+        """
+        self._complete(snapshot, on_progress, cancelled)
+
+    def indexed(self, snapshot: Snapshot) -> bool:
+        """Whether all of a snapshot is indexed."""
+        index = self._known(snapshot)
+        return index is not None and index.complete
 
     def search(
         self,
@@ -52,39 +68,74 @@ class Engine:
         filters: Filters = _EVERYTHING,
         options: SearchOptions = _DEFAULTS,
         on_progress: OnProgress | None = None,
+        wait: bool = True,
     ) -> Ranking:
-        """Rank what a snapshot holds for a query, indexing the snapshot first where that was not done."""
+        """Rank what a snapshot holds for a query.
+
+        Args:
+            query: In anybody's words.
+            snapshot: What there is.
+            filters: What of it is considered.
+            options: How much is returned.
+            on_progress: Told how far indexing is, where the search does it.
+            wait: Whether to index everything first, or to make do with what is ready.
+        """
         started = time.perf_counter()
-        index = self._index_of(snapshot, on_progress)
+        index = self._complete(snapshot, on_progress, lambda: False) if wait else self._read(snapshot)
         vectors, note = (None, None) if options.method == "lexical" else self._query_vectors(query, index)
         scored = Scored.of(query, index, vectors, filters, options.method)
         selected = scored.selected(options)
         results = tuple(scored.result(item) for item in selected)
         fits = scored.fits()
+        indexed = None if index.complete else scored.indexed()
         return Ranking(
             query=query,
             results=results if fits else (),
             considered=int(scored.allowed.sum()),
             method="lexical" if vectors is None else options.method,
-            note=note,
+            note=note if indexed is None else _unfinished(indexed, index.unread, filters),
             fits=fits,
             near_misses=() if fits else results,
             others=tuple(scored.result(item) for item in scored.following(selected, options)),
             best_cosine=scored.whole,
             seconds=time.perf_counter() - started,
+            indexed=indexed,
         )
 
-    def _index_of(self, snapshot: Snapshot, on_progress: OnProgress | None) -> Index:
-        if (index := self._known(snapshot)) is not None:
+    def _complete(self, snapshot: Snapshot, on_progress: OnProgress | None, cancelled: Cancelled) -> Index:
+        """The whole index, built here where nobody else did."""
+        if (index := self._known(snapshot)) is not None and index.complete:
             return index
-        with self._lock:
-            if (index := self._known(snapshot)) is not None:
+        with self._building:
+            index = self._read(snapshot)
+            while index.unread:
+                if cancelled():
+                    raise EmbeddingCancelledError(0, index.unread)
+                index = self._read(snapshot, index)
+            if index.complete or self._embedder is None:
                 return index
-            latest = self._indexes[0] if self._indexes else None
-            index = build_index(snapshot, self._embedder, latest, on_progress)
-            newest_first = sorted((index, *self._indexes), key=lambda known: -known.snapshot.generation)
-            self._indexes = tuple(newest_first[:INDEXES_KEPT])
+            newest = all(known.snapshot.generation <= snapshot.generation for known in self._indexes)
+            for further in embedded(index, self._embedder, newest, on_progress, cancelled):
+                index = further
+                self._keep(index)
             return index
+
+    def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
+        """An index of the snapshot's words, or a better one that is there; of more words than ``before``."""
+        with self._reading:
+            known = self._known(snapshot)
+            if known is not None and known is not before:
+                return known
+            latest = before or (self._indexes[0] if self._indexes else None)
+            index = read(snapshot, self._embedder is not None, latest)
+            self._keep(index)
+            return index
+
+    def _keep(self, index: Index) -> None:
+        with self._changing:
+            others = [known for known in self._indexes if known.snapshot is not index.snapshot]
+            newest_first = sorted((index, *others), key=lambda known: -known.snapshot.generation)
+            self._indexes = tuple(newest_first[:INDEXES_KEPT])
 
     def _known(self, snapshot: Snapshot) -> Index | None:
         return next((index for index in self._indexes if index.snapshot is snapshot), None)
@@ -103,6 +154,16 @@ class Engine:
     def _give_up(self, index: Index, error: ModelError) -> str | None:
         """A model that failed is not asked again until the catalog changes."""
         lexical = lexical_only(index, error)
-        with self._lock:
+        with self._changing:
             self._indexes = tuple(lexical if known is index else known for known in self._indexes)
         return lexical.note
+
+
+def _unfinished(indexed: tuple[int, int], unread: int, filters: Filters) -> str | None:
+    """How far indexing is, for who reads the results."""
+    (done, total), what = indexed, "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
+    if unread:
+        return f"indexing has begun: {unread:,} {what} could not be searched yet"
+    return (
+        None if done == total else f"{done:,} of {total:,} {what} are indexed; the rest was searched by words"
+    )

@@ -101,3 +101,6 @@ class Ranking:
     """What follows those selected, or the near misses, down to `SearchOptions.depth`."""
     best_cosine: float | None = None
     """The highest of the whole query with any item, which ``fits`` goes by; None in a lexical search."""
+    indexed: tuple[int, int] | None = None
+    """While indexing is under way: how many of the items considered have their vectors, and of how many. The
+    others were searched by words. None when all is indexed."""

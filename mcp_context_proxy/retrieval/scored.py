@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.retrieval.explanation import explain
 from mcp_context_proxy.retrieval.fusion import FITTING_COSINE, STRONG_COVERAGE, best, count_selected, fuse
-from mcp_context_proxy.retrieval.index import KINDS, Index
+from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.needs import serve
+from mcp_context_proxy.retrieval.parts import KINDS
 from mcp_context_proxy.retrieval.ranking import Filters, Method, Result, SearchOptions
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
 from mcp_context_proxy.retrieval.text import QUERY_LIMIT
@@ -39,6 +40,8 @@ class Scored:
     whole: float | None
     """The best cosine of any item allowed with the query as a whole."""
     lexical: NDArray[np.float32]
+    idf: Mapping[str, float]
+    """Of each index term."""
     plain: NDArray[np.float32]
     """Cosine and lexical score as one."""
     fused: NDArray[np.float32]
@@ -62,14 +65,20 @@ class Scored:
             by_text = index.dense.similarities(vectors)
             cosines = np.where(allowed, index.dense.by_item(by_text), -np.inf).astype(np.float32)
             similarities, cosine = by_text.max(axis=0), cosines.max(axis=0)
-        lexical = np.where(allowed, index.lexical.scores(terms), 0).astype(np.float32)
+        weighed = index.lexical.weigh(terms)
+        lexical = np.where(allowed, weighed.scores, 0).astype(np.float32)
         plain = np.where(allowed, fuse(cosine, lexical, method), -np.inf).astype(np.float32)
-        named = index.names.get(name_key(query), ())
-        exact = frozenset(item for item in named if allowed[item])
+        exact = frozenset(item for item in index.named(name_key(query)) if allowed[item])
         served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
         fused = serve(plain, cosines[1:]) if served and cosines is not None else plain
         whole = None if cosines is None or not allowed.any() else float(cosines[0].max())
-        return cls(index, terms, allowed, exact, similarities, cosine, whole, lexical, plain, fused)
+        return cls(
+            index, terms, allowed, exact, similarities, cosine, whole, lexical, weighed.idf, plain, fused
+        )
+
+    def indexed(self) -> tuple[int, int]:
+        """How many of the items allowed have their vectors, and of how many."""
+        return int((self.allowed & self.index.ready).sum()), int(self.allowed.sum())
 
     def selected(self, options: SearchOptions) -> list[int]:
         """The items selected, best first: exact names, then by score, then in catalog order."""
@@ -92,17 +101,19 @@ class Scored:
     def fits(self) -> bool:
         """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.
 
-        Without a model any common word will do: there is nothing else to go by.
+        Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
         """
-        if self.cosine is None:
-            return bool(self.exact) or bool((self.lexical > 0).any())
+        if self.cosine is None or not self.index.complete:
+            common = bool(self.exact) or bool((self.lexical > 0).any())
+            if common or self.cosine is None:
+                return common
         near = self.whole is not None and self.whole >= FITTING_COSINE
         return near or bool(self.exact) or self._coverage() >= STRONG_COVERAGE
 
     def result(self, item: int) -> Result:
         """An item with its scores and reasons."""
-        cosine = None if self.cosine is None else float(self.cosine[item])
-        parts = tuple(self.index.lexical.parts(item, self.terms))
+        cosine = float(self.cosine[item]) if self.cosine is not None and self.index.ready[item] else None
+        parts = tuple(self.index.lexical.parts(item, self.idf))
         return Result(
             item=self.index.items[item],
             score=float(self.fused[item]),
@@ -137,9 +148,8 @@ class Scored:
         """The share of the query's idf that the best item lexically has."""
         if not self.lexical.any():
             return 0.0
-        matched = {term for _, term, _ in self.index.lexical.parts(int(self.lexical.argmax()), self.terms)}
-        idf = {term: self.index.lexical.idf_of(term) for term in self.terms}
-        return sum(idf[term] for term in matched) / sum(idf.values())
+        matched = {term for _, term, _ in self.index.lexical.parts(int(self.lexical.argmax()), self.idf)}
+        return sum(self.idf[term] for term in matched) / sum(self.idf.values())
 
     def _chunk(self, item: int) -> str:
         texts = self.index.chunks[item]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import pairwise
 
 _ENGLISH = (
@@ -18,6 +19,9 @@ _ENGLISH = (
 )
 STOP_WORDS = frozenset(_ENGLISH.split())
 """English words that say nothing about which tool is meant; a term of every query would only add noise."""
+
+STEMS_KEPT = 32_768
+"""Tools speak of few things: that many words are nearly all of a large catalog, in some 4 MB."""
 
 
 def _letters(*categories: str) -> str:
@@ -92,6 +96,7 @@ def query_terms(query: str) -> dict[str, str]:
     return found
 
 
+@lru_cache(maxsize=STEMS_KEPT)
 def stem(word: str) -> str:
     """An English word without its commonest endings, so that ``created`` meets ``creating``.
 

@@ -108,6 +108,8 @@ class OwnTools:
         }
         if not results:
             data["near_misses"] = [rendering.structured(result, with_schema) for result in tools.near_misses]
+        if tools.indexed is not None:
+            data["indexed"] = dict(zip(("done", "total"), tools.indexed, strict=True))
         notes = [note for note in (tools.note, self._missing_servers()) if note]
         if notes:
             data["note"] = " ".join(notes)

@@ -19,3 +19,6 @@ class VectorStore(Protocol):
 
     def put(self, model_id: str, vectors: Mapping[bytes, Vector]) -> None:
         """Keep the vectors, all or none; another one under the same key is replaced."""
+
+    def clear(self) -> None:
+        """Forget all vectors."""

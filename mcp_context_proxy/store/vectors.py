@@ -44,6 +44,11 @@ class SqliteVectors:
         with self._database.transaction() as connection:
             connection.executemany(_UPSERT, rows)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM vectors")
+
 
 def _is_array(blob: object) -> bool:
     return isinstance(blob, bytes) and len(blob) % STORED.itemsize == 0

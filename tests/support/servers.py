@@ -64,7 +64,9 @@ class Workshop:
 
     def config(self, **tables: Any) -> Path:
         """Write the configuration: the servers, and other tables as given. Nothing is kept of a run."""
-        data = {"store": {"path": "memory"}, **tables}
+        # What is found must not depend on how fast the machine is.
+        patient = {"limits": {"indexing_wait_seconds": 60.0, **tables.pop("limits", {})}}
+        data = {"store": {"path": "memory"}, **patient, **tables}
         data["servers"] = {name: server.settings for name, server in self.servers.items()}
         path = self.folder / "config.toml"
         path.write_text("\n".join(_toml(data)), encoding="utf-8")

@@ -1,0 +1,143 @@
+"""How an index comes to be: first the words, in one go; then the vectors, a few texts at a time.
+
+Every step leaves an index that can be searched. Nothing here knows threads; whoever runs it may stop between
+two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
+from mcp_context_proxy.items import Snapshot, Tool, Vector
+from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only
+from mcp_context_proxy.retrieval.parts import (
+    Identity,
+    Part,
+    identity_of,
+    missing_texts,
+    order_of,
+    publish,
+    read_part,
+    with_vectors,
+)
+
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""Called with how many texts are embedded, and of how many."""
+
+Cancelled: TypeAlias = Callable[[], bool]
+"""Whether to stop; asked between two steps."""
+
+READING_SECONDS = 0.7
+"""How long the words of sources are read before what was read so far can be searched: some 5,000 tools."""
+
+TEXTS_A_STEP = 64
+"""Texts embedded between two looks at whether to stop: about a tenth of a second on two cores."""
+
+SECONDS_BETWEEN = 1.0
+"""At least, between two unfinished indexes: newer vectors are of no use to a search that began before."""
+
+SHARE_ASSEMBLING = 0.1
+"""Of the time of embedding that unfinished indexes may cost."""
+
+
+class EmbedTexts(Protocol):
+    """What search needs of the embedding side: one model, whose vectors never meet those of another."""
+
+    def embed(
+        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
+    ) -> NDArray[np.float32]:
+        """One row of norm 1 per text; blocks. Raises `ModelError` when there is no model."""
+
+
+def read(
+    snapshot: Snapshot, with_model: bool, previous: Index | None, seconds: float = READING_SECONDS
+) -> Index:
+    """Index the words of a snapshot, and the vectors its sources have.
+
+    Takes no longer than ``seconds`` and the source it is at; the sources it did not get to are left out.
+    """
+    several = len({s.key for s in snapshot.sources if any(isinstance(i, Tool) for i in s.items)}) > 1
+    parts: dict[Identity, Part] = {}
+    until, unread, began = time.perf_counter() + seconds, 0, False
+    for source in sorted(snapshot.sources, key=order_of):
+        identity = identity_of(source)
+        known = previous.parts.get(identity) if previous is not None else None
+        if known is not None and known.source is source and known.several_servers == several:
+            parts[identity] = known
+        elif not began or time.perf_counter() < until:
+            parts[identity], began = read_part(source, several, known), True
+        else:
+            unread += len(source.items)
+    note = None if with_model else NO_MODEL
+    return assemble(snapshot, parts, unread, note, not with_model and not unread, previous)
+
+
+def embedded(
+    index: Index,
+    embedder: EmbedTexts,
+    may_publish: bool,
+    on_progress: OnProgress | None,
+    cancelled: Cancelled,
+    pace: float = 1.0,
+) -> Iterator[Index]:
+    """The index with more and more vectors, until it is complete.
+
+    Args:
+        index: With every item of its snapshot.
+        embedder: Of the catalog's texts.
+        may_publish: Whether the sources get the embeddings; those of an old snapshot would take the place
+            of newer ones.
+        on_progress: Told how many texts are embedded, of those that were missing.
+        cancelled: Whether to stop.
+        pace: Factor of the time between two unfinished indexes.
+
+    Raises:
+        EmbeddingCancelledError: ``cancelled()`` became true.
+    """
+    missing = missing_texts(index.parts.values())
+    fresh: dict[str, Vector] = {}
+    due, before = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts
+    try:
+        for start in range(0, len(missing), TEXTS_A_STEP):
+            if cancelled():
+                raise EmbeddingCancelledError(start, len(missing))
+            texts = missing[start : start + TEXTS_A_STEP]
+            fresh |= zip(texts, embedder.embed(texts, _after(start, len(missing), on_progress)), strict=True)
+            began = time.perf_counter()
+            if began >= due and start + len(texts) < len(missing):
+                index = assemble(index.snapshot, _with(index.parts, fresh), previous=index)
+                now = time.perf_counter()
+                due = now + pace * max(SECONDS_BETWEEN, (now - began) / SHARE_ASSEMBLING)
+                yield index
+    except ModelError as error:
+        yield lexical_only(index, error)
+        return
+    parts = _with(index.parts, fresh)
+    # In a large catalog one more copy of all vectors would be felt.
+    fresh.clear()
+    if may_publish:
+        for identity, part in parts.items():
+            if part is not before[identity] or _differs(part):
+                publish(part)
+    yield assemble(index.snapshot, parts, complete=True, previous=index)
+
+
+def _with(parts: Mapping[Identity, Part], fresh: Mapping[str, Vector]) -> dict[Identity, Part]:
+    return {
+        identity: part if part.complete else with_vectors(part, fresh) for identity, part in parts.items()
+    }
+
+
+def _differs(part: Part) -> bool:
+    """Whether the source keeps embeddings of items that are no more."""
+    return len(part.source.embeddings) != len(part.items)
+
+
+def _after(start: int, total: int, on_progress: OnProgress | None) -> OnProgress | None:
+    return None if on_progress is None else lambda done, _of: on_progress(start + done, total)

@@ -1,0 +1,126 @@
+"""A catalog that changes is indexed by what changed, and searched as if all of it were indexed anew."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.groups import Group, grouped
+from mcp_context_proxy.retrieval.lexical import LexicalIndex, count_terms
+from mcp_context_proxy.retrieval.text import Fields
+
+WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]
+DESCRIPTIONS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
+CATALOGS = st.dictionaries(
+    st.tuples(st.sampled_from(["ant", "bee", "cat"]), st.sampled_from(["one", "two", "three"])),
+    DESCRIPTIONS,
+    min_size=1,
+)
+COUNTS = st.lists(
+    st.lists(st.builds(Fields, DESCRIPTIONS, DESCRIPTIONS, *[st.just("")] * 4), max_size=3), max_size=6
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(versions=st.lists(CATALOGS, min_size=2, max_size=4), query=DESCRIPTIONS)
+def test_after_any_changes_every_result_is_that_of_a_new_index(
+    word_vectors: Callable[..., Any],
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+    versions: list[dict[tuple[str, str], str]],
+    query: str,
+) -> None:
+    engine, current = Engine(word_vectors()), None
+    for generation, version in enumerate(versions):
+        tools = [tool(name, text, server=server) for (server, name), text in version.items()]
+        current = snapshot(*tools, generation=generation, before=current)
+        engine.index(current)
+    assert current is not None
+    anew = snapshot(*(item for source in current.sources for item in source.items))
+
+    assert engine.search(query, current).results == Engine(word_vectors()).search(query, anew).results
+
+
+@given(COUNTS, COUNTS)
+def test_scores_do_not_depend_on_what_was_indexed_before(
+    first: list[list[Fields]], second: list[list[Fields]]
+) -> None:
+    before = [count_terms(part) for part in first]
+    changed = [*before[1:], *(count_terms(part) for part in second)]
+    grown = LexicalIndex.build(changed, LexicalIndex.build(before)).weigh(WORDS)
+    anew = LexicalIndex.build(changed).weigh(WORDS)
+
+    assert grown.scores.tolist() == anew.scores.tolist()
+    assert grown.idf == anew.idf
+
+
+@given(
+    sizes=st.lists(st.integers(0, 6), max_size=30),
+    taken=st.integers(0, 30),
+    enough=st.integers(1, 10),
+)
+def test_groups_keep_all_members_in_order_whatever_was_there_before(
+    sizes: list[int], taken: int, enough: int
+) -> None:
+    members = [(np.full(size, at), size) for at, size in enumerate(sizes)]
+    before = grouped(members[:taken] + members[taken + 1 :], enough, np.concatenate)
+    groups = grouped(members, enough, np.concatenate, before)
+
+    assert [id(m) for group in groups for m in group.members] == [id(member) for member, _ in members]
+    assert all(group.size == len(group.whole) for group in groups)
+    assert sum(group.size < enough for group in groups) <= 2 + len(groups) // 2
+
+
+def test_a_changed_member_makes_only_its_group_anew() -> None:
+    members = [(np.zeros(2), 2) for _ in range(30)]
+    joined: list[int] = []
+
+    def join(parts: Any) -> np.ndarray:
+        joined.append(len(parts))
+        return np.concatenate(parts)
+
+    before = grouped(members, 10, join)
+    joined.clear()
+    members[12] = (np.ones(2), 2)
+    after = grouped(members, 10, join, before)
+
+    assert joined == [5]
+    assert sum(isinstance(group, Group) and group in before for group in after) == 5
+
+
+def test_a_changed_tool_is_the_only_one_that_is_read_and_embedded_again(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    vectors = word_vectors()
+    engine = Engine(vectors)
+    tools = [tool(f"tool_{n}", f"Does thing {n}.") for n in range(20)]
+    before = snapshot(*tools)
+    engine.index(before)
+    tools[7] = tool("tool_7", "Bakes a cake.")
+    after = snapshot(*tools, generation=2, before=before)
+    engine.index(after)
+
+    assert vectors.calls[1:] == [["tool 7: Bakes a cake."]]
+    assert engine.search("bake a cake", after).results[0].item is tools[7]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_thousands_of_servers_are_few_arrays(
+    word_vectors: Callable[..., Any],
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+    several: bool,
+) -> None:
+    servers = 300 if several else 1
+    catalog = snapshot(*(tool(f"tool_{n}", "Does it.", server=f"s{n % servers}") for n in range(300)))
+    from mcp_context_proxy.retrieval.indexing import embedded, read
+
+    (index,) = embedded(read(catalog, True, None), word_vectors(), True, None, lambda: False, pace=1e9)
+
+    assert index.dense is not None
+    assert (len(index.dense.groups), len(index.lexical.groups)) == (1, 1)

@@ -1,0 +1,166 @@
+"""A search that does not wait: what it finds while indexing is under way, and what it says of that."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.errors import EmbeddingCancelledError
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.indexing import embedded, read
+
+PATIENCE = 10.0
+
+
+class Gate:
+    """An embedder that lets texts of the catalog through one step at a time."""
+
+    def __init__(self, embedder: Any) -> None:
+        self._embedder = embedder
+        self.open, self.reached = threading.Event(), threading.Event()
+
+    def embed(
+        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
+    ) -> np.ndarray:
+        self.reached.set()
+        assert self.open.wait(PATIENCE)
+        return self._embedder.embed(texts, on_progress)
+
+
+@contextmanager
+def indexing(engine: Engine, gate: Gate, catalog: Snapshot) -> Iterator[None]:
+    """While the gate is closed, in another thread."""
+    thread = threading.Thread(target=engine.index, args=(catalog,))
+    thread.start()
+    try:
+        assert gate.reached.wait(PATIENCE)
+        yield
+    finally:
+        gate.open.set()
+        thread.join(PATIENCE)
+
+
+@pytest.fixture
+def catalog(tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]) -> Snapshot:
+    return snapshot(tool("read_file", "Reads a file."), tool("send_mail", "Sends a mail."))
+
+
+def test_a_search_that_does_not_wait_goes_by_words_and_says_so(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    gate = Gate(word_vectors())
+    engine = Engine(gate, word_vectors())
+    with indexing(engine, gate, catalog):
+        ranking = engine.search("read a file", catalog, wait=False)
+
+    assert [result.item.name for result in ranking.results] == ["read_file"]
+    assert (ranking.method, ranking.indexed) == ("lexical", (0, 2))
+    assert ranking.note == "0 of 2 items are indexed; the rest was searched by words"
+
+
+def test_once_all_is_indexed_a_search_says_nothing_of_it(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    gate = Gate(word_vectors())
+    engine = Engine(gate, word_vectors())
+    with indexing(engine, gate, catalog):
+        engine.search("read a file", catalog, wait=False)
+    ranking = engine.search("read a file", catalog, wait=False)
+
+    assert (ranking.method, ranking.indexed, ranking.note) == ("hybrid", None, None)
+    assert ranking.results == Engine(word_vectors()).search("read a file", catalog).results
+
+
+def test_a_search_that_does_not_wait_embeds_nothing_of_the_catalog(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    vectors = word_vectors()
+    Engine(vectors).search("read a file", catalog, wait=False)
+
+    assert vectors.calls == []
+
+
+def test_vectors_that_are_ready_are_used_while_others_are_made(
+    word_vectors: Callable[..., Any],
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+    catalog: Snapshot,
+) -> None:
+    Engine(word_vectors()).index(catalog)
+    more = tool("new_file", "Makes a file.")
+    after = snapshot(*catalog.sources[0].items, more, generation=2, before=catalog)
+    ranking = Engine(word_vectors()).search("reads a file", after, wait=False)
+
+    cosines = {result.item.name: result.cosine for result in ranking.results}
+    assert (ranking.method, ranking.indexed) == ("hybrid", (2, 3))
+    assert cosines["read_file"] is not None
+    assert cosines["new_file"] is None
+
+
+def test_while_vectors_are_missing_no_common_word_is_called_a_misfit(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    engine = Engine(word_vectors())
+
+    assert engine.search("one mail beside many other words nobody knows", catalog, wait=False).fits
+    assert not engine.search("weather", catalog, wait=False).fits
+
+
+def test_an_indexing_that_was_stopped_is_taken_up_again(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    engine = Engine(word_vectors())
+
+    with pytest.raises(EmbeddingCancelledError):
+        engine.index(catalog, cancelled=lambda: True)
+    assert engine.search("read a file", catalog, wait=False).indexed == (0, 2)
+
+    engine.index(catalog)
+    assert engine.indexed(catalog)
+
+
+def test_vectors_can_be_searched_while_more_are_made(
+    word_vectors: Callable[..., Any],
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+) -> None:
+    tools = [tool(f"tool_{n:03}", f"Does thing {n}.", server=f"server{n // 100}") for n in range(200)]
+    catalog = snapshot(*tools)
+    steps = [
+        (index.complete, int(index.ready.sum()))
+        for index in embedded(read(catalog, True, None), word_vectors(), True, None, lambda: False, pace=0.0)
+    ]
+
+    assert steps[-1] == (True, 200)
+    assert [ready for _, ready in steps] == [64, 128, 192, 200]
+    assert all(not complete for complete, _ in steps[:-1])
+    assert [len(source.embeddings) for source in catalog.sources] == [100, 100]
+
+
+def test_sources_that_were_not_read_in_time_are_read_next(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(*(tool("do", server=f"server{n}") for n in range(3)))
+    index, unread = None, []
+    for _ in range(3):
+        index = read(catalog, True, index, seconds=0.0)
+        unread.append(index.unread)
+
+    assert unread == [2, 1, 0]
+    assert index is not None
+    assert [item.server for item in index.items] == ["server0", "server1", "server2"]
+
+
+def test_an_empty_catalog_is_indexed_at_once(
+    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot]
+) -> None:
+    engine = Engine(word_vectors())
+    empty = snapshot()
+    engine.index(empty)
+
+    assert engine.indexed(empty)
+    assert engine.search("anything", empty, wait=False).results == ()

@@ -1,0 +1,89 @@
+"""A first search answers before everything is indexed, and says so; indexing goes on meanwhile."""
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio.lowlevel
+import jsonschema
+import pytest
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = "search_available_tools"
+COUNT = 80
+
+
+@asynccontextmanager
+async def impatient(workshop: Workshop) -> AsyncIterator[Proxy]:
+    """A proxy whose searches wait for indexing no longer than a blink."""
+    workshop.server("many", tools=[tool(f"tool_{n}", f"Does thing number {n}") for n in range(COUNT)])
+    async with inside(workshop.config(limits={"indexing_wait_seconds": 0.001})) as proxy:
+        yield proxy
+
+
+@contextmanager
+def held(proxy: Proxy) -> Iterator[None]:
+    """While somebody else has begun to index and gets no further."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold(_done: int, _total: int) -> None:
+        reached.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=proxy.engine.index, args=(proxy.catalog.snapshot, hold))
+    thread.start()
+    try:
+        reached.wait()
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+async def test_a_search_during_indexing_says_how_far_it_is(workshop: Workshop, era: str) -> None:
+    async with impatient(workshop) as proxy:
+        with held(proxy):
+            host = Host(proxy, era)
+            result = await host.call(SEARCH, {"query": "thing number 7"})
+            listed = (await host.request("tools/list"))["tools"]
+
+    found = result["structuredContent"]
+    note = f"0 of {COUNT} tools are indexed; the rest was searched by words"
+    assert found["results"][0]["name"] == "many__tool_7"
+    assert found["indexed"] == {"done": 0, "total": COUNT}
+    assert note in found["note"]
+    assert f"Note: {note}" in result["content"][0]["text"]
+    (promised,) = [entry["outputSchema"] for entry in listed if entry["name"] == SEARCH]
+    jsonschema.validate(found, promised)
+
+
+async def test_indexing_goes_on_after_the_search_has_answered(workshop: Workshop) -> None:
+    async with impatient(workshop) as proxy:
+        with held(proxy):
+            await Host(proxy, "modern").call(SEARCH, {"query": "thing number 7"})
+        # Waits for the one under way.
+        await proxy.searcher.index(proxy.catalog.snapshot)
+        result = await Host(proxy, "modern").call(SEARCH, {"query": "thing number 7"})
+
+    assert result["structuredContent"]["method"] == "hybrid"
+    assert "indexed" not in result["structuredContent"]
+
+
+async def test_nothing_is_embedded_before_the_first_search(workshop: Workshop) -> None:
+    async with impatient(workshop) as proxy:
+        await Host(proxy, "modern").request("tools/list")
+
+        assert not proxy.model.loaded
+        assert not proxy.engine.indexed(proxy.catalog.snapshot)
+
+
+async def test_with_warm_up_indexing_needs_no_search(workshop: Workshop) -> None:
+    workshop.server("some", tools=[tool("forecast", "Forecast of the weather")])
+    async with inside(workshop.config(search={"warm_up": True})) as proxy:
+        while not proxy.engine.indexed(proxy.catalog.snapshot):
+            await anyio.lowlevel.checkpoint()
