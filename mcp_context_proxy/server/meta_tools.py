@@ -181,12 +181,7 @@ def _found_schema(**more: Any) -> dict[str, Any]:
             "near_misses": {"type": "array", "items": item},
             "method": {"type": "string", "enum": ["hybrid", "lexical"]},
             "known": {"type": "integer", "description": "How many items were searched"},
-            "indexed": {
-                "type": "object",
-                "description": "While tools are still being indexed: how many are, of how many",
-                "properties": {"done": {"type": "integer"}, "total": {"type": "integer"}},
-                "required": ["done", "total"],
-            },
+            "indexed": {"type": "object", "description": "While indexing goes on: done of total"},
             "note": {"type": "string"},
             **more,
         },
