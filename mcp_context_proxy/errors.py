@@ -9,7 +9,6 @@ that no call site words an error by hand. One class per reaction a caller can ha
     ├── EmbeddingCancelledError  indexing was told to stop; what it had is stored
     ├── StoreError             the store cannot be used; work goes on in memory
     ├── DataFileError          a file of tools, queries or answers cannot be used
-    ├── FramingError           a peer broke the framing of the wire
     ├── UnknownItemError       nothing by that name is in the catalog
     └── DownstreamError        something about one downstream server
         ├── ServerUnavailableError  it is not connected: the request was not sent
@@ -92,10 +91,6 @@ class DataFileError(ContextProxyError):
         self.path, self.line, self.reason = path, line, reason
         place = str(path) if line is None else f"{path}:{line}"
         super().__init__(f"{place}: {reason}")
-
-
-class FramingError(ContextProxyError):
-    """A peer sent a message that is over the size limit or not framed as the transport demands."""
 
 
 class UnknownItemError(ContextProxyError):

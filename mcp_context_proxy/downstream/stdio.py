@@ -91,7 +91,6 @@ class StdioChannel:
         self.stderr = stderr
         self._writer = FlowControl()
         self._reader: PipeReader | None = None
-        self._errors: PipeReader | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._transports: list[asyncio.BaseTransport] = []
 
@@ -109,7 +108,7 @@ class StdioChannel:
             cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)
         )
         out, self._reader = await loop.connect_read_pipe(lambda: PipeReader(feed), stdout)
-        err, self._errors = await loop.connect_read_pipe(lambda: PipeReader(self.stderr.feed), stderr)
+        err, _ = await loop.connect_read_pipe(lambda: PipeReader(self.stderr.feed), stderr)
         into, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
         self._stdin = into
         self._transports += [out, err, into]

@@ -32,19 +32,3 @@ class Caller(Protocol):
             RequestError: the client refuses, or cannot be asked in this era.
         """
         ...
-
-
-class Silent:
-    """A caller that is told nothing: for lists and searches that no client asked for. Implements `Caller`."""
-
-    era = Era.MODERN
-    session: Session | None = None
-    capabilities: Raw | None = None
-    client_info: Raw | None = None
-
-    def notify(self, method: str, params: Members) -> None:
-        """Drop it."""
-
-    async def ask(self, method: str, params: Members) -> bytes:
-        """Refuse."""
-        raise NotImplementedError

@@ -27,7 +27,6 @@ CLIENT_INFO_KEY = META_PREFIX + "clientInfo"
 CLIENT_CAPABILITIES_KEY = META_PREFIX + "clientCapabilities"
 LOG_LEVEL_KEY = META_PREFIX + "logLevel"
 SERVER_INFO_KEY = META_PREFIX + "serverInfo"
-SUBSCRIPTION_KEY = META_PREFIX + "subscriptionId"
 
 OWN_PREFIX = "io.github.mcp-context-proxy/"
 """Prefix of the ``_meta`` keys this proxy understands; they never reach a downstream server."""
