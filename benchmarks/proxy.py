@@ -140,7 +140,7 @@ def http(bench: Workbench, rounds: int) -> list[Figure]:
     """``tools/call`` over one kept-alive HTTP connection."""
     direct, through, bare = free_port(), free_port(), free_port()
     config = bench.config()
-    serve = [*proxy_command(config), "serve", "--http", "--port", str(through)]
+    serve = [*proxy_command(config), "serve", "--http", "--no-auth", "--port", str(through)]
     found = []
     with (
         listening([*bare_command(0, 0, False), "--http", str(direct)], direct),

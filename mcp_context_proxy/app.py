@@ -229,13 +229,13 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
         OSError: the address cannot be had.
     """
     from mcp_context_proxy.front import guard, http  # noqa: PLC0415 - a stdio front needs none of it
-    from mcp_context_proxy.front.token import token_for  # noqa: PLC0415
+    from mcp_context_proxy.front.token import credentials_for  # noqa: PLC0415
 
     settings, limits = proxy.config.http, proxy.config.limits
-    token = token_for(settings)
+    credentials = credentials_for(settings)
     bound = http.listen(settings.host, settings.port)
     port = bound.getsockname()[1]
-    policy = guard.policy(settings.host, port, settings.allowed_hosts, token)
+    policy = guard.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    logger.warning("serving http://%s:%d/mcp%s", host, port, " with a bearer token" if token else "")
+    logger.warning("serving http://%s:%d/mcp%s", host, port, credentials.whereabouts)
     await http.serve(http.application(server, limits, policy), bound, server, limits)

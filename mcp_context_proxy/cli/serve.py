@@ -17,16 +17,23 @@ from mcp_context_proxy.cli.options import config_option, load_config
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=None, help="Port to listen on.  [default: 8765]"
 )
+@click.option("--no-auth", is_flag=True, help="Ask for no token; on a loopback address only.")
 @click.pass_context
 def command(
-    ctx: click.Context, config_path: Path | None, http: bool, host: str | None, port: int | None
+    ctx: click.Context,
+    config_path: Path | None,
+    http: bool,
+    host: str | None,
+    port: int | None,
+    no_auth: bool,
 ) -> None:
     """Serve hosts over stdio, or over HTTP: /mcp, /sse, /healthz."""
     from mcp_context_proxy import app
 
-    if not http and (host is not None or port is not None):
-        raise click.UsageError("--host and --port need --http")
-    config = load_config(ctx, config_path, {"http.host": host, "http.port": port})
+    if not http and (host is not None or port is not None or no_auth):
+        raise click.UsageError("--host, --port and --no-auth need --http")
+    options = {"http.host": host, "http.port": port, "http.auth": False if no_auth else None}
+    config = load_config(ctx, config_path, options)
     try:
         anyio.run(app.serve, config, app.http_front if http else app.stdio_front)
     except BaseExceptionGroup as group:

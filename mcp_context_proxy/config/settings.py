@@ -129,6 +129,8 @@ class HttpConfig(Table):
     host: Text = "127.0.0.1"
     port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 8765
     """0 takes any free port."""
+    auth: Flag = True
+    """False: no token is asked for; only where this machine alone can connect."""
     token_file: Path | None = None
     allowed_hosts: tuple[Text, ...] = ()
     """Host names besides our own under which clients may address us."""

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 MESSAGES_PATH = "/messages/"
 
+BACKLOG = 512
+"""Connections that wait to be accepted: as many as may be open."""
+
 STOP_SECONDS = 2
 """For open responses to end by themselves when the front stops; event streams never do."""
 
@@ -78,6 +81,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host.strip("[]"), port))
+        # Listening from here on: whoever is told the address can connect.
+        bound.listen(BACKLOG)
     except OSError:
         bound.close()
         raise

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -14,44 +16,65 @@ from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.front.guard import is_loopback
 
-logger = logging.getLogger(__name__)
-
 TOKEN_VARIABLE = "MCP_CONTEXT_PROXY_TOKEN"
 TOKEN_BYTES = 32
 
 
-def token_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The token that a front asks for; None where it listens on this machine alone and none is configured.
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What clients of the HTTP front must know."""
 
-    It comes from the environment, else from the configured file, else, where others can reach the front,
-    from a file in the user's data folder. A file that does not exist is created with a new token.
+    token: str | None
+    """The bearer token; None where none is asked for."""
+    whereabouts: str
+    """For the line that says what is served: where the token is, or what it means that there is none."""
+
+
+OPEN_TO_ALL = Credentials(
+    None, " without a token: every user and program of this machine can use your servers"
+)
+
+
+def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> Credentials:
+    """What a front asks of its clients.
+
+    The token comes from the environment, else from the configured file, else from a file in the user's data
+    folder. A file that does not exist is created with a new token.
 
     Raises:
-        ConfigError: the file cannot be read or created, or is empty.
+        ConfigError: the front would be open to other machines, or the file cannot be read or created.
     """
-    if token := environ.get(TOKEN_VARIABLE, "").strip():
-        return token
-    path = settings.token_file
-    if path is None:
+    if not settings.auth:
         if is_loopback(settings.host):
-            return None
-        path = platformdirs.user_data_path("mcp-context-proxy") / "token"
-        logger.warning("others can reach this front: it asks for the bearer token in %s", path)
+            return OPEN_TO_ALL
+        message = f"no token is only possible on a loopback address, and {settings.host} is none"
+        raise ConfigError([ConfigProblem(None, None, "http.auth", message)])
+    if token := environ.get(TOKEN_VARIABLE, "").strip():
+        return Credentials(token, f"; clients send the bearer token in {TOKEN_VARIABLE}")
+    path = settings.token_file or platformdirs.user_data_path("mcp-context-proxy") / "token"
     try:
-        return _read(path) if path.exists() else create_token(path)
+        token = _read(path) if path.exists() else create_token(path)
     except OSError as error:
-        problem = ConfigProblem(path, None, "http.token_file", f"cannot be used: {error.strerror or error}")
-        raise ConfigError([problem]) from error
+        message = (
+            f"{path} cannot be used: {error.strerror or error}; name another file, or set {TOKEN_VARIABLE}"
+        )
+        raise ConfigError([ConfigProblem(None, None, "http.token_file", message)]) from error
+    return Credentials(token, f"; clients send the bearer token in {path}")
 
 
 def create_token(path: Path) -> str:
-    """Write a new token to a file of mode 0600 and return it."""
+    """Write a new token to a file of mode 0600 and return it, or the one of whoever was faster."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    token = secrets.token_urlsafe(TOKEN_BYTES)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(token + "\n")
-    return token
+    descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+        # A link appears with its content and never replaces: nobody reads half a token, and one wins.
+        with contextlib.suppress(FileExistsError):
+            os.link(whole, path)
+    finally:
+        os.unlink(whole)  # noqa: PTH108 - its path is a string
+    return _read(path)
 
 
 def _read(path: Path) -> str:

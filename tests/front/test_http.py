@@ -222,10 +222,11 @@ def home(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "HOME": str(tmp_path / "home"), "XDG_DATA_HOME": str(tmp_path / "data")}
 
 
-async def test_beyond_this_machine_it_asks_for_a_token_that_only_its_owner_can_read(
-    workshop: Workshop, home: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_it_asks_for_a_token_that_only_its_owner_can_read(
+    workshop: Workshop, home: dict[str, str], tmp_path: Path, host: str
 ) -> None:
-    with http_proxy(workshop.config(), "--host", "0.0.0.0", env=home) as proxy:
+    with http_proxy(workshop.config(), "--host", host, auth=True, env=home) as proxy:
         base = proxy.base.replace("0.0.0.0", "127.0.0.1")
         (file,) = (tmp_path / "data").rglob("token")
         token = file.read_text(encoding="utf-8").strip()
@@ -243,6 +244,49 @@ async def test_beyond_this_machine_it_asks_for_a_token_that_only_its_owner_can_r
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(token) >= 32
     assert token not in log
+    assert f"the bearer token in {file}" in log
+
+
+async def test_without_a_token_it_says_so_at_its_start(workshop: Workshop) -> None:
+    with http_proxy(workshop.config()) as proxy:
+        assert (await ask(proxy, "POST", "/mcp")).status_code == 400
+        assert "without a token" in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
+def test_without_a_token_it_never_listens_beyond_this_machine(workshop: Workshop, host: str) -> None:
+    serve = command(workshop.config(), "serve", "--http", "--no-auth", "--host", host, "--port", "0")
+    ended = subprocess.run(serve, capture_output=True, check=False)
+
+    assert ended.returncode == 1
+    assert b"http.auth" in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+def test_proxies_that_start_together_agree_on_one_token(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from mcp_context_proxy.front.token import create_token
+
+    with ThreadPoolExecutor(8) as pool:
+        tokens = set(pool.map(create_token, [tmp_path / "token"] * 32))
+
+    assert len(tokens) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["token"]
+
+
+def test_a_data_folder_that_cannot_be_written_is_told_with_what_to_do(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("file").touch()
+    config = workshop.config(http={"token_file": str(tmp_path / "file" / "token")})
+    ended = subprocess.run(
+        command(config, "serve", "--http", "--port", "0"), capture_output=True, check=False
+    )
+
+    assert ended.returncode == 1
+    assert b"MCP_CONTEXT_PROXY_TOKEN" in ended.stderr
+    assert b"Traceback" not in ended.stderr
 
 
 async def test_a_configured_token_is_asked_for_on_this_machine_too_and_stays(
@@ -252,7 +296,7 @@ async def test_a_configured_token_is_asked_for_on_this_machine_too_and_stays(
     config = workshop.config(http={"token_file": str(file)})
     tokens = []
     for _ in range(2):
-        with http_proxy(config) as proxy:
+        with http_proxy(config, auth=True) as proxy:
             assert (await ask(proxy, "POST", "/mcp")).status_code == 401
             tokens.append(file.read_text(encoding="utf-8"))
 
