@@ -64,7 +64,10 @@ class Proxy:
         self.engine = Engine(CachedEmbedder(self.model, store.vectors), QueryEmbedder(self.model))
         self.searcher = Searcher(self.engine, config, self.caught_up)
         self.library = DocumentLibrary(
-            [DocumentFolder(Kind(entry.kind), entry.path, entry.include) for entry in config.documents],
+            [
+                DocumentFolder(Kind(entry.kind) if entry.kind else None, entry.path, entry.include)
+                for entry in config.documents
+            ],
             config.limits,
         )
         self._warm, self._stale = False, anyio.Event()

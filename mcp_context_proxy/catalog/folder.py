@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from mcp_context_proxy.catalog.finding import Finding
 
-SUFFIXES: Final = (".md", ".markdown")
+SUFFIXES: Final = (".md", ".markdown", ".mdc")
 
 DEPTH_LIMIT: Final = 32
 """Folders below the configured one: more is a mistake, and each costs an open descriptor."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Final
 
-from mcp_context_proxy.catalog.front_matter import one_line, shorten
+from mcp_context_proxy.catalog.entries import one_line, shorten
+from mcp_context_proxy.catalog.fences import with_code_marked
 
 OVERVIEW_LIMIT: Final = 200
 """Characters: one line in a list."""
@@ -39,12 +40,8 @@ def overview(text: str) -> str:
 
 def _prose(text: str) -> Iterator[str]:
     """The lines from the first one with words on, without blocks of code."""
-    fence, begun = "", False
-    for line in text.split("\n"):
-        mark = line.lstrip()[:3]
-        if fence or mark in {"```", "~~~"}:
-            fence = "" if mark == fence else fence or mark
-            continue
-        begun = begun or bool(_WORDS.search(line))
-        if begun:
+    begun = False
+    for line, code in with_code_marked(text.split("\n")):
+        begun = begun or (not code and bool(_WORDS.search(line)))
+        if begun and not code:
             yield line

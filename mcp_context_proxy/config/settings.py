@@ -146,7 +146,8 @@ class EmbeddingConfig(Table):
 class DocumentsConfig(Table):
     """One folder or file of rules or references."""
 
-    kind: Literal["rule", "reference"]
+    kind: Literal["rule", "reference"] | None = None
+    """None: what the format of each file usually is."""
     path: Path
     include: IncludeMode | None = None
     """For documents that do not say it themselves."""

@@ -92,10 +92,10 @@ def test_byte_order_mark_and_windows_line_ends_do_not_show(write: Write) -> None
     assert (document.name, document.text) == ("n", "One\nTwo")
 
 
-def test_both_suffixes_count_in_any_case_and_no_other(write: Write) -> None:
-    names = ["a.md", "b.markdown", "c.MD", "d.txt", "e.md.bak", "f", "g.mdc"]
+def test_suffixes_of_markdown_count_in_any_case_and_no_other(write: Write) -> None:
+    names = ["a.md", "b.markdown", "c.MD", "d.txt", "e.md.bak", "f", "g.mdc", "h.mdx"]
 
-    assert [d.name for d in load(write(dict.fromkeys(names, "x"))).documents] == ["a", "b", "c"]
+    assert [d.name for d in load(write(dict.fromkeys(names, "x"))).documents] == ["a", "b", "c", "g"]
 
 
 def test_hidden_files_and_folders_are_not_read(write: Write) -> None:

@@ -35,8 +35,8 @@ def test_json_snippets_are_json(any_page):
 
 
 def test_toml_snippets_load_as_a_configuration(any_page, tmp_path):
-    for name in ("rules", "references"):
-        (tmp_path / name).mkdir()
+    for name in ("rules", "references", ".claude/skills", "project/.cursor/rules", "project/AGENTS.md"):
+        (tmp_path / name).mkdir(parents=True)
     for block in any_page.blocks("toml"):
         file = tmp_path / "config.toml"
         file.write_text(block, encoding="utf-8")

@@ -1,0 +1,291 @@
+"""Files that hosts and editors keep for their own use, as rules and references."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents
+from mcp_context_proxy.catalog.sections import SECTIONS_LIMIT, divide
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.items import Document, IncludeMode, Kind
+
+Write = Callable[[dict[str, str | bytes]], Path]
+
+
+def load(folder: Path, kind: Kind | None = None, include: IncludeMode | None = None, **limits: int) -> Loaded:
+    return load_documents([DocumentFolder(kind, folder, include)], Limits(**limits))
+
+
+def only(loaded: Loaded) -> Document:
+    (document,) = loaded.documents
+    return document
+
+
+def told(loaded: Loaded, root: Path) -> list[str]:
+    return [str(finding).removeprefix(str(root) + "/") for finding in loaded.findings]
+
+
+def test_a_cursor_rule_says_when_it_applies(write: Write) -> None:
+    loaded = load(
+        write(
+            {
+                "always.mdc": "---\ndescription: Style\nglobs:\nalwaysApply: true\n---\nx",
+                "asked.mdc": "---\ndescription: Migrations\nglobs:\nalwaysApply: false\n---\nx",
+                "files.mdc": "---\ndescription:\nglobs: src/**/*.tsx\nalwaysApply: false\n---\nx",
+                "by-name.mdc": "---\ndescription:\nglobs:\nalwaysApply: false\n---\nx",
+                "unsaid.mdc": "---\ndescription: Unsaid\n---\nx",
+                "bare.mdc": "x",
+            }
+        )
+    )
+
+    assert {d.name: d.include for d in loaded.documents} == {
+        "always": IncludeMode.ALWAYS,
+        "asked": IncludeMode.AGENT,
+        "files": IncludeMode.AGENT,
+        "by-name": IncludeMode.MANUAL,
+        "unsaid": IncludeMode.AGENT,
+        "bare": IncludeMode.AGENT,
+    }
+    assert {d.kind for d in loaded.documents} == {Kind.RULE}
+    assert not loaded.findings
+
+
+def test_our_own_include_beats_what_cursor_calls_it(write: Write) -> None:
+    front = "include: manual\nalwaysApply: true"
+
+    assert only(load(write({"a.mdc": f"---\n{front}\n---\nx"}))).include is IncludeMode.MANUAL
+
+
+def test_the_folder_decides_where_a_cursor_rule_does_not_say_when_it_applies(write: Write) -> None:
+    folder = write({"a.mdc": "x", "b.mdc": "---\ndescription: d\nalwaysApply: false\n---\nx"})
+
+    by_name = {d.name: d.include for d in load(folder, include=IncludeMode.ALWAYS).documents}
+
+    assert by_name == {"a": IncludeMode.ALWAYS, "b": IncludeMode.AGENT}
+
+
+@pytest.mark.parametrize(
+    ("globs", "patterns"),
+    [
+        ("*.ts", "*.ts"),
+        ("**/*.js, **/*.ts", "**/*.js, **/*.ts"),
+        ("src/*.{ts,tsx},*.css", "src/*.{ts,tsx}, *.css"),
+        ("{src,lib}/**", "{src,lib}/**"),
+        ("[id].tsx", "[id].tsx"),
+        ('["a/*.ts", "b/*.ts"]', "a/*.ts, b/*.ts"),
+        ("\n  - a/*.ts\n  - b/*.ts", "a/*.ts, b/*.ts"),
+        ('"*.ts"', "*.ts"),
+        ("*.ts # all of them", "*.ts"),
+    ],
+)
+def test_the_files_of_a_cursor_rule_are_part_of_its_description(
+    write: Write, globs: str, patterns: str
+) -> None:
+    front = f"# how it applies\ndescription: Types\nglobs: {globs}\nalwaysApply: false"
+    loaded = load(write({"a.mdc": f"---\n{front}\n---\nUse types."}))
+
+    assert only(loaded).description == f"Types (for files: {patterns})"
+    assert not loaded.findings
+
+
+@pytest.mark.parametrize("globs", ["", "*", "**/*", "**, *.*"])
+def test_files_of_every_kind_are_not_worth_a_word(write: Write, globs: str) -> None:
+    loaded = load(write({"a.mdc": f"---\ndescription: Types\nglobs: {globs}\n---\nx"}))
+
+    assert only(loaded).description == "Types"
+    assert not loaded.findings
+
+
+def test_a_cursor_rule_may_be_written_as_cursor_writes_it_and_not_as_yaml(write: Write) -> None:
+    front = "description: WHEN writing tests: use @fixtures\nglobs: *.test.ts\nalwaysApply: false"
+    loaded = load(write({"a.mdc": f"---\n{front}\n---\nx"}))
+
+    assert only(loaded).description == "WHEN writing tests: use @fixtures (for files: *.test.ts)"
+    assert not loaded.findings
+
+
+def test_what_even_cursor_could_not_read_is_told_with_its_line(write: Write) -> None:
+    folder = write(
+        {
+            "flag.mdc": "---\ndescription: d\nalwaysApply: sometimes\n---\nx",
+            "quote.mdc": "---\nalwaysApply: true\ndescription: 'open\n---\nx",
+        }
+    )
+    loaded = load(folder)
+
+    assert [line.split(" (")[0] for line in told(loaded, folder)] == [
+        "flag.mdc:3: 'alwaysApply' in the front matter must be true or false and is ignored",
+        "quote.mdc:3: the front matter is not valid YAML",
+    ]
+    assert {d.name: d.include for d in loaded.documents} == {
+        "flag": IncludeMode.AGENT,
+        "quote": IncludeMode.ALWAYS,
+    }
+
+
+def test_a_cursor_rule_may_be_a_folder(write: Write) -> None:
+    loaded = load(write({"react/RULE.md": "---\nalwaysApply: true\n---\nHooks first."}))
+
+    assert (only(loaded).name, only(loaded).include) == ("react", IncludeMode.ALWAYS)
+    assert only(loaded).kind is Kind.RULE
+
+
+def test_a_skill_is_a_reference_with_its_name_and_description(write: Write) -> None:
+    front = "name: pdf-tools\ndescription: Fill in PDF forms.\nlicense: MIT\nmetadata:\n  version: '1'"
+    loaded = load(write({"pdf/SKILL.md": f"---\n{front}\n---\n# PDF\n\nSteps."}))
+    skill = only(loaded)
+
+    assert (skill.kind, skill.name, skill.description) == (Kind.REFERENCE, "pdf-tools", "Fill in PDF forms.")
+    assert skill.text == "# PDF\n\nSteps."
+    assert not loaded.findings
+
+
+@pytest.mark.parametrize("configured", ["", "pdf", "pdf/SKILL.md"])
+def test_a_skill_without_a_name_is_called_as_its_folder_is(write: Write, configured: str) -> None:
+    folder = write({"pdf/SKILL.md": "---\ndescription: Fill in PDF forms.\n---\nx"})
+
+    assert only(load(folder / configured)).name == "pdf"
+
+
+def test_what_lies_beside_a_skill_is_found_under_its_path(write: Write) -> None:
+    skill = "---\nname: pdf\ndescription: d\n---\nSee references/forms.md."
+    loaded = load(write({"pdf/SKILL.md": skill, "pdf/references/forms.md": "x", "pdf/scripts/run.py": "x"}))
+
+    assert [d.name for d in loaded.documents] == ["pdf", "pdf/references/forms"]
+
+
+def test_a_skill_that_does_not_say_what_it_is_for_is_told_and_served(write: Write) -> None:
+    folder = write({"pdf/SKILL.md": "---\nname: pdf\n---\nFills in forms. And more."})
+    loaded = load(folder)
+
+    assert only(loaded).description == "Fills in forms."
+    assert told(loaded, folder)[0].startswith("pdf/SKILL.md:1: a skill says by 'description'")
+
+
+def test_a_sentence_with_a_colon_is_kept_and_told(write: Write) -> None:
+    folder = write({"pdf/SKILL.md": "---\nname: pdf\ndescription: Use when: a form is open\n---\nx"})
+    loaded = load(folder)
+
+    assert only(loaded).description == "Use when: a form is open"
+    assert [line.split(" (")[0] for line in told(loaded, folder)] == [
+        "pdf/SKILL.md:3: the front matter is not valid YAML"
+    ]
+
+
+def test_a_skill_that_only_a_person_may_call_for_is_not_found_by_a_model(write: Write) -> None:
+    front = "name: deploy\ndescription: Deploys.\ndisable-model-invocation: true"
+
+    assert only(load(write({"deploy/SKILL.md": f"---\n{front}\n---\nx"}))).include is IncludeMode.MANUAL
+
+
+AGENTS = """# Guide for agents
+
+Read this first.
+
+## Setup commands
+
+```sh
+# Install everything
+## twice
+make install
+```
+
+- Node 22.
+
+### On a Mac
+
+Use brew.
+
+## Style ##
+
+Two spaces.
+
+## Empty
+
+"""
+
+
+@pytest.mark.parametrize("name", ["AGENTS.md", "CLAUDE.md", "agents.md"])
+def test_the_sections_of_a_file_for_agents_are_references(write: Write, name: str) -> None:
+    loaded = load(write({name: AGENTS}))
+    base = name.removesuffix(".md")
+
+    assert [(d.name, d.description) for d in loaded.documents] == [
+        (f"{base}/Guide for agents", "Read this first."),
+        (f"{base}/Setup commands", "Node 22."),
+        (f"{base}/Style", "Two spaces."),
+    ]
+    assert {d.kind for d in loaded.documents} == {Kind.REFERENCE}
+    setup = loaded.documents[1].text
+    assert setup.startswith("## Setup commands\n\n```sh\n# Install everything\n")
+    assert setup.endswith("### On a Mac\n\nUse brew.")
+    assert not loaded.findings
+
+
+def test_a_file_for_agents_is_whole_as_a_rule(write: Write) -> None:
+    document = only(load(write({"AGENTS.md": AGENTS}), Kind.RULE))
+
+    assert (document.name, document.text) == ("AGENTS", AGENTS.strip())
+
+
+def test_a_file_for_agents_without_sections_is_one_reference(write: Write) -> None:
+    document = only(load(write({"sub/CLAUDE.md": "Be brief. Test first."})))
+
+    assert (document.name, document.description) == ("sub/CLAUDE", "Be brief.")
+
+
+def test_sections_under_several_titles_are_told_apart(write: Write) -> None:
+    text = "# Web\n\n## Test\n\na\n\n# Server\n\nb\n\n## Test\n\nc\n\n## Test\n\nd\n"
+
+    assert [d.name for d in load(write({"AGENTS.md": text})).documents] == [
+        "AGENTS/Server",
+        "AGENTS/Server/Test",
+        "AGENTS/Server/Test (2)",
+        "AGENTS/Web/Test",
+    ]
+
+
+def test_front_matter_of_a_file_for_agents_holds_for_all_its_sections(write: Write) -> None:
+    front = "---\nname: team\ninclude: manual\npriority: 7\ntags: [t]\n---\n"
+    documents = load(write({"AGENTS.md": f"{front}Before.\n\n## A\n\nx"})).documents
+
+    assert [d.name for d in documents] == ["team", "team/A"]
+    assert {(d.include, d.priority, d.tags) for d in documents} == {(IncludeMode.MANUAL, 7, ("t",))}
+
+
+def test_too_many_sections_are_told_and_lose_no_text(write: Write) -> None:
+    folder = write({"AGENTS.md": "".join(f"## S{n}\n\ntext {n}\n\n" for n in range(SECTIONS_LIMIT + 3))})
+    loaded = load(folder)
+
+    assert len(loaded.documents) == SECTIONS_LIMIT
+    assert told(loaded, folder) == [
+        f"AGENTS.md: it has over {SECTIONS_LIMIT} sections; 3 more are left in the last one"
+    ]
+    assert any(f"text {SECTIONS_LIMIT + 2}" in d.text for d in loaded.documents)
+
+
+def test_sections_count_against_the_limit_of_documents(write: Write) -> None:
+    folder = write({"AGENTS.md": "## A\n\nx\n\n## B\n\nx\n\n## C\n\nx\n"})
+    loaded = load(folder, documents=2)
+
+    assert [d.name for d in loaded.documents] == ["AGENTS/A", "AGENTS/B"]
+    assert told(loaded, folder) == ["AGENTS.md: only 2 of its 3 sections fit into the limit 'documents'"]
+
+
+def test_a_folder_of_one_kind_makes_everything_in_it_that_kind(write: Write) -> None:
+    folder = write({"a.mdc": "x", "skill/SKILL.md": "---\ndescription: d\n---\nx", "c.md": "x"})
+
+    assert {d.uri for d in load(folder, Kind.RULE).documents} == {"rule://a", "rule://skill", "rule://c"}
+    assert {d.uri for d in load(folder).documents} == {"rule://a", "reference://skill", "reference://c"}
+
+
+@given(st.text(alphabet="#a` ~\n\t", max_size=200))
+def test_dividing_loses_no_word_of_a_text(text: str) -> None:
+    sections, left = divide(text)
+
+    assert left == 0
+    assert "\n".join(f"{s.heading}\n{s.body}" for s in sections).split() == text.split()
