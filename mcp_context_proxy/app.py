@@ -21,12 +21,19 @@ from mcp_context_proxy.catalog.library import DocumentLibrary
 from mcp_context_proxy.catalog.watch import watch
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import RedactingFilter, Redactor, secrets_of
-from mcp_context_proxy.context.session import Handles
+from mcp_context_proxy.context.cost import Costs
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.handles import Handles
+from mcp_context_proxy.context.options import configured
+from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.sdk import load_sdk
@@ -34,7 +41,6 @@ from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.own_tools import OwnTools
-from mcp_context_proxy.server.search import Searcher
 from mcp_context_proxy.server.tools import ToolCalls, ToolList
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.wire.envelope import Members
@@ -75,19 +81,24 @@ class Proxy:
         self.catalog = Catalog(config.expose, config.limits, self.fleet.clients.values(), self.library)
         self.catalog.reserved = meta_tools.NAMES
         self.setup = meta_tools.Setup(tuple(self.fleet.clients), bool(config.documents))
-        self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds)
+        sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
+        self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
+        self.records = RequestRecords(config.limits, kept)
+        self.contexts = ContextEngine(
+            self.catalog, self.searcher, sessions, self.records, configured(config), Costs(TokenCounter())
+        )
         self.tool_list = ToolList(
             config.expose,
             self.catalog,
             self.fleet,
-            self.searcher,
+            self.contexts,
             self.handles,
             meta_tools.definitions(self.setup),
         )
         self.changes = Changes(self.catalog, self.tool_list)
         calls = ToolCalls(self.catalog, self.fleet, self.caught_up)
-        own_tools = OwnTools(self.catalog, self.fleet, self.searcher, calls, self.handles, self.changes)
-        self.gateway = Gateway(self.catalog, self.fleet, self.tool_list, calls, own_tools)
+        own_tools = OwnTools(self.fleet, self.contexts, calls, self.handles, self.changes)
+        self.gateway = Gateway(self.catalog, self.fleet, self.contexts, self.tool_list, calls, own_tools)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -98,6 +109,7 @@ class Proxy:
             group.start_soon(self._keep_catalog)
             group.start_soon(self.changes.run)
             group.start_soon(self.searcher.run)
+            group.start_soon(self.records.run)
             group.start_soon(watch, self.library, self._documents_changed)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)

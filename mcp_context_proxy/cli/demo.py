@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mcp.shared.dispatcher import ProgressFnT
     from mcp.types import CallToolResult, Tool
 
-    from mcp_context_proxy.server.search import OnProgress
+    from mcp_context_proxy.context.search import OnProgress
 
 SEARCHES: Final = (
     "write down what we agreed on in the meeting",

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.context.search import OnProgress
     from mcp_context_proxy.downstream.client import DownstreamClient
-    from mcp_context_proxy.server.search import OnProgress
 
 NAMED: Final = 4
 """Servers that the line names; of more it gives the number."""

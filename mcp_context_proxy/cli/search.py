@@ -21,7 +21,7 @@ from mcp_context_proxy.retrieval.ranking import Ranking, Result
 from mcp_context_proxy.server import rendering
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.server.search import Found
+    from mcp_context_proxy.context.search import Found
 
 
 @click.command("search")
@@ -80,6 +80,8 @@ async def _search(
     config: Config, query: str, kinds: frozenset[Kind] | None, server: str | None, top: int | None
 ) -> tuple[Found, dict[str, str]]:
     from mcp_context_proxy import app
+    from mcp_context_proxy.context.options import DomainOverrides, Overrides, configured, overridden
+    from mcp_context_proxy.context.search import Scope
 
     console = messages()
     async with app.open_proxy(config) as proxy:
@@ -88,7 +90,9 @@ async def _search(
         for name, cause in failed.items():
             console.say(Text(f"server {name} has failed and was not searched: {cause}", style="yellow"))
         await progress.index(proxy, console)
-        found = await proxy.searcher.search(query, proxy.catalog, kinds=kinds, server=server, top_n=top)
+        number = DomainOverrides(top_n=top)
+        options = overridden(configured(config), Overrides(number, number))
+        found = await proxy.searcher.search(query, proxy.catalog, options, Scope(kinds, server))
     return found, failed
 
 

@@ -5,6 +5,7 @@ from mcp_context_proxy.config.load import load
 from mcp_context_proxy.config.locate import default_path, find
 from mcp_context_proxy.config.settings import (
     Config,
+    ContextConfig,
     DocumentsConfig,
     DomainConfig,
     DomainSearch,
@@ -20,6 +21,7 @@ from mcp_context_proxy.config.settings import (
 
 __all__ = [
     "Config",
+    "ContextConfig",
     "DocumentsConfig",
     "DomainConfig",
     "DomainSearch",

@@ -107,3 +107,8 @@ class Limits(BaseModel):
     """One rule or reference file."""
     documents: Count = 10_000
     """Rules and references together."""
+
+    requests_kept: Count = 1000
+    """Request contexts that are remembered: days of one person's work, some 3 MB."""
+    requests_age_seconds: Seconds = 7 * 24 * 3600.0
+    """After which one is forgotten: what a person asks about happened this week."""

@@ -110,6 +110,15 @@ class SearchConfig(Table):
         return replace(PRESETS[own.preset] if own.preset else general, **numbers)
 
 
+class ContextConfig(Table):
+    """What becomes part of a request's context beside what search selects, and what is remembered of it."""
+
+    max_tokens: Count | None = None
+    """What one request's context may cost; None for no bound."""
+    keep_requests: Flag = True
+    """Request contexts, with their queries, are kept in the store; false: only until the proxy stops."""
+
+
 class LearningConfig(Table):
     """Whether successful calls improve later searches."""
 
@@ -207,6 +216,7 @@ class Config(Table):
 
     expose: ExposeConfig = ExposeConfig()
     search: SearchConfig = SearchConfig()
+    context: ContextConfig = ContextConfig()
     learning: LearningConfig = LearningConfig()
     store: StoreConfig = StoreConfig()
     http: HttpConfig = HttpConfig()

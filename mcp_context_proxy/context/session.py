@@ -8,26 +8,85 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
+from weakref import WeakValueDictionary
 
-HANDLE_BYTES = 24
-"""192 random bits: the protocol asks for 128 where a handle is all that identifies its owner."""
+from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
+from mcp_context_proxy.items import Document, Item, Kind
+
+ID_BYTES = 8
+"""Of a session's public id: it is shown in lists and opens nothing by itself."""
 
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """Of the protocol, least severe first."""
 
+ItemKey: TypeAlias = tuple[Kind, str]
+"""What an item is known by in contexts: its type, and its exposed name or its name as a document."""
 
-@dataclass(slots=True, eq=False)
-class Session:
-    """One handshake-era session."""
 
+def key_of(item: Item) -> ItemKey:
+    """What an item is known by in contexts."""
+    return item.kind, item.name if isinstance(item, Document) else item.exposed_name
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """What a session has at one moment, for work in another thread."""
+
+    id: str | None = None
+    added: tuple[ItemKey, ...] = ()
+    removed: frozenset[ItemKey] = frozenset()
+
+
+NO_SESSION = SessionView()
+"""Of a request that belongs to none: its session level is the ``always`` items."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class SessionContext:
+    """What a session has in its context beside the ``always`` items, changed by hand only.
+
+    It is changed on the event loop; nobody else may.
+    """
+
+    id: str = field(default_factory=lambda: secrets.token_hex(ID_BYTES))
+    """Public: in lists, records and logs."""
+    created: float = field(default_factory=time.time)
+    """Seconds since 1970."""
     query: str | None = None
-    """The latest query; None until the session searches or sets its context."""
+    """The latest query; None until there was one."""
     shown: dict[str, None] = field(default_factory=dict)
     """Exposed names of the tools that were selected so far. Only grows, so that what a model has seen keeps
     its place in the list."""
+    added: dict[ItemKey, None] = field(default_factory=dict)
+    """Items added by hand, in that order."""
+    removed: set[ItemKey] = field(default_factory=set)
+    """Items removed by hand: in no context of this session until they are added again."""
+    overrides: Overrides = NO_OVERRIDES
+    latest_request: str | None = None
+    """Id of its latest request context."""
+
+    @property
+    def kind(self) -> str:
+        """What keeps it: a ``connection`` or a ``handle``."""
+        return "connection"
+
+    @property
+    def changed(self) -> bool:
+        """Whether its list can differ from everybody's."""
+        return bool(self.shown or self.added or self.removed)
+
+    def view(self) -> SessionView:
+        """What it has now."""
+        return SessionView(self.id, tuple(self.added), frozenset(self.removed))
+
+
+@dataclass(slots=True, eq=False)
+class Session(SessionContext):
+    """One handshake-era session; it ends with its connection."""
+
     log_level: str = "debug"
     """The least severe level the client wants to hear of."""
     subscriptions: set[str] = field(default_factory=set)
@@ -40,43 +99,20 @@ class Session:
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """What a handle stands for."""
+class Sessions:
+    """The sessions there are, by public id. Holds none of them: each ends with what keeps it."""
 
-    query: str
-    shown: tuple[str, ...]
-    """Exposed names of the tools that were selected for the query."""
+    def __init__(self) -> None:
+        self._sessions: WeakValueDictionary[str, SessionContext] = WeakValueDictionary()
 
+    def register(self, session: SessionContext) -> None:
+        """Know a session for as long as somebody else keeps it."""
+        self._sessions[session.id] = session
 
-class Handles:
-    """Handles by their secret: bounded in number, and forgotten when idle."""
+    def get(self, session_id: str) -> SessionContext | None:
+        """The session by its public id; None when there is none, or none any more."""
+        return self._sessions.get(session_id)
 
-    def __init__(self, limit: int, idle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Hold at most `limit` handles, each until it was not used for `idle_seconds`."""
-        self._limit, self._idle_seconds, self._clock = limit, idle_seconds, clock
-        self._handles: OrderedDict[str, tuple[float, Handle]] = OrderedDict()
-
-    def create(self, handle: Handle) -> str:
-        """Keep a handle and return its unguessable id."""
-        self._forget_idle()
-        if len(self._handles) >= self._limit:
-            self._handles.popitem(last=False)
-        context_id = secrets.token_urlsafe(HANDLE_BYTES)
-        self._handles[context_id] = (self._clock(), handle)
-        return context_id
-
-    def get(self, context_id: str) -> Handle | None:
-        """The handle by that id; None when it is unknown or forgotten."""
-        self._forget_idle()
-        found = self._handles.get(context_id)
-        if found is None:
-            return None
-        self._handles[context_id] = (self._clock(), found[1])
-        self._handles.move_to_end(context_id)
-        return found[1]
-
-    def _forget_idle(self) -> None:
-        horizon = self._clock() - self._idle_seconds
-        while self._handles and next(iter(self._handles.values()))[0] < horizon:
-            self._handles.popitem(last=False)
+    def __iter__(self) -> Iterator[SessionContext]:
+        """Oldest first."""
+        return iter(sorted(self._sessions.values(), key=lambda session: (session.created, session.id)))

@@ -46,7 +46,7 @@ SDK_QUEUE = 1024
 class StdioCaller:
     """The host, for the length of one request. Implements `Caller`."""
 
-    __slots__ = ("_front", "capabilities", "client_info", "era", "session")
+    __slots__ = ("_front", "capabilities", "client_info", "era", "principal", "session")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class StdioCaller:
     ) -> None:
         self._front, self.era, self.session = front, spoken, session
         self.capabilities, self.client_info = capabilities, client_info
+        self.principal: str | None = None
 
     def notify(self, method: str, params: Members) -> None:
         """Write a notification, or drop it when the host is not reading."""

@@ -23,6 +23,8 @@ class Filters:
     """Keys of sources, ``rules`` and ``references`` among them; None for all."""
     kinds: frozenset[Kind] | None = None
     """None for all."""
+    without: frozenset[tuple[Kind, str]] = frozenset()
+    """Items that are left out: kind, and exposed name of a tool or name of a document."""
 
 
 @dataclass(frozen=True, slots=True)

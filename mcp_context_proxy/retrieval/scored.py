@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.explanation import explain
 from mcp_context_proxy.retrieval.fusion import FITTING_COSINE, STRONG_COVERAGE, best, count_selected, fuse
 from mcp_context_proxy.retrieval.index import Index
@@ -164,4 +165,10 @@ def _allowed(index: Index, filters: Filters) -> NDArray[np.bool_]:
         allowed &= np.array([key in filters.servers for key in index.keys], bool)[index.sources]
     if filters.kinds is not None:
         allowed &= np.array([kind in filters.kinds for kind in KINDS], bool)[index.kinds]
+    if filters.without:
+        allowed &= np.array([_key(item) not in filters.without for item in index.items], bool)
     return allowed
+
+
+def _key(item: Item) -> tuple[Kind, str]:
+    return item.kind, item.exposed_name if isinstance(item, Tool) else item.name

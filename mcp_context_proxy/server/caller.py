@@ -20,6 +20,8 @@ class Caller(Protocol):
     capabilities: Raw | None
     """What the client declared it can do; None when it declared nothing."""
     client_info: Raw | None
+    principal: str | None
+    """Who it is, where the front knows; what one principal creates, no other may use."""
 
     def notify(self, method: str, params: Members) -> None:
         """Send a notification that belongs to this request. Does not block."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.server import meta_tools
@@ -41,11 +42,18 @@ class Gateway:
     """Answers requests."""
 
     def __init__(
-        self, catalog: Catalog, fleet: Fleet, tool_list: ToolList, tool_calls: ToolCalls, own_tools: OwnTools
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        contexts: ContextEngine,
+        tool_list: ToolList,
+        tool_calls: ToolCalls,
+        own_tools: OwnTools,
     ) -> None:
         resources = Resources(catalog, fleet)
         prompts = Prompts(catalog, fleet, resources)
         self._fleet, self._tool_calls, self._own_tools = fleet, tool_calls, own_tools
+        self._contexts = contexts
         self._handlers: Mapping[str, Handler] = {
             "tools/list": _fitted("tools/list", tool_list.answer),
             "tools/call": self._call,
@@ -74,6 +82,8 @@ class Gateway:
         handler = self._handlers.get(method)
         if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
+        if caller.session is not None:
+            self._contexts.register(caller.session)
         try:
             return await handler(params, caller)
         except RequestError:

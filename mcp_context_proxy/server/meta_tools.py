@@ -32,6 +32,7 @@ class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
     server: str | None = None
     include_schema: bool = True
     kinds: list[Literal["tool", "rule", "reference"]] | None = None
+    context_id: str | None = None
 
 
 class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,6 +40,7 @@ class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1)]
     arguments: Raw | UnsetType = UNSET
+    context_id: str | None = None
 
 
 class ContextArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,6 +48,7 @@ class ContextArguments(msgspec.Struct, forbid_unknown_fields=True):
 
     query: Annotated[str, Meta(min_length=1)]
     intent: str | None = None
+    context_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +184,10 @@ def _found_schema(**more: Any) -> dict[str, Any]:
             "near_misses": {"type": "array", "items": item},
             "method": {"type": "string", "enum": ["hybrid", "lexical"]},
             "known": {"type": "integer", "description": "How many items were searched"},
+            "request_id": {"type": "string"},
             "indexed": {"type": "object", "description": "While indexing goes on: done of total"},
             "note": {"type": "string"},
             **more,
         },
-        "required": ["query", "fits", "results", "method", "known", *more],
+        "required": ["query", "fits", "results", "method", "known", "request_id", *more],
     }

@@ -9,15 +9,19 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw
 
-from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.context.session import Handle, Handles, Session
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.handles import Handles
+from mcp_context_proxy.context.options import DomainOverrides, Overrides
+from mcp_context_proxy.context.query import handle_of
+from mcp_context_proxy.context.search import OnProgress, Scope
+from mcp_context_proxy.context.selection import Selected
+from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, UnknownItemError
-from mcp_context_proxy.items import Kind, Tool
+from mcp_context_proxy.items import Kind
 from mcp_context_proxy.server import meta_tools, rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.changes import Changes
-from mcp_context_proxy.server.search import Found, OnProgress, Searcher
 from mcp_context_proxy.server.tools import ToolCalls, failure
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members, RequestError
@@ -32,14 +36,13 @@ class OwnTools:
 
     def __init__(
         self,
-        catalog: Catalog,
         fleet: Fleet,
-        searcher: Searcher,
+        contexts: ContextEngine,
         calls: ToolCalls,
         handles: Handles,
         changes: Changes,
     ) -> None:
-        self._catalog, self._fleet, self._searcher, self._calls = catalog, fleet, searcher, calls
+        self._fleet, self._contexts, self._calls = fleet, contexts, calls
         self._handles, self._changes = handles, changes
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
@@ -63,25 +66,31 @@ class OwnTools:
                 f"there is no server {wanted.server!r}.{hint} There are: {', '.join(servers)}"
             )
         kinds = None if wanted.kinds is None else frozenset(Kind(kind) for kind in wanted.kinds)
-        found = await self._searcher.search(
+        number = DomainOverrides(top_n=wanted.top_n)
+        selected = await self._contexts.select(
             wanted.query,
-            self._catalog,
-            kinds=kinds,
-            server=wanted.server,
-            top_n=wanted.top_n,
+            handle_of(params, self._handles, caller.principal, wanted.context_id) or caller.session,
+            Overrides(number, number),
+            origin="search",
+            scope=Scope(kinds, wanted.server),
             on_progress=_progress(params, caller),
         )
-        self._show(caller.session, wanted.query, found)
-        return self._answer(wanted.query, found, wanted.include_schema)
+        self._show(caller.session, selected)
+        return self._answer(selected, wanted.include_schema)
 
     async def _set_context(
         self, wanted: meta_tools.ContextArguments, params: Members, caller: Caller
     ) -> bytes:
         query = wanted.query if wanted.intent is None else f"{wanted.query}\n{wanted.intent}"
-        found = await self._searcher.search(query, self._catalog, on_progress=_progress(params, caller))
-        self._show(caller.session, query, found)
-        context_id = self._handles.create(Handle(query, tuple(_tool_names(found))))
-        return self._answer(query, found, True, context_id=context_id)
+        handle = handle_of(params, self._handles, caller.principal, wanted.context_id)
+        if handle is None:
+            handle = self._handles.create(caller.principal)
+        selected = await self._contexts.select(
+            query, handle, origin="set_context", on_progress=_progress(params, caller)
+        )
+        handle.shown = dict.fromkeys(selected.tool_names)
+        self._show(caller.session, selected)
+        return self._answer(selected, True, context_id=handle.secret)
 
     async def _call(self, wanted: meta_tools.CallArguments, params: Members, caller: Caller) -> bytes:
         if wanted.name in meta_tools.NAMES - {meta_tools.CALL}:
@@ -95,18 +104,19 @@ class OwnTools:
         except (DownstreamError, RequestError) as error:
             return failure(str(error))
 
-    def _answer(self, query: str, found: Found, with_schema: bool, **more: Any) -> bytes:
-        tools, documents = found.tools, found.documents
-        results = [*tools.results, *(documents.results if documents else ())]
+    def _answer(self, selected: Selected, with_schema: bool, **more: Any) -> bytes:
+        query, found = selected.context.query, selected.found
+        tools = found.tools
         data: dict[str, Any] = {
             "query": query,
-            "fits": bool(results),
-            "results": [rendering.structured(result, with_schema) for result in results],
+            "fits": bool(found.results),
+            "results": [rendering.structured(result, with_schema) for result in found.results],
             "method": tools.method,
             "known": found.known,
+            "request_id": selected.context.id,
             **more,
         }
-        if not results:
+        if not found.results:
             data["near_misses"] = [rendering.structured(result, with_schema) for result in tools.near_misses]
         if tools.indexed is not None:
             data["indexed"] = dict(zip(("done", "total"), tools.indexed, strict=True))
@@ -124,13 +134,13 @@ class OwnTools:
         named = ", ".join(f"{client.name} ({client.state})" for client in missing)
         return f"Not searched, because not connected: {named}."
 
-    def _show(self, session: Session | None, query: str, found: Found) -> None:
+    def _show(self, session: Session | None, selected: Selected) -> None:
         """A handshake-era session lists from now on what was selected for it; only the list can grow."""
         if session is None:
             return
-        session.query = query
+        session.query = selected.context.query
         with self._changes.watching(session):
-            session.shown.update(dict.fromkeys(sorted(_tool_names(found))))
+            session.shown.update(dict.fromkeys(sorted(selected.tool_names)))
 
 
 class _UnusableArgumentsError(Exception):
@@ -148,10 +158,6 @@ def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
 
 def _or_empty(arguments: Any) -> Raw:
     return Raw(b"{}") if arguments is UNSET or bytes(arguments) == b"null" else arguments
-
-
-def _tool_names(found: Found) -> list[str]:
-    return [result.item.exposed_name for result in found.tools.results if isinstance(result.item, Tool)]
 
 
 def _progress(params: Members, caller: Caller) -> OnProgress | None:

@@ -6,6 +6,7 @@ taken out of its hands by a middleware before it parses or sieves anything, so t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from mcp.shared.subscriptions import (
 from mcp_types import methods
 from msgspec import Raw
 from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import Session
@@ -177,6 +179,7 @@ class SdkCaller:
         self.capabilities = None if capabilities is None else envelope.raw(_dump(capabilities))
         client = ctx.session.client_params
         self.client_info = None if client is None else envelope.raw(_dump(client.client_info))
+        self.principal = _principal(ctx.request)
         self._send, self._queue = anyio.create_memory_object_stream[tuple[str, Members]](NOTIFICATIONS_QUEUED)
 
     def notify(self, method: str, params: Members) -> None:
@@ -212,6 +215,12 @@ async def _unreachable(ctx: ServerRequestContext[Any, Any], params: Any) -> dict
     """Only reached with params that the protocol's models accept and the middleware does not."""
     del ctx, params
     raise MCPError(code=INVALID_PARAMS, message="Invalid request parameters")
+
+
+def _principal(request: Request | None) -> str | None:
+    """Who sent an HTTP request, by the credentials it came with; None without any."""
+    credentials = None if request is None else request.headers.get("authorization")
+    return None if credentials is None else hashlib.sha256(credentials.encode()).hexdigest()
 
 
 def _dump(model: BaseModel) -> dict[str, Any]:

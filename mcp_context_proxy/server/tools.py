@@ -19,14 +19,17 @@ from msgspec import Raw
 from mcp_context_proxy.catalog import exposed, naming
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import ExposeConfig
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.handles import Handles
 from mcp_context_proxy.context.query import Query, query_of
-from mcp_context_proxy.context.session import Handles, Session
+from mcp_context_proxy.context.request import SESSION_MODES
+from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.server import forwarding
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.search import Searcher
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
 
@@ -60,7 +63,7 @@ class ToolList:
         expose: ExposeConfig,
         catalog: Catalog,
         fleet: Fleet,
-        searcher: Searcher,
+        contexts: ContextEngine,
         handles: Handles,
         own: list[Raw],
     ) -> None:
@@ -70,12 +73,12 @@ class ToolList:
             expose: What is to be listed.
             catalog: Of everything.
             fleet: The downstream servers; while some are starting, the list may soon change.
-            searcher: Selects tools for a query.
+            contexts: Selects tools for a query; knows what sessions have.
             handles: Of contexts that clients carry themselves.
             own: Definitions of the proxy's own tools.
         """
         self._expose, self._catalog, self._fleet = expose, catalog, fleet
-        self._searcher, self._handles, self._own = searcher, handles, own
+        self._contexts, self._handles, self._own = contexts, handles, own
         self._base: tuple[int, bool, tuple[str, ...]] = (-1, False, ())
         self._cached: tuple[int, tuple[str, ...], bytes] = (-1, (), b"")
 
@@ -87,7 +90,7 @@ class ToolList:
         """
         if envelope.text(params.get("cursor")):
             raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
-        query = query_of(params, caller.session, self._handles)
+        query = query_of(params, caller.session, self._handles, caller.principal)
         snapshot, names = await self._names(query)
         tools = self._encoded(snapshot, names)
         if query is None and not self._fleet.starting:
@@ -129,38 +132,41 @@ class ToolList:
         """Exposed names that a session's list shows now, beside the proxy's own tools."""
         snapshot = self._catalog.snapshot
         base = self.base_names(snapshot)
-        if session is None or not session.shown or self.lists_all(snapshot):
+        if session is None or not session.changed:
             return base
-        return self._ordered(snapshot, base, session.shown)
+        return self._of_session(snapshot, session)
 
     async def _names(self, query: Query | None) -> tuple[Snapshot, tuple[str, ...]]:
         """The snapshot that is listed, and the exposed names out of it."""
         snapshot = self._catalog.snapshot
         if query is None or self._expose.mode == "all":
             return snapshot, self.base_names(snapshot)
-        if not query.explicit and self.lists_all(snapshot):
-            return snapshot, self.base_names(snapshot)
-        shown = query.shown
-        if query.text:
-            shown = tuple(await self._select(query.text))
-            snapshot = self._catalog.snapshot
-        always = [name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS]
-        # By name, never by score; but a session's list only grows at its end.
-        return snapshot, self._ordered(snapshot, always, sorted(shown) if query.explicit else shown)
+        if not query.text:
+            assert query.session is not None
+            return snapshot, self._of_session(snapshot, query.session, query.explicit)
+        selected = await self._contexts.select(
+            query.text, query.session, origin="list", scope=Scope(kinds=TOOL_ONLY)
+        )
+        context = selected.context
+        if context.failure is not None:
+            session = query.session
+            return snapshot, self._of_session(snapshot, session) if session else self.base_names(snapshot)
+        tools = (*context.of(Kind.TOOL), *(item for item in context.near_misses if item.type is Kind.TOOL))
+        first = [item.name for item in tools if item.include_mode in SESSION_MODES]
+        # By name, never by score.
+        more = sorted(item.name for item in tools if item.include_mode not in SESSION_MODES)
+        return selected.snapshot, _known(selected.snapshot, first, more)
 
-    async def _select(self, text: str) -> list[str]:
-        try:
-            found = await self._searcher.search(text, self._catalog, kinds=TOOL_ONLY)
-        except Exception:
-            # boundary: a list must not fail because the selection did
-            logger.exception("the selection for a list failed; the base list is served")
-            return []
-        results = found.tools.results or found.tools.near_misses
-        return [result.item.exposed_name for result in results if isinstance(result.item, Tool)]
-
-    def _ordered(self, snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
-        """``always`` items, then the others in the order given; those that have gone are left out."""
-        return tuple(name for name in dict.fromkeys((*first, *more)) if name in snapshot.tools)
+    def _of_session(
+        self, snapshot: Snapshot, session: SessionContext, explicit: bool = False
+    ) -> tuple[str, ...]:
+        """What a session has and was shown: what is in its own list only grows at its end."""
+        whole = self.lists_all(snapshot) and not explicit
+        base = self.base_names(snapshot) if whole else _always(snapshot)
+        added = [name for kind, name in session.added if kind is Kind.TOOL]
+        shown = [] if whole else sorted(session.shown) if explicit else session.shown
+        names = _known(snapshot, base, (*added, *shown))
+        return tuple(name for name in names if (Kind.TOOL, name) not in session.removed)
 
     def _encoded(self, snapshot: Snapshot, names: tuple[str, ...]) -> bytes:
         generation, cached_names, encoded = self._cached
@@ -168,6 +174,15 @@ class ToolList:
             encoded = envelope.encode(self.definitions(snapshot, names))
             self._cached = (snapshot.generation, names, encoded)
         return encoded
+
+
+def _always(snapshot: Snapshot) -> Iterable[str]:
+    return (name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS)
+
+
+def _known(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    """The first ones, then the others, in the order given; those that have gone are left out."""
+    return tuple(name for name in dict.fromkeys((*first, *more)) if name in snapshot.tools)
 
 
 def _base(expose: ExposeConfig, snapshot: Snapshot) -> tuple[bool, tuple[str, ...]]:
@@ -180,8 +195,7 @@ def _base(expose: ExposeConfig, snapshot: Snapshot) -> tuple[bool, tuple[str, ..
         return True, tuple(
             name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
         )
-    always = (name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS)
-    return False, tuple(always)
+    return False, tuple(_always(snapshot))
 
 
 class ToolCalls:

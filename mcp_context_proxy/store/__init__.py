@@ -1,6 +1,6 @@
 """What is remembered between two starts, in one SQLite file; without one, in memory."""
 
 from mcp_context_proxy.store.opening import IN_MEMORY, Store, default_path, open_store
-from mcp_context_proxy.store.protocol import VectorStore
+from mcp_context_proxy.store.protocol import RequestRow, RequestStore, VectorStore
 
-__all__ = ["IN_MEMORY", "Store", "VectorStore", "default_path", "open_store"]
+__all__ = ["IN_MEMORY", "RequestRow", "RequestStore", "Store", "VectorStore", "default_path", "open_store"]

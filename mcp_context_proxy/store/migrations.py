@@ -13,5 +13,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        """
+        CREATE TABLE requests (
+            id      TEXT PRIMARY KEY,
+            time    REAL NOT NULL,  -- seconds since 1970
+            session TEXT,           -- public id
+            context BLOB NOT NULL   -- JSON
+        )
+        """,
+        "CREATE INDEX requests_by_time ON requests (time)",
+        "CREATE INDEX requests_by_session ON requests (session, time)",
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

@@ -15,7 +15,8 @@ from typing import Final, Literal, Self
 import platformdirs
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.protocol import VectorStore
+from mcp_context_proxy.store.protocol import RequestStore, VectorStore
+from mcp_context_proxy.store.requests import SqliteRequests
 from mcp_context_proxy.store.sqlite import Database, StoreDamagedError, open_database
 from mcp_context_proxy.store.vectors import SqliteVectors
 
@@ -33,6 +34,7 @@ class Store:
     """An open store: its tables, and where it is."""
 
     vectors: VectorStore
+    requests: RequestStore
     path: Path | None
     """None when nothing is kept."""
     warning: str | None
@@ -89,7 +91,7 @@ def _open_file(path: Path) -> Store:
 
 def _opened(path: Path | None, warning: str | None) -> Store:
     database = open_database(path)
-    return Store(SqliteVectors(database), path, warning, database)
+    return Store(SqliteVectors(database), SqliteRequests(database), path, warning, database)
 
 
 def _create(path: Path) -> int:

@@ -5,7 +5,8 @@ All methods block and are thread-safe. All raise `StoreError` when the store fai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from mcp_context_proxy.items import Vector
@@ -22,3 +23,29 @@ class VectorStore(Protocol):
 
     def clear(self) -> None:
         """Forget all vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A request context as it is kept."""
+
+    id: str
+    time: float
+    """Seconds since 1970."""
+    session: str | None
+    """Public id of the session it belongs to."""
+    context: bytes
+    """Encoded; the store does not read it."""
+
+
+class RequestStore(Protocol):
+    """Request contexts, by id and by time."""
+
+    def put(self, rows: Iterable[RequestRow], keep: int, since: float) -> None:
+        """Keep the rows, all or none; then forget all but the latest ``keep``, and all before ``since``."""
+
+    def get(self, request_id: str) -> RequestRow | None:
+        """The one by that id; None when it is unknown or forgotten."""
+
+    def latest(self, limit: int, session: str | None = None) -> list[RequestRow]:
+        """The latest, of one session or of all, newest first."""

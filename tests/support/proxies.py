@@ -89,11 +89,13 @@ class Host:
         era: str,
         capabilities: dict[str, Any] | None = None,
         answers: dict[str, Answer] | None = None,
+        principal: str | None = None,
     ) -> None:
         self.proxy, self.era = proxy, Era(era)
         self.session = Session() if era == "handshake" else None
         self.capabilities: Raw | None = envelope.raw(capabilities or {})
         self.client_info: Raw | None = envelope.raw({"name": "host", "version": "1"})
+        self.principal: str | None = principal
         self.answers = answers or {}
         self.notifications: list[tuple[str, Any]] = []
         self.asked: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Runs searches for the server: off the event loop, a few at a time, with progress for whoever waits.
+"""Runs searches: off the event loop, a few at a time, with progress for whoever waits.
 
 The first search of a snapshot has it indexed in the background, and waits for that a moment only.
 """
@@ -10,6 +10,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -18,10 +19,12 @@ from anyio.from_thread import run_sync as on_loop
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.options import ContextOptions, DomainOptions, configured
+from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.ranking import Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval.ranking import Filters, Ranking, Result, SearchOptions
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +38,28 @@ SEARCHES_AT_ONCE = 4
 DOCUMENT_SHARE = 0.65
 """Documents that score less than this share of the best one are not shown."""
 
+TOOL_ONLY = frozenset({Kind.TOOL})
 DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
+
+T = TypeVar("T")
 
 OnProgress = Callable[[int, int], None]
 """Takes how many texts are indexed, of how many. Called on the event loop; must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a search may find."""
+
+    kinds: frozenset[Kind] | None = None
+    """None for all."""
+    server: str | None = None
+    """Only its tools; None for everything."""
+    without: frozenset[ItemKey] = frozenset()
+    """Items that it may not find."""
+
+
+EVERYTHING = Scope()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +69,25 @@ class Found:
     tools: Ranking
     documents: Ranking | None
     """None when no documents were searched."""
-    known: int
-    """Items there are to search."""
+    snapshot: Snapshot
+    """What was searched."""
+
+    @property
+    def known(self) -> int:
+        """Items there are to search."""
+        return len(self.snapshot.tools) + len(self.snapshot.documents)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What was selected: tools, best first, then documents."""
+        return self.tools.results + (self.documents.results if self.documents else ())
+
+    @property
+    def near_misses(self) -> tuple[Result, ...]:
+        """Where nothing fits: what comes nearest, tools, or documents where no tools were searched."""
+        if self.results:
+            return ()
+        return self.tools.near_misses or (self.documents.near_misses if self.documents else ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +112,7 @@ class Searcher:
             caught_up: Waits, no longer than it is told, for servers that are still starting.
         """
         self._engine, self._caught_up = engine, caught_up
-        self._options = {domain: _options(config, domain) for domain in ("tools", "documents")}
+        self._options = configured(config)
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
         self._patience = config.limits.indexing_wait_seconds
         self._wanted: _Wanted | None = None
@@ -131,74 +169,60 @@ class Searcher:
                 self._listeners.remove(listener)
 
     async def search(
-        self,
-        query: str,
-        catalog: Catalog,
-        *,
-        kinds: frozenset[Kind] | None = None,
-        server: str | None = None,
-        top_n: int | None = None,
-        on_progress: OnProgress | None = None,
+        self, query: str, catalog: Catalog, options: ContextOptions | None = None, scope: Scope | None = None
     ) -> Found:
-        """Search what the catalog holds, giving servers that are still starting a moment to be in it.
+        """Search what the catalog holds; see `ready` and `find`."""
+        snapshot = await self.ready(catalog)
+        return await self.off_loop(
+            partial(self.find, query, snapshot, options or self._options, scope or EVERYTHING)
+        )
 
-        Args:
-            query: In the user's or model's words.
-            catalog: Of everything.
-            kinds: To search for; None for all.
-            server: Only its tools; None for all.
-            top_n: How many items of each domain; None for the configured number.
-            on_progress: Told how far indexing is, when the search has to wait for it.
-        """
+    async def ready(self, catalog: Catalog, on_progress: OnProgress | None = None) -> Snapshot:
+        """What to search: servers that are still starting, and indexing, are waited for a moment."""
         until = anyio.current_time() + self._patience
         await self._caught_up(STARTING_PATIENCE_SECONDS)
         snapshot = catalog.snapshot
         await self._indexed(snapshot, until, on_progress)
-        searched = partial(self._search, query, snapshot, kinds, server, top_n)
-        return await anyio.to_thread.run_sync(searched, abandon_on_cancel=True, limiter=self._limiter)
+        return snapshot
+
+    async def off_loop(self, function: Callable[[], T]) -> T:
+        """What a function that searches returns, a few of them at a time."""
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
+
+    def find(self, query: str, snapshot: Snapshot, options: ContextOptions, scope: Scope) -> Found:
+        """Search a snapshot as far as it is indexed. Blocks."""
+        servers = None if scope.server is None else frozenset({scope.server})
+        documents = DOCUMENT_KINDS & (scope.kinds or DOCUMENT_KINDS)
+        with_documents = bool(snapshot.documents) and bool(documents) and scope.server is None
+        tools = TOOL_ONLY & (scope.kinds or TOOL_ONLY)
+
+        def ranked(filters: Filters, options: SearchOptions) -> Ranking:
+            return self._engine.search(query, snapshot, filters, options, wait=False)
+
+        return Found(
+            tools=ranked(Filters(servers, tools, scope.without), tool_search(options.tools)),
+            documents=ranked(Filters(None, documents, scope.without), document_search(options.documents))
+            if with_documents
+            else None,
+            snapshot=snapshot,
+        )
 
     async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
         """Index a snapshot ahead of the first search, to the end."""
         indexed = partial(self._engine.index, snapshot, _from_thread(on_progress), _stopped)
         await anyio.to_thread.run_sync(indexed, limiter=self._limiter)
 
-    def _search(
-        self,
-        query: str,
-        snapshot: Snapshot,
-        kinds: frozenset[Kind] | None,
-        server: str | None,
-        top_n: int | None,
-    ) -> Found:
-        servers = None if server is None else frozenset({server})
-        wanted_documents = DOCUMENT_KINDS & (kinds or DOCUMENT_KINDS)
-        with_documents = bool(snapshot.documents) and bool(wanted_documents) and server is None
-        wanted_tools = frozenset({Kind.TOOL}) & (kinds or frozenset({Kind.TOOL}))
 
-        def ranked(filters: Filters, domain: str) -> Ranking:
-            return self._engine.search(query, snapshot, filters, self._with(domain, top_n), wait=False)
-
-        return Found(
-            tools=ranked(Filters(servers, wanted_tools), "tools"),
-            documents=ranked(Filters(None, wanted_documents), "documents") if with_documents else None,
-            known=len(snapshot.tools) + len(snapshot.documents),
-        )
-
-    def _with(self, domain: str, top_n: int | None) -> SearchOptions:
-        options = self._options[domain]
-        if top_n is None:
-            return options
-        # A number that was asked for is a promise: no score adds to it.
-        return replace(options, top_n=top_n, top_k=max(options.top_k, top_n), include_score=math.inf)
+def tool_search(options: DomainOptions) -> SearchOptions:
+    """How the engine is asked for tools."""
+    include_score = math.inf if options.include_score is None else options.include_score
+    return SearchOptions(top_k=options.top_k, top_n=options.top_n, include_score=include_score)
 
 
-def _options(config: Config, domain: str) -> SearchOptions:
-    resolved = config.search.resolved("tools" if domain == "tools" else "documents")
-    options = SearchOptions(top_k=resolved.top_k, top_n=resolved.top_n, include_score=resolved.include_score)
-    if domain == "tools":
-        return options
+def document_search(options: DomainOptions) -> SearchOptions:
+    """How the engine is asked for rules and references."""
     # A document that hardly fits costs a model more than a tool that does: it is read, not skipped.
-    return replace(options, share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
+    return replace(tool_search(options), share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
 
 
 def _stopped() -> bool:

@@ -1,0 +1,182 @@
+"""The one door to contexts: builds request contexts, keeps sessions, remembers what was served.
+
+A request never fails because selection did: then the session's items are served, and the record says why.
+Runs on the event loop; what blocks is done by what it is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.context import session_items
+from mcp_context_proxy.context.cost import Costs
+from mcp_context_proxy.context.options import NO_OVERRIDES, ContextOptions, Overrides, overridden
+from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.request import ContextItem, Draft, Origin, RequestContext
+from mcp_context_proxy.context.search import EVERYTHING, OnProgress, Scope, Searcher
+from mcp_context_proxy.context.selection import Request, Selected, Selection
+from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
+from mcp_context_proxy.items import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """A session as it is now."""
+
+    id: str
+    kind: str
+    """What keeps it: a ``connection`` or a ``handle``."""
+    created: float
+    """Seconds since 1970."""
+    query: str | None
+    items: tuple[ContextItem, ...]
+    removed: tuple[tuple[Kind, str], ...]
+    """Type and name of what was removed by hand."""
+    overrides: Overrides
+    latest_request: str | None
+
+
+class ContextEngine:
+    """Contexts of agents, sessions and requests."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        searcher: Searcher,
+        sessions: Sessions,
+        records: RequestRecords,
+        options: ContextOptions,
+        costs: Costs,
+    ) -> None:
+        """Put together what it needs.
+
+        Args:
+            catalog: Of everything: the agent's level.
+            searcher: Selects for a query.
+            sessions: All there are.
+            records: Remembers request contexts.
+            options: The agent's.
+            costs: Estimates tokens.
+        """
+        self._catalog, self._searcher, self._sessions = catalog, searcher, sessions
+        self._records, self._options, self._costs = records, options, costs
+        self._selection = Selection(searcher, costs)
+
+    async def build(
+        self,
+        query: str,
+        session: SessionContext | None = None,
+        overrides: Overrides = NO_OVERRIDES,
+        *,
+        origin: Origin = "context",
+        scope: Scope | None = None,
+    ) -> RequestContext:
+        """What a model is to be given for a query; remembered. See `select`."""
+        return (await self.select(query, session, overrides, origin=origin, scope=scope)).context
+
+    async def select(
+        self,
+        query: str,
+        session: SessionContext | None = None,
+        overrides: Overrides = NO_OVERRIDES,
+        *,
+        origin: Origin = "context",
+        scope: Scope | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Selected:
+        """The same, with what the search found.
+
+        Args:
+            query: In the user's or model's words.
+            session: Whose items are part of the context; None for the ``always`` items alone.
+            overrides: What the request changes.
+            origin: What asked.
+            scope: What may be selected; None for everything that the session has not removed.
+            on_progress: Told how far indexing is, when the search has to wait for it.
+        """
+        of_session = NO_OVERRIDES if session is None else session.overrides
+        options = overridden(self._options, of_session, overrides)
+        view = NO_SESSION if session is None else session.view()
+        request = Request(query, origin, options, view, replace(scope or EVERYTHING, without=view.removed))
+        draft = Draft(query, origin, view.id, options)
+        try:
+            snapshot = await self._searcher.ready(self._catalog, on_progress)
+        except Exception as error:
+            # boundary: a request must not fail because its selection did
+            draft.fail(error)
+            snapshot = self._catalog.snapshot
+        selected = await self._searcher.off_loop(partial(self._selection.select, request, snapshot, draft))
+        self._remember(selected.context, session)
+        return selected
+
+    def _remember(self, context: RequestContext, session: SessionContext | None) -> None:
+        self._records.add(context)
+        if session is not None:
+            self._sessions.register(session)
+            session.query, session.latest_request = context.query, context.id
+
+    def register(self, session: SessionContext) -> None:
+        """List a session from now on, for as long as somebody keeps it."""
+        self._sessions.register(session)
+
+    def find_session(self, session_id: str) -> SessionContext | None:
+        """What `build`, `add` and `remove` take, by its public id; None when there is none."""
+        return self._sessions.get(session_id)
+
+    async def sessions(self) -> list[SessionState]:
+        """Every session, oldest first."""
+        return [await self.state(session) for session in list(self._sessions)]
+
+    async def session(self, session_id: str) -> SessionState | None:
+        """One session by its public id; None when there is none."""
+        session = self._sessions.get(session_id)
+        return None if session is None else await self.state(session)
+
+    async def state(self, session: SessionContext) -> SessionState:
+        """A session as it is now."""
+        return SessionState(
+            id=session.id,
+            kind=session.kind,
+            created=session.created,
+            query=session.query,
+            items=await self.items(session),
+            removed=tuple(sorted(session.removed)),
+            overrides=session.overrides,
+            latest_request=session.latest_request,
+        )
+
+    async def items(self, session: SessionContext | None = None) -> tuple[ContextItem, ...]:
+        """A session's items; without a session, those of every session."""
+        view = NO_SESSION if session is None else session.view()
+        listed = partial(self._selection.session_items, self._catalog.snapshot, view)
+        return await self._searcher.off_loop(lambda: tuple(listed()))
+
+    def add(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
+        """Add an item to a session by hand, whatever its include mode.
+
+        Raises:
+            UnknownItemError: there is no such item.
+        """
+        session_items.add(session, session_items.resolve(self._catalog.snapshot, kind, name, server))
+
+    def remove(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
+        """Remove an item from a session by hand: it is in none of its contexts until it is added again.
+
+        Raises:
+            UnknownItemError: there is no such item.
+        """
+        session_items.remove(session, session_items.resolve(self._catalog.snapshot, kind, name, server))
+
+    async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
+        """The latest request contexts, of one session (by public id) or of all, newest first."""
+        return await self._records.latest(limit, session)
+
+    async def request(self, request_id: str) -> RequestContext | None:
+        """One request context; None when it is unknown or forgotten."""
+        return await self._records.get(request_id)
+
+    async def tokens_behind(self) -> int:
+        """What a model would read if everything were listed, estimated; the first count takes a moment."""
+        return await self._searcher.off_loop(partial(self._costs.behind, self._catalog.snapshot))

@@ -1,0 +1,107 @@
+"""How much is selected: the agent's settings, overridden by the session's, overridden by the request's.
+
+A `None` in `Overrides` changes nothing. What results is a `ContextOptions`, which the request context keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Self
+
+from msgspec import Meta
+
+from mcp_context_proxy.config import Config, DomainSearch
+from mcp_context_proxy.config.settings import PRESETS, Preset
+
+Count = Annotated[int, Meta(ge=1)]
+Score = Annotated[float, Meta(ge=0, le=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainOptions:
+    """How much is selected in one domain: tools, or documents (rules and references)."""
+
+    top_k: int
+    """Chunk matches considered."""
+    top_n: int
+    """Items selected."""
+    include_score: float | None
+    """Items whose cosine is as much are selected even past ``top_n``; None for none."""
+
+    @classmethod
+    def of(cls, numbers: DomainSearch) -> Self:
+        """As configured."""
+        return cls(numbers.top_k, numbers.top_n, numbers.include_score)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """Everything that decides how much is selected for a request."""
+
+    tools: DomainOptions
+    documents: DomainOptions
+    max_tokens: int | None = None
+    """What all items together may cost; None for no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainOverrides:
+    """What a session or a request changes in one domain; numbers beat the preset."""
+
+    preset: Preset | None = None
+    top_k: Count | None = None
+    top_n: Count | None = None
+    include_score: Score | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What a session or a request changes."""
+
+    tools: DomainOverrides = DomainOverrides()
+    documents: DomainOverrides = DomainOverrides()
+    max_tokens: Count | None = None
+
+
+NO_OVERRIDES = Overrides()
+
+
+def configured(config: Config) -> ContextOptions:
+    """The agent's options."""
+    search, context = config.search, config.context
+    return ContextOptions(
+        tools=DomainOptions.of(search.resolved("tools")),
+        documents=DomainOptions.of(search.resolved("documents")),
+        max_tokens=context.max_tokens,
+    )
+
+
+def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:
+    """The options after one level has overridden the one before it."""
+    for level in levels:
+        if level == NO_OVERRIDES:
+            continue
+        own = {field.name for field in fields(Overrides)} - {"tools", "documents"}
+        changed = {name: value for name in own if (value := getattr(level, name)) is not None}
+        options = replace(
+            options,
+            tools=_domain(options.tools, level.tools),
+            documents=_domain(options.documents, level.documents),
+            **changed,
+        )
+    return options
+
+
+def _domain(options: DomainOptions, level: DomainOverrides) -> DomainOptions:
+    if level.preset is not None:
+        options = DomainOptions.of(PRESETS[level.preset])
+    numbers = {
+        name: value
+        for name in ("top_k", "top_n", "include_score")
+        if (value := getattr(level, name)) is not None
+    }
+    if level.top_n is not None and level.include_score is None:
+        # A number that was asked for is a promise: no score adds to it.
+        numbers["include_score"] = None
+    options = replace(options, **numbers)
+    return replace(options, top_k=max(options.top_k, options.top_n))

@@ -1,0 +1,122 @@
+"""Remembers request contexts: the latest in memory at once, all that are kept in the store, a moment later.
+
+Nobody waits for the disk to be served. The store is written by one task, off the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.context.request import RequestContext, decoded, encoded
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store import RequestRow, RequestStore
+
+logger = logging.getLogger(__name__)
+
+IN_MEMORY = 200
+"""Request contexts that are at hand without the store: what a person looks at, under a megabyte."""
+
+LAST_WRITE_SECONDS = 2.0
+"""For what is unwritten when the proxy stops."""
+
+
+class RequestRecords:
+    """The request contexts there were. Without a store those in memory are all."""
+
+    def __init__(self, limits: Limits, store: RequestStore | None = None) -> None:
+        self._store, self._keep, self._age = store, limits.requests_kept, limits.requests_age_seconds
+        self._recent: OrderedDict[str, RequestContext] = OrderedDict()
+        self._unwritten: dict[str, RequestContext] = {}
+        self._wake = anyio.Event()
+        self._store_failed = False
+
+    def add(self, context: RequestContext) -> None:
+        """Remember one. Does not block."""
+        self._recent[context.id] = context
+        if len(self._recent) > min(IN_MEMORY, self._keep):
+            self._recent.popitem(last=False)
+        if self._store is not None:
+            self._unwritten[context.id] = context
+            self._wake.set()
+
+    async def get(self, request_id: str) -> RequestContext | None:
+        """The one by that id; None when it is unknown or forgotten."""
+        known = self._recent.get(request_id) or self._unwritten.get(request_id)
+        if known is not None or self._store is None:
+            return known
+        row = await anyio.to_thread.run_sync(self._get, request_id)
+        return None if row is None else _read(row)
+
+    async def latest(self, limit: int, session: str | None = None) -> list[RequestContext]:
+        """The latest, of one session or of all, newest first."""
+        recent = [*reversed(self._recent.values())]
+        found = {one.id: one for one in recent if session is None or one.session == session}
+        if self._store is not None and len(found) < limit:
+            rows = await anyio.to_thread.run_sync(self._latest, limit, session)
+            stored = (_read(row) for row in rows if row.id not in found)
+            found |= {one.id: one for one in stored if one is not None}
+        return sorted(found.values(), key=lambda one: -one.time)[:limit]
+
+    async def run(self) -> None:
+        """Write what is added, until cancelled; then once more."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake = anyio.Event()
+                await self._write()
+        finally:
+            with anyio.move_on_after(LAST_WRITE_SECONDS, shield=True):
+                await self._write()
+
+    async def _write(self) -> None:
+        """What is unwritten, all that came meanwhile in one transaction."""
+        waiting = list(self._unwritten.values())
+        if waiting:
+            await anyio.to_thread.run_sync(self._put, waiting)
+            for one in waiting:
+                self._unwritten.pop(one.id, None)
+
+    def _put(self, contexts: Iterable[RequestContext]) -> None:
+        assert self._store is not None
+        rows = [RequestRow(one.id, one.time, one.session, encoded(one)) for one in contexts]
+        try:
+            self._store.put(rows, self._keep, time.time() - self._age)
+        except StoreError as error:
+            self._warn(error)
+
+    def _get(self, request_id: str) -> RequestRow | None:
+        assert self._store is not None
+        try:
+            return self._store.get(request_id)
+        except StoreError as error:
+            self._warn(error)
+            return None
+
+    def _latest(self, limit: int, session: str | None) -> list[RequestRow]:
+        assert self._store is not None
+        try:
+            return self._store.latest(limit, session)
+        except StoreError as error:
+            self._warn(error)
+            return []
+
+    def _warn(self, error: StoreError) -> None:
+        if not self._store_failed:
+            self._store_failed = True
+            logger.warning("%s. Request contexts are kept in memory only.", error)
+
+
+def _read(row: RequestRow) -> RequestContext | None:
+    """A stored one; None when another version wrote it and this one cannot read it."""
+    try:
+        return decoded(row.context)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,223 @@
+"""Three levels of context: what every session has, what a session adds, what a query selects."""
+
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.context.options import DomainOverrides, Overrides
+from mcp_context_proxy.context.request import ContextItem, Mode, RequestContext
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.errors import UnknownItemError
+from mcp_context_proxy.items import Kind
+
+pytestmark = pytest.mark.anyio
+
+
+def document(folder: Path, name: str, text: str, include: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.md").write_text(f"---\ninclude: {include}\n---\n{text}\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:
+    """Rules A always, B manual, C agent; references X always, Y agent; tools of all three modes."""
+    workshop = Workshop(tmp_path_factory.mktemp("levels"))
+    rules, references = workshop.folder / "rules", workshop.folder / "references"
+    document(rules, "A", "Be polite and brief in everything that is written.", "always")
+    document(rules, "B", "Never mention prices of competitors.", "manual")
+    document(rules, "C", "Commit messages: say why, in the imperative mood.", "agent")
+    document(references, "X", "Our company makes bicycles in Utrecht.", "always")
+    document(references, "Y", "How invoices are numbered: year, month, counter.", "agent")
+    workshop.server(
+        "work",
+        tools=[
+            tool("commit", "Record staged changes in a git repository"),
+            tool("invoice", "Write an invoice to a customer"),
+            tool("clock", "Tell the time"),
+            tool("wipe", "Delete everything for good"),
+        ],
+        settings={"tools": {"clock": {"include": "always"}, "wipe": {"include": "manual"}}},
+    )
+    documents = [
+        {"kind": "rule", "path": str(rules)},
+        {"kind": "reference", "path": str(references)},
+    ]
+    config = workshop.config(documents=documents, expose={"list_all_below": 0})
+    async with inside(config, patience=None) as opened:
+        yield opened
+
+
+def names(context: RequestContext, *kinds: Kind) -> set[str]:
+    return {item.name for item in context.of(*kinds)}
+
+
+def modes(context: RequestContext) -> dict[str, Mode]:
+    return {item.name: item.include_mode for item in context.items}
+
+
+DOCUMENTS = (Kind.RULE, Kind.REFERENCE)
+
+
+async def test_each_request_has_what_the_session_has_and_what_its_query_selects(proxy: Proxy) -> None:
+    """The worked example of the design source."""
+    session = Session()
+    proxy.contexts.add(session, Kind.RULE, "B")
+
+    first = await proxy.contexts.build("how do I word a commit message", session)
+    second = await proxy.contexts.build("what number does the next invoice get", session)
+
+    assert names(first, *DOCUMENTS) == {"A", "X", "B", "C"}
+    assert names(second, *DOCUMENTS) == {"A", "X", "B", "Y"}
+    assert {name: modes(first)[name] for name in "AXBC"} == {
+        "A": Mode.ALWAYS,
+        "X": Mode.ALWAYS,
+        "B": Mode.MANUAL,
+        "C": Mode.AGENT,
+    }
+    assert modes(second)["Y"] is Mode.AGENT
+
+
+async def test_a_request_context_is_a_superset_of_its_session_and_never_sticks_to_it(proxy: Proxy) -> None:
+    session = Session()
+    before = await proxy.contexts.items(session)
+
+    context = await proxy.contexts.build("record my changes in git", session)
+
+    def known(items: Iterable[ContextItem]) -> set[tuple[str, Mode]]:
+        return {(item.name, item.include_mode) for item in items}
+
+    assert known(before) < known(context.items)
+    assert await proxy.contexts.items(session) == before
+    assert {item.name for item in before} == {"A", "X", "work__clock"}
+
+
+async def test_what_is_removed_by_hand_stays_removed_for_that_session_only(proxy: Proxy) -> None:
+    session, other = Session(), Session()
+    proxy.contexts.remove(session, Kind.RULE, "A")
+    proxy.contexts.remove(session, Kind.RULE, "C")
+    proxy.contexts.remove(session, Kind.TOOL, "work__commit")
+
+    query = "how do I word a commit message in git"
+    contexts = [await proxy.contexts.build(query, session) for _ in range(2)]
+
+    for context in contexts:
+        assert not {"A", "C", "work__commit"} & names(context, *Kind)
+    assert {"A", "C", "work__commit"} <= names(await proxy.contexts.build(query, other), *Kind)
+
+
+async def test_an_always_item_that_was_removed_and_added_again_is_manual(proxy: Proxy) -> None:
+    session = Session()
+    proxy.contexts.remove(session, Kind.RULE, "A")
+    proxy.contexts.add(session, Kind.RULE, "A")
+
+    context = await proxy.contexts.build("anything", session)
+
+    assert modes(context)["A"] is Mode.MANUAL
+    assert [item.name for item in context.items].count("A") == 1
+
+
+async def test_an_always_item_that_is_added_stays_what_it_is(proxy: Proxy) -> None:
+    session = Session()
+    proxy.contexts.add(session, Kind.RULE, "A")
+
+    assert modes(await proxy.contexts.build("anything", session))["A"] is Mode.ALWAYS
+
+
+async def test_any_item_can_be_added_by_hand_whatever_its_mode(proxy: Proxy) -> None:
+    session = Session()
+    proxy.contexts.add(session, Kind.TOOL, "wipe", "work")
+    proxy.contexts.add(session, Kind.REFERENCE, "Y")
+
+    added = modes(await proxy.contexts.build("tell the time", session))
+
+    assert (added["work__wipe"], added["Y"]) == (Mode.MANUAL, Mode.MANUAL)
+
+
+async def test_an_item_that_does_not_exist_cannot_be_added(proxy: Proxy) -> None:
+    with pytest.raises(UnknownItemError, match="did you mean work__commit"):
+        proxy.contexts.add(Session(), Kind.TOOL, "work__comit")
+
+
+async def test_an_item_that_the_session_has_and_the_query_finds_is_named_once_with_its_score(
+    proxy: Proxy,
+) -> None:
+    context = await proxy.contexts.build("tell me the time", Session())
+
+    (clock,) = [item for item in context.items if item.name == "work__clock"]
+    assert clock.include_mode is Mode.ALWAYS
+    assert clock.score is not None
+
+
+async def test_every_item_says_what_it_is_where_from_why_and_what_it_costs(proxy: Proxy) -> None:
+    context = await proxy.contexts.build("record my changes in git", Session())
+
+    commit = next(item for item in context.items if item.name == "work__commit")
+    assert (commit.type, commit.server, commit.include_mode) == (Kind.TOOL, "work", Mode.AGENT)
+    assert commit.why
+    assert 20 < commit.tokens < 200
+    assert all(item.server is None for item in context.of(*DOCUMENTS))
+    assert context.tokens == sum(item.tokens for item in context.items)
+
+
+async def test_the_request_overrides_the_session_which_overrides_the_agent(proxy: Proxy) -> None:
+    session = Session(overrides=Overrides(tools=DomainOverrides(top_n=2), documents=DomainOverrides(top_k=7)))
+
+    of_session = await proxy.contexts.build("work", session)
+    of_request = await proxy.contexts.build("work", session, Overrides(tools=DomainOverrides(top_n=1)))
+
+    assert (of_session.options.tools.top_n, of_session.options.documents.top_k) == (2, 7)
+    assert (of_request.options.tools.top_n, of_request.options.documents.top_k) == (1, 7)
+    assert of_request.options.documents.top_n == 5
+
+
+async def test_a_preset_sets_all_numbers_of_its_domain_and_a_number_beats_it(proxy: Proxy) -> None:
+    overrides = Overrides(tools=DomainOverrides(preset="conservative", include_score=0.9))
+
+    context = await proxy.contexts.build("work", None, overrides)
+
+    tools = context.options.tools
+    assert (tools.top_k, tools.top_n, tools.include_score) == (40, 10, 0.9)
+    assert context.options.documents.top_n == 5
+
+
+async def test_requests_are_listed_by_session_newest_first_and_found_by_id(proxy: Proxy) -> None:
+    session = Session()
+    built = [await proxy.contexts.build(query, session) for query in ("one", "two", "three")]
+    await proxy.contexts.build("of nobody")
+
+    assert await proxy.contexts.requests(session.id) == built[::-1]
+    assert await proxy.contexts.requests(session.id, limit=1) == [built[2]]
+    assert await proxy.contexts.request(built[0].id) == built[0]
+    assert await proxy.contexts.request("0123") is None
+    assert (await proxy.contexts.requests(limit=1))[0].query == "of nobody"
+
+
+async def test_sessions_are_listed_for_as_long_as_they_last(proxy: Proxy) -> None:
+    session = Session()
+    await proxy.contexts.build("tell the time", session)
+    listed = {state.id: state for state in await proxy.contexts.sessions()}
+
+    state = await proxy.contexts.session(session.id)
+    assert state is not None
+    assert listed[session.id] == state
+    assert (state.query, state.kind) == ("tell the time", "connection")
+    gone = session.id
+    del session
+    assert await proxy.contexts.session(gone) is None
+
+
+async def test_a_search_answers_with_the_id_of_its_request(proxy: Proxy, era: str) -> None:
+    host = Host(proxy, era)
+
+    found = (await host.call("search_available_tools", {"query": "record my changes"}))["structuredContent"]
+
+    context = await proxy.contexts.request(found["request_id"])
+    assert context is not None
+    assert (context.query, context.origin) == ("record my changes", "search")
+    selected = [item.name for item in context.items if item.include_mode is Mode.AGENT]
+    assert selected == [result["name"] for result in found["results"] if result["name"] in selected]
+    assert context.session == (None if host.session is None else host.session.id)

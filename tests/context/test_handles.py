@@ -1,0 +1,61 @@
+"""Context handles: unguessable, bound to who made them, bounded in number, forgotten when idle."""
+
+from mcp_context_proxy.context.handles import Handles
+from mcp_context_proxy.context.session import Sessions
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_handle_has_at_least_128_random_bits_and_a_public_id_that_tells_nothing_of_them() -> None:
+    handles = Handles(10, 60, Sessions())
+
+    made = [handles.create() for _ in range(5)]
+
+    assert len({handle.secret for handle in made}) == 5
+    assert all(len(handle.secret) * 6 >= 128 and handle.id not in handle.secret for handle in made)
+
+
+def test_nobody_but_its_principal_may_use_a_handle() -> None:
+    handles = Handles(10, 60, Sessions())
+    handle = handles.create("alice")
+
+    assert handles.get(handle.secret, "alice") is handle
+    assert handles.get(handle.secret, "mallory") is None
+    assert handles.get(handle.secret) is None
+
+
+def test_an_idle_handle_is_forgotten_and_a_used_one_is_not() -> None:
+    clock = Clock()
+    handles = Handles(10, 60, Sessions(), clock)
+    used, idle = handles.create().secret, handles.create().secret
+    clock.now = 40
+    assert handles.get(used) is not None
+    clock.now = 80
+
+    assert handles.get(used) is not None
+    assert handles.get(idle) is None
+
+
+def test_the_longest_idle_handle_makes_room() -> None:
+    handles = Handles(2, 60, Sessions())
+    first, second = handles.create().secret, handles.create().secret
+    assert handles.get(first) is not None
+    handles.create()
+
+    assert handles.get(first) is not None
+    assert handles.get(second) is None
+
+
+def test_a_forgotten_handle_is_no_session_any_more() -> None:
+    sessions = Sessions()
+    handles = Handles(1, 60, sessions)
+    first = handles.create().id
+    second = handles.create().id
+
+    assert [session.id for session in sessions] == [second]
+    assert sessions.get(first) is None
