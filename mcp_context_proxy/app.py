@@ -19,7 +19,7 @@ from mcp_context_proxy.catalog.documents import DocumentFolder
 from mcp_context_proxy.catalog.library import Changes as DocumentChanges
 from mcp_context_proxy.catalog.library import DocumentLibrary
 from mcp_context_proxy.catalog.watch import watch
-from mcp_context_proxy.config import Config
+from mcp_context_proxy.config import Config, EmbeddingConfig
 from mcp_context_proxy.config.secrets import RedactingFilter, Redactor, secrets_of
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
@@ -31,11 +31,12 @@ from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.lazy import LazyModel
-from mcp_context_proxy.embedding.model import load_model
+from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.fusion import FITTING_COSINE
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.server.changes import Changes
@@ -66,8 +67,12 @@ class Proxy:
             store: Open; whoever opened it closes it.
         """
         self.config, self.store = config, store
-        self.model = LazyModel(partial(load_model, config.embedding.model))
-        self.engine = Engine(CachedEmbedder(self.model, store.vectors), QueryEmbedder(self.model))
+        self.model = LazyModel(partial(open_model, config))
+        self.engine = Engine(
+            CachedEmbedder(self.model, store.vectors),
+            QueryEmbedder(self.model),
+            fitting_cosine(config.embedding),
+        )
         self.searcher = Searcher(self.engine, config, self.caught_up)
         self.library = DocumentLibrary(
             [
@@ -116,6 +121,8 @@ class Proxy:
             try:
                 yield
             finally:
+                # First: a thread that waits for an embedding service would hold up everything else.
+                self.model.close()
                 group.cancel_scope.cancel()
 
     async def settled(self) -> None:
@@ -162,6 +169,13 @@ class Proxy:
             self.searcher.prepare(self.catalog.snapshot)
 
 
+def fitting_cosine(embedding: EmbeddingConfig) -> float | None:
+    """Below which nothing fits; None for a model of which nobody said it."""
+    if embedding.fitting_cosine is None and embedding.packaged:
+        return FITTING_COSINE
+    return embedding.fitting_cosine
+
+
 def store_location(config: Config) -> Path | Literal["memory"] | None:
     """Where vectors are kept; None is the user's data folder."""
     path = config.store.path
@@ -186,6 +200,8 @@ async def open_proxy(config: Config) -> AsyncIterator[Proxy]:
 
 def _redact_logs(config: Config) -> None:
     secrets = [secret for server in config.servers.values() for secret in secrets_of(server)]
+    if config.embedding.api_key is not None:
+        secrets.append(("embedding.api_key", config.embedding.api_key))
     for handler in logging.getLogger().handlers:
         handler.addFilter(RedactingFilter(Redactor(secrets)))
 

@@ -5,7 +5,7 @@ that no call site words an error by hand. One class per reaction a caller can ha
 
     ContextProxyError
     ├── ConfigError            the configuration cannot be used; lists every mistake
-    ├── ModelError             the embedding model cannot be loaded; search goes on lexically
+    ├── ModelError             the embedding model gives no vectors; search goes on lexically
     ├── EmbeddingCancelledError  indexing was told to stop; what it had is stored
     ├── StoreError             the store cannot be used; work goes on in memory
     ├── DataFileError          a file of tools, queries or answers cannot be used
@@ -61,11 +61,13 @@ class ConfigError(ContextProxyError):
 
 
 class ModelError(ContextProxyError):
-    """The embedding model cannot be loaded."""
+    """The embedding model cannot be loaded, or gives no vectors."""
 
-    def __init__(self, path: Path, reason: str, remedy: str) -> None:
-        self.path, self.reason, self.remedy = path, reason, remedy
-        super().__init__(f"embedding model {path}: {reason}; {remedy}")
+    def __init__(self, place: Path | str, reason: str, remedy: str, passing: bool = False) -> None:
+        self.place, self.reason, self.remedy = place, reason, remedy
+        self.passing = passing
+        """Whether it may be over soon: it is worth another try after a while."""
+        super().__init__(f"embedding model {place}: {reason}; {remedy}")
 
 
 class EmbeddingCancelledError(ContextProxyError):

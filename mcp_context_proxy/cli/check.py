@@ -72,13 +72,16 @@ def command(ctx: click.Context, config_path: Path | None) -> None:
 
 
 def _model(config: Config) -> Verdict:
-    from mcp_context_proxy.embedding.model import load_model
+    from mcp_context_proxy.embedding.opening import open_model
 
     try:
-        model = load_model(config.embedding.model)
+        model = open_model(config)
+        model.embed_queries(["does it answer?"])
+        told = f"{model.model_id}, {model.dimensions} dimensions"
+        model.close()
     except ModelError as error:
         return Verdict(Level.PROBLEM, "model", str(error), remedy="until then, search goes by words alone")
-    return Verdict(Level.OK, "model", f"{model.model_id}, {model.dimensions} dimensions")
+    return Verdict(Level.OK, "model", told)
 
 
 def _store(config: Config) -> Verdict:

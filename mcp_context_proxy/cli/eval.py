@@ -61,7 +61,8 @@ def command(
 
     CORPUS has JSON lines {server, name, description, input_schema?}, QUERIES has JSON lines {query,
     relevant: [[server, name], ...], any_of?: [[[server, name], ...], ...]}. Every tool of relevant is needed,
-    and any one of each group of any_of. Either file may be gzipped.
+    and any one of each group of any_of. Either file may be gzipped. With --config, the embedding model
+    configured there is measured.
     """
     chosen = cast(Method, method)
     if compare:
@@ -72,7 +73,9 @@ def command(
         evaluation = run(_of_servers, load_config(ctx, config_path), files[0], chosen, top_k)
     else:
         _expect(files, (2,), "two files are needed: CORPUS and QUERIES")
-        evaluation = _of_corpus(files[0], files[1], chosen, top_k, store)
+        named = config_path is not None or ctx.find_root().obj is not None
+        config = load_config(ctx, config_path) if named else Config()
+        evaluation = _of_corpus(config, files[0], files[1], chosen, top_k, store)
     if run_file is not None:
         from mcp_context_proxy.evaluation.run import write_run
 
@@ -89,9 +92,11 @@ def _expect(files: tuple[Path, ...], counts: tuple[int, ...], message: str) -> N
 
 
 def _of_corpus(
-    corpus: Path, queries_file: Path, method: Method, top_k: int, store: Path | None
+    config: Config, corpus: Path, queries_file: Path, method: Method, top_k: int, store: Path | None
 ) -> Evaluation:
+    from mcp_context_proxy.app import fitting_cosine
     from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+    from mcp_context_proxy.embedding.opening import open_model
     from mcp_context_proxy.embedding.queries import QueryEmbedder
     from mcp_context_proxy.evaluation.corpus import read_corpus
     from mcp_context_proxy.evaluation.evaluation import evaluate
@@ -99,10 +104,14 @@ def _of_corpus(
     from mcp_context_proxy.store import open_store
 
     snapshot, queries = read_corpus(corpus), read_queries(queries_file)
-    model = LazyModel()
+    model = LazyModel(partial(open_model, config))
     with open_store(store or "memory") as opened:
         words_only = method == "lexical"
-        engine = Engine(None if words_only else CachedEmbedder(model, opened.vectors), QueryEmbedder(model))
+        engine = Engine(
+            None if words_only else CachedEmbedder(model, opened.vectors),
+            QueryEmbedder(model),
+            fitting_cosine(config.embedding),
+        )
         with progress.indexing(messages()) as report:
             engine.index(snapshot, report)
         return evaluate(engine, snapshot, queries, replace(ADAPTIVE, method=method), top_k)
@@ -114,7 +123,7 @@ async def _of_servers(config: Config, queries_file: Path, method: Method, top_k:
     from mcp_context_proxy.evaluation.queries import read_queries
 
     queries = read_queries(queries_file)
-    numbers = config.search.resolved("tools")
+    numbers = config.search.resolved("tools", config.embedding.packaged)
     options = SearchOptions(numbers.top_k, numbers.top_n, numbers.include_score, method=method)
     console = messages()
     async with app.open_proxy(config) as proxy:

@@ -16,12 +16,16 @@ from mcp_context_proxy.config.toml_lines import KeyPath
 
 _OF_COMMAND: Final = ("args", "env", "cwd")
 _OF_URL: Final = ("headers",)
+_OF_OTHER_MODELS: Final = ("pooling", "max_tokens", "query_prefix", "passage_prefix")
 
 
 def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Path and sentence of each mistake that spans keys."""
     for key in Config.derived & tables.keys():
         yield (key,), unknown_key(key, Config.keys())
+    if isinstance(embedding := tables.get("embedding"), Mapping):
+        for path, message in _of_embedding(embedding):
+            yield ("embedding", *path), message
     servers = tables.get("servers")
     for name, server in servers.items() if isinstance(servers, Mapping) else ():
         if not is_name(name):
@@ -33,6 +37,25 @@ def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         if isinstance(server, Mapping):
             for path, message in _of_server(server):
                 yield ("servers", name, *path), message
+
+
+def _of_embedding(embedding: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    endpoint = embedding.get("endpoint")
+    if endpoint is None:
+        if "api_key" in embedding:
+            yield ("api_key",), "has no effect without an endpoint"
+        if "model" not in embedding:
+            for key in _OF_OTHER_MODELS:
+                if key in embedding:
+                    yield (key,), "is for another model than the packaged one; name it with model"
+        return
+    if "model" not in embedding:
+        yield ("endpoint",), "needs embedding.model too: what the model is called there"
+    if isinstance(endpoint, str):
+        for _, message in _of_url(endpoint):
+            yield ("endpoint",), message
+        if "@" in endpoint or "?" in endpoint:
+            yield ("endpoint",), "must hold neither a user nor a query; a key belongs in api_key"
 
 
 def _of_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

@@ -68,6 +68,11 @@ class Limits(BaseModel):
     indexing_wait_seconds: Seconds = 1.5
     """How long a search waits for indexing, before it makes do with words and the vectors that are ready."""
 
+    embedding_seconds: Seconds = 60.0
+    """For the vectors of some texts of the catalog from `embedding.endpoint`, all attempts together."""
+    embedding_query_seconds: Seconds = 3.0
+    """For those of a query: after it, the search goes by words alone."""
+
     tools_per_server: Count = 10_000
     """Ten times the largest server known; more is a fault or an attack."""
     tools: Count = 100_000

@@ -30,7 +30,8 @@ from mcp_context_proxy.errors import ConfigError, ConfigProblem
 _EXPANDED: Final = ("command", "args", "env", "cwd", "url", "headers")
 """Keys of a server in which variables are replaced."""
 _MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers"})
-_PATHS: Final = (("store", "path"), ("http", "token_file"), ("embedding", "model"))
+_EXPANDED_OF_EMBEDDING: Final = ("endpoint", "api_key")
+_PATHS: Final = (("store", "path"), ("http", "token_file"))
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -83,6 +84,7 @@ class _Draft:
 
     def config(self) -> Config:
         self._expand_servers()
+        self._expand_embedding()
         self._resolve_paths()
         self._resolve_documents()
         for path, message in contradictions(self.tables):
@@ -110,6 +112,12 @@ class _Draft:
                     if key in server:
                         server[key] = self._expanded(("servers", name, key), server[key])
 
+    def _expand_embedding(self) -> None:
+        table = self.tables.get("embedding")
+        for key in _EXPANDED_OF_EMBEDDING:
+            if isinstance(table, dict) and key in table:
+                table[key] = self._expanded(("embedding", key), table[key])
+
     def _expanded(self, path: KeyPath, value: Any) -> Any:
         if isinstance(value, list):
             return [self._expanded((*path, index), item) for index, item in enumerate(value)]
@@ -120,13 +128,16 @@ class _Draft:
         result = expand(value, self.environ)
         for problem in result.problems:
             self._add(path, problem)
-        if path[2] in _MAY_BE_SECRET:
+        if path[0] == "servers" and path[2] in _MAY_BE_SECRET:
             self.secrets.setdefault(str(path[1]), {}).update(result.variables)
         return result.text
 
     def _resolve_paths(self) -> None:
         for section, key in _PATHS:
             self._resolve((section, key), self.tables.get(section), key)
+        embedding = self.tables.get("embedding")
+        if isinstance(embedding, dict) and "endpoint" not in embedding:
+            self._resolve(("embedding", "model"), embedding, "model")
         for name, server in _tables(self.tables.get("servers")):
             self._resolve(("servers", name, "cwd"), server, "cwd")
             if isinstance(server.get("command"), str) and server["command"].startswith("~"):

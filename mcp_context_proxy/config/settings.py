@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from mcp_context_proxy.config.limits import Count, Limits, Seconds
 from mcp_context_proxy.items import IncludeMode
@@ -92,22 +93,33 @@ class SearchConfig(Table):
     warm_up: Flag = False
     """Embed everything at start instead of at the first search."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _fill_from_preset(cls, data: Any) -> Any:
+    def _fill_from_preset(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         preset = data.get("preset", "normal") if isinstance(data, dict) else None
         if not isinstance(preset, str) or preset not in PRESETS:
-            return data
+            return validate(data)
         numbers = PRESETS[preset]
         defaults = {key: getattr(numbers, key) for key in ("top_k", "top_n", "include_score")}
-        return defaults | data
+        filled = validate(defaults | data)
+        filled.model_fields_set.intersection_update(data)
+        return filled
 
-    def resolved(self, domain: Literal["tools", "documents"]) -> DomainSearch:
-        """The numbers for one domain: its own, else its preset's, else the general ones."""
+    def resolved(self, domain: Literal["tools", "documents"], calibrated: bool = True) -> DomainSearch:
+        """The numbers for one domain: its own, else its preset's, else the general ones.
+
+        Args:
+            domain: What is searched.
+            calibrated: Whether the presets' ``include_score`` means anything: cosines of another model are
+                larger or smaller altogether. If not, only one that is given by hand counts.
+        """
         own = self.tools if domain == "tools" else self.documents
+        given = own.model_dump(include={"top_k", "top_n", "include_score"}, exclude_none=True)
         general = DomainSearch(self.top_k, self.top_n, self.include_score)
-        numbers = own.model_dump(include={"top_k", "top_n", "include_score"}, exclude_none=True)
-        return replace(PRESETS[own.preset] if own.preset else general, **numbers)
+        numbers = PRESETS[own.preset] if own.preset else general
+        if not calibrated and (own.preset or "include_score" not in self.model_fields_set):
+            numbers = replace(numbers, include_score=inf)
+        return replace(numbers, **given)
 
 
 class ContextConfig(Table):
@@ -148,8 +160,27 @@ class HttpConfig(Table):
 class EmbeddingConfig(Table):
     """Which embedding model is used."""
 
-    model: Path | None = None
-    """Folder of another model; None is the packaged one."""
+    model: Text | None = None
+    """Folder of another model, or with an endpoint its name there; None is the packaged one."""
+    endpoint: Text | None = None
+    """Base URL of a service with the OpenAI embeddings API."""
+    api_key: str | None = Field(default=None, repr=False)
+    pooling: Literal["mean", "cls"] | None = None
+    """How token vectors become one; None is what the folder's files say."""
+    max_tokens: Annotated[int, Field(strict=True, ge=8)] | None = None
+    """Longer texts are cut; None is what the folder's files say."""
+    query_prefix: str | None = None
+    """Put before a query; None is what the folder's files say."""
+    passage_prefix: str | None = None
+    """Put before a text of the catalog."""
+    fitting_cosine: Score | None = None
+    """Of the best match, under which nothing fits. None is what was measured for the packaged model; with
+    another one, everything fits."""
+
+    @property
+    def packaged(self) -> bool:
+        """Whether it is the model that scores were calibrated for."""
+        return self.model is None
 
 
 class DocumentsConfig(Table):

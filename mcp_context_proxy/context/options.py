@@ -6,6 +6,7 @@ A `None` in `Overrides` changes nothing. What results is a `ContextOptions`, whi
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import isinf
 from typing import Annotated, Self
 
 from msgspec import Meta
@@ -31,7 +32,8 @@ class DomainOptions:
     @classmethod
     def of(cls, numbers: DomainSearch) -> Self:
         """As configured."""
-        return cls(numbers.top_k, numbers.top_n, numbers.include_score)
+        unbounded = isinf(numbers.include_score)
+        return cls(numbers.top_k, numbers.top_n, None if unbounded else numbers.include_score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,10 @@ NO_OVERRIDES = Overrides()
 
 def configured(config: Config) -> ContextOptions:
     """The agent's options."""
-    search, context = config.search, config.context
+    search, context, calibrated = config.search, config.context, config.embedding.packaged
     return ContextOptions(
-        tools=DomainOptions.of(search.resolved("tools")),
-        documents=DomainOptions.of(search.resolved("documents")),
+        tools=DomainOptions.of(search.resolved("tools", calibrated)),
+        documents=DomainOptions.of(search.resolved("documents", calibrated)),
         max_tokens=context.max_tokens,
     )
 

@@ -3,6 +3,6 @@
 from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.embedding.lazy import LazyModel
-from mcp_context_proxy.embedding.model import MiniLM, load_model
+from mcp_context_proxy.embedding.model import OnnxModel, load_model
 
-__all__ = ["CachedEmbedder", "Embedder", "LazyModel", "MiniLM", "load_model"]
+__all__ = ["CachedEmbedder", "Embedder", "LazyModel", "OnnxModel", "load_model"]

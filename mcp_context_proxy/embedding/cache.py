@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -22,9 +23,9 @@ from mcp_context_proxy.store.protocol import VectorStore
 
 logger = logging.getLogger(__name__)
 
-BATCH = 16
+BATCH = 64
 """Texts between two writes, two reports of progress and two looks at whether to stop: about a tenth of a
-second of work, which is what an interrupted indexing can lose."""
+second of work with the packaged model, which is what an interrupted indexing can lose."""
 
 
 class CachedEmbedder:
@@ -45,10 +46,18 @@ class CachedEmbedder:
         ``on_progress(done, total)`` counts distinct texts: once those the store knows, then every batch.
 
         Raises:
-            ModelError: there is no model.
+            ModelError: there is no model, or it failed; what was embedded until then is stored.
             EmbeddingCancelledError: ``cancelled()`` became true; what was embedded until then is stored.
         """
-        model = self._model.get()
+        return self._model.used(partial(self._embedded, texts, on_progress, cancelled))
+
+    def _embedded(
+        self,
+        texts: Sequence[str],
+        on_progress: Callable[[int, int], None] | None,
+        cancelled: Callable[[], bool],
+        model: Embedder,
+    ) -> Matrix:
         keys = [_key(text) for text in texts]
         distinct = dict(zip(keys, texts, strict=True))
         vectors = self._stored(model, list(distinct))

@@ -24,4 +24,33 @@ class Embedder(Protocol):
         """Length of every vector."""
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """One unit vector per text, in order; a text's vector does not depend on its neighbours."""
+        """One unit vector per text of the catalog, in order; it does not depend on the text's neighbours.
+
+        Raises:
+            ModelError: the model gave none.
+        """
+
+    def embed_queries(self, texts: Sequence[str]) -> Matrix:
+        """The same for texts that are searched for: some models tell the two apart, and somebody waits.
+
+        Raises:
+            ModelError: the model gave none.
+        """
+
+    def close(self) -> None:
+        """Let go of what is held; whoever waits gets an `EmbeddingCancelledError` at once."""
+
+
+def unit_rows(rows: NDArray[np.float32]) -> Matrix:
+    """Rows scaled to norm 1.
+
+    Raises:
+        ValueError: a row cannot be.
+    """
+    # In float64: large components must not overflow.
+    wide = rows.astype(np.float64)
+    norms = np.linalg.norm(wide, axis=1, keepdims=True)
+    if not (np.isfinite(norms).all() and (norms > 0).all()):
+        raise ValueError("a vector is zero or not finite")
+    unit: Matrix = (wide / norms).astype(np.float32)
+    return unit

@@ -1,10 +1,16 @@
-"""The model is loaded once, by whoever needs it first; a failure is said once and not tried again."""
+"""The model is opened by whoever needs it first; a failure is said once.
+
+One that could not be opened is not tried again. One that failed in use is left alone for a while: whoever
+asks meanwhile hears the same at once, and waits for nothing.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.embedding.model import load_model
@@ -12,15 +18,23 @@ from mcp_context_proxy.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+REST_SECONDS = 30.0
+"""How long a model that failed is left alone. A search may wait for a dead endpoint once in this time."""
+
 
 class LazyModel:
-    """A model shared by all threads, loaded at first use."""
+    """A model shared by all threads, opened at first use."""
 
-    def __init__(self, load: Callable[[], Embedder] = load_model) -> None:
-        self._load = load
+    def __init__(
+        self, load: Callable[[], Embedder] = load_model, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._load, self._clock = load, clock
         self._lock = threading.Lock()
         self._model: Embedder | None = None
         self._error: ModelError | None = None
+        self._rested_at = 0.0
 
     @property
     def loaded(self) -> bool:
@@ -29,26 +43,54 @@ class LazyModel:
 
     @property
     def error(self) -> ModelError | None:
-        """Why there is no model; None while it was not needed yet, and when it is loaded."""
+        """Why there are no vectors; None while none were needed yet, and when all is well."""
         return self._error
 
     def get(self) -> Embedder:
-        """The model; blocks while it is loaded for the first time.
+        """The model, however it is doing; blocks while it is opened for the first time.
 
         Raises:
-            ModelError: it could not be loaded, now or at the first attempt.
+            ModelError: it could not be, now or at the first attempt.
         """
         with self._lock:
             if self._model is None and self._error is None:
-                self._try_to_load()
+                self._try_to_open()
             if self._model is not None:
                 return self._model
             assert self._error is not None
             raise self._error.with_traceback(None)
 
-    def _try_to_load(self) -> None:
+    def used(self, use: Callable[[Embedder], T]) -> T:
+        """What ``use`` makes of the model.
+
+        Raises:
+            ModelError: there is none, or it failed in use, now or a short while ago.
+        """
+        model = self.get()
+        if (error := self._error) is not None and self._clock() < self._rested_at:
+            raise error.with_traceback(None)
+        try:
+            made = use(model)
+        except ModelError as failure:
+            self._failed(failure)
+            raise
+        if self._error is not None:
+            self._error = None
+            logger.warning("the embedding model is back: search goes by words and meaning again")
+        return made
+
+    def close(self) -> None:
+        """Let go of the model; whoever waits for it is told at once. Does not block."""
+        if self._model is not None:
+            self._model.close()
+
+    def _try_to_open(self) -> None:
         try:
             self._model = self._load()
-        except ModelError as e:
-            self._error = e
-            logger.error("%s. Until then search goes by words alone.", e)
+        except ModelError as error:
+            self._failed(error)
+
+    def _failed(self, error: ModelError) -> None:
+        if self._error is None:
+            logger.error("%s. Until then search goes by words alone.", error)
+        self._error, self._rested_at = error, self._clock() + REST_SECONDS

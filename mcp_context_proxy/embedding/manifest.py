@@ -54,7 +54,7 @@ def _read_manifest(path: Path, remedy: str) -> Manifest:
             sha256={name: str(facts["sha256"][name]) for name in (GRAPH, TOKENIZER)},
         )
     except OSError as e:
-        raise ModelError(path, _cause(e), remedy) from e
+        raise ModelError(path, cause(e), remedy) from e
     except (ValueError, KeyError, TypeError) as e:
         raise ModelError(path, "the file is damaged: it is not a manifest", remedy) from e
 
@@ -64,12 +64,13 @@ def _verify(path: Path, expected: str, remedy: str) -> None:
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as e:
-        raise ModelError(path, _cause(e), remedy) from e
+        raise ModelError(path, cause(e), remedy) from e
     if actual != expected:
         raise ModelError(
             path, f"the file is damaged: sha256 {actual[:12]}..., expected {expected[:12]}...", remedy
         )
 
 
-def _cause(e: OSError) -> str:
+def cause(e: OSError) -> str:
+    """Why a file cannot be used, for a person."""
     return "the file is missing" if isinstance(e, FileNotFoundError) else f"cannot be read: {e.strerror or e}"

@@ -1,4 +1,4 @@
-"""Sentence vectors from all-MiniLM-L6-v2 on the CPU: offline, deterministic, small in memory.
+"""Sentence vectors from a model on disk, on the CPU: offline, deterministic, small in memory.
 
 The runtime and the tokenizer are imported when a model is loaded and not before, so that a proxy that never
 searches never pays for them.
@@ -14,18 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from mcp_context_proxy.embedding.embedder import Matrix
-from mcp_context_proxy.embedding.manifest import GRAPH, TOKENIZER, Manifest, verified_manifest
+from mcp_context_proxy.config import EmbeddingConfig
+from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
+from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, REINSTALL, ModelFolder, read_folder
 from mcp_context_proxy.errors import ModelError
-
-PACKAGED_MODEL = Path(__file__).parent / "files"
-"""The model that comes with the package; its origin is told in PROVENANCE.md beside it."""
 
 BULK_THREADS = 2
 """Texts embedded at the same time. Two runs of one thread each do half as much again as one run of two
 (650 against 420 short texts a second on two cores); more would take the cores of the servers behind us."""
 MAX_CHARACTERS = 16_384
-"""A text is cut here before it is tokenised. The model reads 256 word pieces, some 1,000 characters; the
+"""A text is cut here before it is tokenised. A model reads some hundred word pieces, 2,000 characters; the
 tokenizer would go through all of a text of megabytes before it cuts."""
 NORM_TOLERANCE = 1e-3
 """How far a unit vector's length may be from 1."""
@@ -35,24 +33,45 @@ ERRORS_ONLY = 3
 """onnxruntime's severity; its warnings are about hardware the proxy does not use."""
 
 
-class MiniLM:
+UNIT_OUTPUT = "embedding"
+"""What scripts/build_model.py calls the output of its graphs: it has norm 1 already."""
+WHOLE_OUTPUTS = (UNIT_OUTPUT, "sentence_embedding")
+"""Outputs that are a text's vector; any other first output has a vector per token."""
+INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+"""What a graph may ask for."""
+REFUSED = "use a sentence-transformers model of the encoder kind, exported as ONNX"
+
+
+class OnnxModel:
     """A loaded sentence-embedding model. Blocking and thread-safe."""
 
-    def __init__(self, manifest: Manifest, session: Any, tokenizer: Any) -> None:
-        self._manifest, self._session, self._tokenizer = manifest, session, tokenizer
+    def __init__(self, folder: ModelFolder, session: Any, tokenizer: Any) -> None:
+        self._folder, self._session, self._tokenizer = folder, session, tokenizer
+        outputs = [output.name for output in session.get_outputs()]
+        self._output = next((name for name in WHOLE_OUTPUTS if name in outputs), outputs[0])
+        self._inputs = {
+            one.name: np.int32 if "int32" in one.type else np.int64 for one in session.get_inputs()
+        }
+        self.dimensions = folder.dimensions or self._embed_one("").shape[1]
+        """Length of every vector."""
 
     @property
     def model_id(self) -> str:
         """Name and content hash of the model."""
-        return self._manifest.model_id
-
-    @property
-    def dimensions(self) -> int:
-        """Length of every vector."""
-        return self._manifest.dimensions
+        return self._folder.model_id
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """One unit vector per text. Only the first 256 word pieces of a text count."""
+        """One unit vector per text. Only the first word pieces count, as many as the model reads."""
+        return self._embed_all([self._folder.passage_prefix + text[:MAX_CHARACTERS] for text in texts])
+
+    def embed_queries(self, texts: Sequence[str]) -> Matrix:
+        """The same for queries."""
+        return self._embed_all([self._folder.query_prefix + text[:MAX_CHARACTERS] for text in texts])
+
+    def close(self) -> None:
+        """Nothing to do: a run takes milliseconds, and the memory goes with the object."""
+
+    def _embed_all(self, texts: Sequence[str]) -> Matrix:
         if len(texts) <= 1:
             rows = [self._embed_one(text) for text in texts]
         else:
@@ -62,34 +81,57 @@ class MiniLM:
 
     def _embed_one(self, text: str) -> Matrix:
         # JSON can carry half a surrogate pair; the tokenizer takes Unicode only.
-        unicode = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
-        ids = np.array([self._tokenizer.encode(unicode).ids], np.int64)
-        (vector,) = self._session.run(["embedding"], {"input_ids": ids})
-        return np.asarray(vector, np.float32)
+        unicode = text.encode("utf-8", "replace").decode("utf-8")
+        ids = self._tokenizer.encode(unicode).ids
+        (output,) = self._session.run([self._output], self._feed(ids))
+        vector = np.asarray(output, np.float32)
+        if vector.ndim == 3:
+            vector = vector[:, 0] if self._folder.pooling == "cls" else vector.mean(axis=1)
+        return vector if self._output == UNIT_OUTPUT else unit_rows(vector)
+
+    def _feed(self, ids: Sequence[int]) -> dict[str, Any]:
+        """One text a run, so no padding and a mask of ones."""
+        values = {
+            "input_ids": ids,
+            "attention_mask": [1] * len(ids),
+            "token_type_ids": [0] * len(ids),
+        }
+        return {name: np.array([values[name]], kind) for name, kind in self._inputs.items()}
 
 
-def load_model(directory: Path | None = None) -> MiniLM:
-    """Load the packaged model, or one that scripts/build_model.py wrote to ``directory``. Blocking.
+def load_model(directory: Path | None = None, settings: EmbeddingConfig | None = None) -> OnnxModel:
+    """Load the packaged model, or the one in ``directory``. Blocking.
 
     Raises:
         ModelError: a file is missing or damaged, or the runtime cannot use it.
     """
-    packaged = directory is None or directory == PACKAGED_MODEL
-    remedy = (
-        "reinstall mcp-context-proxy"
-        if packaged
-        else "build it again with scripts/build_model.py, or remove the setting to use the packaged model"
-    )
     directory = PACKAGED_MODEL if directory is None else directory
-    manifest = verified_manifest(directory, remedy)
+    folder = read_folder(directory, settings or EmbeddingConfig())
+    remedy = REINSTALL if directory == PACKAGED_MODEL else REFUSED
     try:
-        model = MiniLM(manifest, _open_session(directory / GRAPH), _open_tokenizer(directory, manifest))
+        session, tokenizer = _open_session(folder.graph), _open_tokenizer(folder)
+        _check_graph(folder, session)
+        model = OnnxModel(folder, session, tokenizer)
         probe = model.embed([""])
+    except ModelError:
+        raise
     except Exception as e:  # boundary: both libraries raise a class of their own for every fault
         raise ModelError(directory, f"the runtime refuses it: {e}", remedy) from e
-    if probe.shape != (1, manifest.dimensions) or not abs(np.linalg.norm(probe) - 1) <= NORM_TOLERANCE:
-        raise ModelError(directory, f"it does not give unit vectors of {manifest.dimensions} numbers", remedy)
+    if probe.shape != (1, model.dimensions) or not abs(np.linalg.norm(probe) - 1) <= NORM_TOLERANCE:
+        told = f"it does not give unit vectors of {model.dimensions} numbers"
+        raise ModelError(directory, told, remedy)
     return model
+
+
+def _check_graph(folder: ModelFolder, session: Any) -> None:
+    if unknown := [one.name for one in session.get_inputs() if one.name not in INPUTS]:
+        raise ModelError(
+            folder.graph, f"its graph wants {', '.join(unknown)}, which is not known here", REFUSED
+        )
+    outputs = {output.name for output in session.get_outputs()}
+    if not folder.is_whole and outputs.isdisjoint(WHOLE_OUTPUTS):
+        told = "its modules.json has a Dense layer that its graph has not"
+        raise ModelError(folder.graph, told, "export it so that the graph has the output sentence_embedding")
 
 
 def _open_session(path: Path) -> Any:
@@ -107,10 +149,10 @@ def _open_session(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _open_tokenizer(directory: Path, manifest: Manifest) -> Any:
+def _open_tokenizer(folder: ModelFolder) -> Any:
     from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
 
-    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
-    tokenizer.enable_truncation(manifest.max_tokens)
+    tokenizer = Tokenizer.from_file(str(folder.tokenizer))
+    tokenizer.enable_truncation(folder.max_tokens)
     tokenizer.no_padding()
     return tokenizer

@@ -18,7 +18,7 @@ class QueryEmbedder:
         """One unit vector per text, in order.
 
         Raises:
-            ModelError: there is no model.
+            ModelError: there is no model, or it failed.
         """
         del on_progress
-        return self._model.get().embed(texts)
+        return self._model.used(lambda model: model.embed_queries(texts))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.retrieval.fusion import FITTING_COSINE
 from mcp_context_proxy.retrieval.index import Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.ranking import Filters, Ranking, SearchOptions
@@ -30,13 +31,20 @@ _DEFAULTS = SearchOptions()
 class Engine:
     """Finds items of a snapshot. Owns the indexes, not the embeddings: those belong to the sources."""
 
-    def __init__(self, embedder: EmbedTexts | None, query_embedder: EmbedTexts | None = None) -> None:
+    def __init__(
+        self,
+        embedder: EmbedTexts | None,
+        query_embedder: EmbedTexts | None = None,
+        fitting_cosine: float | None = FITTING_COSINE,
+    ) -> None:
         """Prepare an engine.
 
         Args:
             embedder: For texts of the catalog; None searches by words alone.
             query_embedder: For queries, which should not end up in a store; by default the same.
+            fitting_cosine: Below it nothing fits, which depends on the model; None never says so.
         """
+        self._fitting_cosine = fitting_cosine
         self._embedder = embedder
         self._query_embedder = query_embedder or embedder
         self._building, self._reading = threading.Lock(), threading.Lock()
@@ -86,8 +94,8 @@ class Engine:
         scored = Scored.of(query, index, vectors, filters, options.method)
         selected = scored.selected(options)
         results = tuple(scored.result(item) for item in selected)
-        fits = scored.fits()
-        indexed = None if index.complete else scored.indexed()
+        fits = scored.fits(self._fitting_cosine)
+        indexed = None if index.complete or index.note else scored.indexed()
         return Ranking(
             query=query,
             results=results if fits else (),
@@ -152,8 +160,10 @@ class Engine:
             return None, self._give_up(index, error)
 
     def _give_up(self, index: Index, error: ModelError) -> str | None:
-        """A model that failed is not asked again until the catalog changes."""
+        """A model that failed for good is not asked again until the catalog changes."""
         lexical = lexical_only(index, error)
+        if error.passing:
+            return lexical.note
         with self._changing:
             self._indexes = tuple(lexical if known is index else known for known in self._indexes)
         return lexical.note

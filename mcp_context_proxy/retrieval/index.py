@@ -46,7 +46,7 @@ class Index:
     note: str | None
     """Why there will be no vectors."""
     complete: bool
-    """Whether nothing is to be added to it."""
+    """Whether nothing is to be added to it; after a failure that may pass, there is."""
 
     def named(self, key: str) -> list[int]:
         """Items that have a name, given as `name_key` has it."""
@@ -92,4 +92,4 @@ def assemble(
 
 def lexical_only(index: Index, error: ModelError) -> Index:
     """The same index for a model that fails; the vectors stay in its parts for the next one."""
-    return replace(index, dense=None, note=f"searched by words only: {error}", complete=True)
+    return replace(index, dense=None, note=f"searched by words only: {error}", complete=not error.passing)

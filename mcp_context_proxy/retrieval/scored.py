@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.explanation import explain
-from mcp_context_proxy.retrieval.fusion import FITTING_COSINE, STRONG_COVERAGE, best, count_selected, fuse
+from mcp_context_proxy.retrieval.fusion import STRONG_COVERAGE, best, count_selected, fuse
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.needs import serve
 from mcp_context_proxy.retrieval.parts import KINDS
@@ -99,16 +99,17 @@ class Scored:
     def _is_near(self, item: np.intp, cosine: float) -> bool:
         return self.cosine is not None and bool(self.cosine[item] >= cosine)
 
-    def fits(self) -> bool:
+    def fits(self, cosine: float | None) -> bool:
         """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.
 
-        Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
+        ``cosine`` is what counts as near; None where that is not known. Without vectors, or while some are
+        missing, any common word will do: there is nothing else to go by.
         """
         if self.cosine is None or not self.index.complete:
             common = bool(self.exact) or bool((self.lexical > 0).any())
             if common or self.cosine is None:
                 return common
-        near = self.whole is not None and self.whole >= FITTING_COSINE
+        near = self.whole is not None and (cosine is None or self.whole >= cosine)
         return near or bool(self.exact) or self._coverage() >= STRONG_COVERAGE
 
     def result(self, item: int) -> Result:

@@ -30,7 +30,7 @@ def test_it_loads_on_a_fresh_machine(load_text, example, tmp_path):
 def test_it_loads_with_every_comment_sign_removed(load_text, uncommented, tmp_path):
     (tmp_path / "rules").mkdir()
     (tmp_path / "notes").mkdir()
-    environ = {"HOME": str(tmp_path), "GITHUB_TOKEN": "t", "DOCS_TOKEN": "t"}
+    environ = {"HOME": str(tmp_path)} | dict.fromkeys(("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY"), "t")
 
     config = load_text(uncommented, environ=environ)
 

@@ -98,7 +98,7 @@ def test_every_key_of_the_file_arrives(config, tmp_path):
 
 def test_paths_count_from_the_file_and_a_tilde_is_the_home_folder(config, tmp_path):
     assert config.store.path == str(tmp_path / "state/store.db")
-    assert config.embedding.model == tmp_path / "model"
+    assert config.embedding.model == str(tmp_path / "model")
     assert config.documents[0].path == tmp_path
     assert config.http.token_file == Path("/home/ada/token")
     assert config.servers["github"].cwd == Path("/home/ada/work")
@@ -283,3 +283,14 @@ def test_importing_the_configuration_does_not_import_numpy_or_the_sdk():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, encoding="utf-8")
 
     assert done.stdout.strip() == ""
+
+
+def test_the_model_of_an_endpoint_is_a_name_and_its_key_comes_from_the_environment(load_text):
+    config = load_text(
+        '[embedding]\nmodel = "nomic"\nendpoint = "http://${H}/v1"\napi_key = "${K}"\n',
+        environ={"K": "sk-secret", "H": "localhost:1"},
+    )
+
+    assert (config.embedding.model, config.embedding.endpoint) == ("nomic", "http://localhost:1/v1")
+    assert config.embedding.api_key == "sk-secret"
+    assert "sk-secret" not in repr(config)

@@ -369,3 +369,31 @@ def test_a_mistake_in_an_override_is_not_blamed_on_the_file(load_text):
         "configuration: expose.mod: unknown key; did you mean mode?",
         "configuration: http.port: must be a whole number, not text",
     ]
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('endpoint = "http://h/v1"', "2 endpoint: needs embedding.model too: what the model is called there"),
+        ('endpoint = "h:11434"\nmodel = "m"', f"2 endpoint: {URL}"),
+        (
+            'endpoint = "http://me:pw@h/v1"\nmodel = "m"',
+            "2 endpoint: must hold neither a user nor a query; a key belongs in api_key",
+        ),
+        ('model = "m"\napi_key = "k"', "3 api_key: has no effect without an endpoint"),
+        (
+            'query_prefix = "query: "',
+            "2 query_prefix: is for another model than the packaged one; name it with model",
+        ),
+        ('model = "m"\npooling = "max"', '3 pooling: must be "mean" or "cls", not "max"'),
+        ('model = "m"\nfitting_cosine = 2', "3 fitting_cosine: must be at most 1"),
+        (
+            'model = "m"\nendpoint = "http://h/v1"\napi_key = "${NOT_THERE}"',
+            "4 api_key: environment variable NOT_THERE is not set; set it, or write ${NOT_THERE:-default}",
+        ),
+    ],
+)
+def test_an_embedding_model_that_makes_no_sense_is_told(problems, table, told):
+    line, key = told.split(" ", 1)
+
+    assert problems(f"[embedding]\n{table}\n") == [f"{line} embedding.{key}"]

@@ -34,13 +34,18 @@ def test_json_snippets_are_json(any_page):
         json.loads(block)
 
 
+def environ(home):
+    """In which every variable that the pages speak of is set."""
+    return {"HOME": str(home)} | dict.fromkeys(("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY"), "t")
+
+
 def test_toml_snippets_load_as_a_configuration(any_page, tmp_path):
     for name in ("rules", "references", ".claude/skills", "project/.cursor/rules", "project/AGENTS.md"):
         (tmp_path / name).mkdir(parents=True)
     for block in any_page.blocks("toml"):
         file = tmp_path / "config.toml"
         file.write_text(block, encoding="utf-8")
-        load(file, environ={"HOME": str(tmp_path)})
+        load(file, environ=environ(tmp_path))
 
 
 def test_toml_snippets_load_with_every_comment_sign_removed(any_page, tmp_path):
@@ -50,7 +55,7 @@ def test_toml_snippets_load_with_every_comment_sign_removed(any_page, tmp_path):
         if "documents" not in text:
             file = tmp_path / "config.toml"
             file.write_text(text, encoding="utf-8")
-            load(file, environ={"HOME": str(tmp_path), "GITHUB_TOKEN": "t", "DOCS_TOKEN": "t"})
+            load(file, environ=environ(tmp_path))
 
 
 def test_commands_are_ones_the_program_has(any_page, understood):

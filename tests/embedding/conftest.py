@@ -2,9 +2,9 @@
 
 import pytest
 
-from mcp_context_proxy.embedding import MiniLM, load_model
+from mcp_context_proxy.embedding import OnnxModel, load_model
 
 
 @pytest.fixture(scope="session")
-def model() -> MiniLM:
+def model() -> OnnxModel:
     return load_model()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, MiniLM
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel
 from mcp_context_proxy.embedding.cache import BATCH
 from mcp_context_proxy.embedding.embedder import Matrix
 from mcp_context_proxy.errors import EmbeddingCancelledError
@@ -52,7 +52,7 @@ def test_the_next_start_embeds_nothing(path: Path) -> None:
     np.testing.assert_array_equal(first, second)
 
 
-def test_the_real_model_and_a_real_store_give_back_the_same_bytes(path: Path, model: MiniLM) -> None:
+def test_the_real_model_and_a_real_store_give_back_the_same_bytes(path: Path, model: OnnxModel) -> None:
     texts = ["create an issue", "", "half a pair \ud83d", "create an issue"]
     with open_store(path) as store:
         cold = CachedEmbedder(LazyModel(lambda: model), store.vectors).embed(texts)

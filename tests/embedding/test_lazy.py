@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.embedding import LazyModel, MiniLM
+from mcp_context_proxy.embedding import LazyModel, OnnxModel
 from mcp_context_proxy.errors import ModelError
 
 
-def test_the_model_is_loaded_once_for_all_threads(model: MiniLM) -> None:
-    loads: list[MiniLM] = []
+def test_the_model_is_loaded_once_for_all_threads(model: OnnxModel) -> None:
+    loads: list[OnnxModel] = []
 
-    def load() -> MiniLM:
+    def load() -> OnnxModel:
         loads.append(model)
         return model
 
@@ -29,7 +29,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_once(caplog: pytest.LogCaptur
     """Search asks for the model again and again; the person is told once, and the disk is left alone."""
     attempts: list[str] = []
 
-    def load() -> MiniLM:
+    def load() -> OnnxModel:
         attempts.append("attempt")
         raise ModelError(Path("model.onnx"), "the file is missing", "reinstall it")
 

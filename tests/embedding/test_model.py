@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mcp_context_proxy.embedding import MiniLM
+from mcp_context_proxy.embedding import OnnxModel
 
 DATA = Path(__file__).parent / "data"
 TEXTS: list[str] = json.loads((DATA / "reference_texts.json").read_text(encoding="utf-8"))
 
 
-def test_vectors_of_tools_agree_with_the_official_model(model: MiniLM) -> None:
+def test_vectors_of_tools_agree_with_the_official_model(model: OnnxModel) -> None:
     """100 real tools. Measured: mean 0.9945, min 0.9911; the floors are what this kind of file can reach."""
     texts = json.loads((DATA / "tool_texts.json").read_text(encoding="utf-8"))
     with np.load(DATA / "tool_vectors.npz") as reference:
@@ -27,7 +27,7 @@ def test_vectors_of_tools_agree_with_the_official_model(model: MiniLM) -> None:
     assert cosines.min() >= 0.9805
 
 
-def test_vectors_of_odd_texts_agree_with_the_official_model(model: MiniLM) -> None:
+def test_vectors_of_odd_texts_agree_with_the_official_model(model: OnnxModel) -> None:
     """The reference is float32 in torch (data/make_reference.py). Measured: mean 0.9925, min 0.9774; another
     kind of processor moves single texts by up to 0.002.
     """
@@ -38,7 +38,7 @@ def test_vectors_of_odd_texts_agree_with_the_official_model(model: MiniLM) -> No
     assert cosines.min() >= 0.975
 
 
-def test_neighbours_are_ranked_as_by_the_official_model(model: MiniLM) -> None:
+def test_neighbours_are_ranked_as_by_the_official_model(model: OnnxModel) -> None:
     """What search needs: the official nearest neighbour is, almost always, still among the first three."""
     with np.load(DATA / "reference.npz") as reference:
         official = reference["vectors"] @ reference["vectors"].T
@@ -52,7 +52,7 @@ def test_neighbours_are_ranked_as_by_the_official_model(model: MiniLM) -> None:
     assert kept.mean() >= 0.95
 
 
-def test_a_vector_depends_on_nothing_but_its_text(model: MiniLM) -> None:
+def test_a_vector_depends_on_nothing_but_its_text(model: OnnxModel) -> None:
     """Not on the batch, the order, or what runs at the same time: a stored vector equals a fresh one."""
     alone = {text: model.embed([text])[0] for text in TEXTS}
     shuffled = random.Random(7).sample(TEXTS, len(TEXTS))
@@ -74,7 +74,7 @@ def test_a_vector_depends_on_nothing_but_its_text(model: MiniLM) -> None:
         pytest.param("word " * 1_000_000, id="a million words"),
     ],
 )
-def test_any_text_has_a_finite_unit_vector(model: MiniLM, text: str) -> None:
+def test_any_text_has_a_finite_unit_vector(model: OnnxModel, text: str) -> None:
     vector = model.embed([text])[0]
 
     assert vector.dtype == np.float32
@@ -82,7 +82,7 @@ def test_any_text_has_a_finite_unit_vector(model: MiniLM, text: str) -> None:
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
 
 
-def test_only_the_first_256_word_pieces_count(model: MiniLM) -> None:
+def test_only_the_first_256_word_pieces_count(model: OnnxModel) -> None:
     """[CLS] and [SEP] are two of them; 128, which the published tokenizer file says, would be wrong."""
     seen, changed, beyond = model.embed(
         ["word " * 253 + "apple", "word " * 253 + "orange", "word " * 253 + "apple" + " orange" * 500]
@@ -92,7 +92,7 @@ def test_only_the_first_256_word_pieces_count(model: MiniLM) -> None:
     np.testing.assert_array_equal(seen, beyond)
 
 
-def test_no_texts_give_an_empty_matrix(model: MiniLM) -> None:
+def test_no_texts_give_an_empty_matrix(model: OnnxModel) -> None:
     assert model.embed([]).shape == (0, model.dimensions) == (0, 384)
 
 

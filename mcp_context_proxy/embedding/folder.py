@@ -1,0 +1,195 @@
+"""What is in the folder of a model, and so how its graph becomes a sentence's vector. Loads nothing.
+
+Two kinds of folder are known: with a ``manifest.json``, as scripts/build_model.py writes it, and as
+sentence-transformers and optimum export it, where several small files say what a graph does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from mcp_context_proxy.config import EmbeddingConfig
+from mcp_context_proxy.embedding.manifest import GRAPH, MANIFEST, TOKENIZER, cause, verified_manifest
+from mcp_context_proxy.errors import ModelError
+
+Pooling: TypeAlias = Literal["mean", "cls"]
+"""How the vectors of a text's tokens become one: their mean, or that of the first token."""
+
+GRAPHS = ("model.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx", "model_quantized.onnx")
+"""Where exporters write the graph; the first that is there is used."""
+
+DEFAULT_TOKENS = 512
+"""Of a text, where no file says how much the model reads."""
+
+MOST_TOKENS = 32_768
+"""Larger numbers are how a tokenizer says that it knows no bound."""
+
+RESERVED_POSITIONS = 2
+"""Of ``max_position_embeddings``, which models of the RoBERTa family do not use for tokens."""
+
+PACKAGED_MODEL = Path(__file__).parent / "files"
+"""The model that comes with the package; its origin is told in PROVENANCE.md beside it."""
+
+REINSTALL = "reinstall mcp-context-proxy"
+REMEDY = "export it as ONNX with its tokenizer.json (docs/models.md tells how), or name another folder"
+REBUILD = "build it again with scripts/build_model.py, or remove the setting to use the packaged model"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model on disk: where its files are, and how they are to be used."""
+
+    model_id: str
+    """Name and content; changes with whatever changes the vectors of the catalog's texts."""
+    graph: Path
+    tokenizer: Path
+    dimensions: int | None
+    """None where only the graph knows."""
+    max_tokens: int
+    """Longer texts are cut there, special tokens included."""
+    pooling: Pooling
+    """For graphs that give a vector per token."""
+    is_whole: bool
+    """Whether pooling is the only step after the graph."""
+    query_prefix: str
+    passage_prefix: str
+
+
+def read_folder(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
+    """Read what a model folder holds; ``settings`` beat what its files say. Blocking.
+
+    Raises:
+        ModelError: a file is missing or damaged, or asks for what is not supported.
+    """
+    if directory == PACKAGED_MODEL:
+        return _of_manifest(directory, settings, REINSTALL)
+    if (directory / MANIFEST).exists():
+        return _of_manifest(directory, settings, REBUILD)
+    return _of_export(directory, settings)
+
+
+def _of_manifest(directory: Path, settings: EmbeddingConfig, remedy: str) -> ModelFolder:
+    manifest = verified_manifest(directory, remedy)
+    max_tokens = settings.max_tokens or manifest.max_tokens
+    passage_prefix = settings.passage_prefix or ""
+    changed = (max_tokens, passage_prefix) != (manifest.max_tokens, "")
+    return ModelFolder(
+        model_id=_marked(manifest.model_id, max_tokens, passage_prefix) if changed else manifest.model_id,
+        graph=directory / GRAPH,
+        tokenizer=directory / TOKENIZER,
+        dimensions=manifest.dimensions,
+        max_tokens=max_tokens,
+        pooling="mean",
+        is_whole=True,
+        query_prefix=settings.query_prefix or "",
+        passage_prefix=passage_prefix,
+    )
+
+
+def _of_export(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
+    graph, tokenizer = _graph(directory), directory / TOKENIZER
+    prompts = _object(directory / "config_sentence_transformers.json").get("prompts")
+    prompts = prompts if isinstance(prompts, dict) else {}
+    max_tokens = settings.max_tokens or _max_tokens(directory)
+    pooling = settings.pooling or _pooling(directory)
+    passage_prefix = _first(settings.passage_prefix, prompts.get("passage"), prompts.get("document"))
+    content = "".join(_digest(file) for file in _content(graph, tokenizer))
+    name = f"{directory.resolve().name}@{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    return ModelFolder(
+        model_id=_marked(name, max_tokens, pooling, passage_prefix),
+        graph=graph,
+        tokenizer=tokenizer,
+        dimensions=None,
+        max_tokens=max_tokens,
+        pooling=pooling,
+        is_whole=not _has_dense_layer(directory),
+        query_prefix=_first(settings.query_prefix, prompts.get("query")),
+        passage_prefix=passage_prefix,
+    )
+
+
+def _marked(name: str, *how: object) -> str:
+    return f"{name}/{hashlib.sha256(repr(how).encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def _graph(directory: Path) -> Path:
+    if not directory.is_dir():
+        raise ModelError(directory, "there is no such folder", REMEDY)
+    found = next((directory / name for name in GRAPHS if (directory / name).is_file()), None)
+    if found is None:
+        raise ModelError(directory, f"it has neither {MANIFEST} nor {' nor '.join(GRAPHS[:2])}", REMEDY)
+    return found
+
+
+def _content(graph: Path, tokenizer: Path) -> Iterator[Path]:
+    yield tokenizer
+    yield graph
+    # Weights over 2 GB lie beside the graph, as model.onnx_data or model.onnx.data.
+    yield from sorted(graph.parent.glob(graph.name + "[_.]data*"))
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as e:
+        raise ModelError(path, cause(e), REMEDY) from e
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as e:
+        raise ModelError(path, cause(e), REMEDY) from e
+    except ValueError as e:
+        raise ModelError(path, "the file is damaged: it is not JSON", REMEDY) from e
+    return value if isinstance(value, dict) else {}
+
+
+def _max_tokens(directory: Path) -> int:
+    positions = _object(directory / "config.json").get("max_position_embeddings")
+    candidates = [
+        _object(directory / "sentence_bert_config.json").get("max_seq_length"),
+        _object(directory / "tokenizer_config.json").get("model_max_length"),
+        positions - RESERVED_POSITIONS if isinstance(positions, int) else None,
+    ]
+    plausible = [n for n in candidates if isinstance(n, int) and 0 < n <= MOST_TOKENS]
+    return min(plausible, default=DEFAULT_TOKENS)
+
+
+def _pooling(directory: Path) -> Pooling:
+    path = directory / "1_Pooling" / "config.json"
+    facts = _object(path)
+    modes = [key.removeprefix("pooling_mode_") for key, on in facts.items() if on is True]
+    named = facts.get("pooling_mode")
+    modes += [named] if isinstance(named, str) else []
+    if not modes or modes in (["mean_tokens"], ["mean"]):
+        return "mean"
+    if modes in (["cls_token"], ["cls"]):
+        return "cls"
+    told = f"its pooling ({' and '.join(modes)}) is not supported"
+    raise ModelError(path, told, "use a model with mean or cls pooling, or an endpoint that serves this one")
+
+
+def _has_dense_layer(directory: Path) -> bool:
+    path = directory / "modules.json"
+    if not path.exists():
+        return False
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ModelError(path, "the file is damaged: it is not JSON", REMEDY) from e
+    entries = modules if isinstance(modules, list) else []
+    return any(str(entry.get("type", "")).endswith(".Dense") for entry in entries if isinstance(entry, dict))
+
+
+def _first(*texts: object) -> str:
+    return next((text for text in texts if isinstance(text, str)), "")
