@@ -88,7 +88,7 @@ def test_a_search_by_words_alone_says_so_and_why(run: Run, workshop: Workshop) -
     assert done.stdout.startswith("Note: searched by words only: embedding model")
     assert "by words only" in done.stdout
     assert data["method"] == "lexical"
-    assert "the file is missing" in data["note"]
+    assert "there is no such folder" in data["note"]
 
 
 def test_a_failed_server_is_named_on_stderr_and_in_the_data(run: Run, workshop: Workshop) -> None:
