@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -19,8 +20,9 @@ from mcp_context_proxy.catalog.documents import DocumentFolder
 from mcp_context_proxy.catalog.library import Changes as DocumentChanges
 from mcp_context_proxy.catalog.library import DocumentLibrary
 from mcp_context_proxy.catalog.watch import watch
-from mcp_context_proxy.config import Config, EmbeddingConfig
-from mcp_context_proxy.config.secrets import RedactingFilter, Redactor, secrets_of
+from mcp_context_proxy.config import Config, DocumentsConfig, EmbeddingConfig
+from mcp_context_proxy.config.reload import Load, Reloader, Standing
+from mcp_context_proxy.config.secrets import RedactingFilter, secrets_of
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.handles import Handles
@@ -74,18 +76,14 @@ class Proxy:
             fitting_cosine(config.embedding),
         )
         self.searcher = Searcher(self.engine, config, self.caught_up)
-        self.library = DocumentLibrary(
-            [
-                DocumentFolder(Kind(entry.kind) if entry.kind else None, entry.path, entry.include)
-                for entry in config.documents
-            ],
-            config.limits,
-        )
-        self._warm, self._stale = False, anyio.Event()
+        self.library = DocumentLibrary(_folders(config.documents), config.limits)
+        self._warm, self._stale, self._other_folders = False, anyio.Event(), anyio.Event()
         self.fleet = Fleet(config.servers.values(), config.limits, self._mark_stale, self._on_event)
-        self.catalog = Catalog(config.expose, config.limits, self.fleet.clients.values(), self.library)
+        self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library)
         self.catalog.reserved = meta_tools.NAMES
-        self.setup = meta_tools.Setup(tuple(self.fleet.clients), bool(config.documents))
+        self.setup = _setup(config)
+        self.reloader: Reloader | None = None
+        """Follows the configuration file while a front is served."""
         sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
         self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
         self.records = RequestRecords(config.limits, kept)
@@ -115,7 +113,7 @@ class Proxy:
             group.start_soon(self.changes.run)
             group.start_soon(self.searcher.run)
             group.start_soon(self.records.run)
-            group.start_soon(watch, self.library, self._documents_changed)
+            group.start_soon(self._watch_documents)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
             try:
@@ -124,6 +122,27 @@ class Proxy:
                 # First: a thread that waits for an embedding service would hold up everything else.
                 self.model.close()
                 group.cancel_scope.cancel()
+
+    async def apply(self, config: Config) -> None:
+        """Follow a changed configuration; what is the same in it is not touched.
+
+        What is read only at start stays as it was: see `config.difference`.
+        """
+        before, self.config = self.config, config
+        _redact_logs(config)
+        difference = self.fleet.apply(config.servers.values(), config.limits)
+        self.setup = _setup(config)
+        self.catalog.configure(config.expose, config.limits)
+        self.tool_list.configure(config.expose, meta_tools.definitions(self.setup))
+        self.searcher.configure(config)
+        self.contexts.configure(configured(config))
+        if (config.documents, config.limits) != (before.documents, before.limits):
+            self.library.configure(_folders(config.documents), config.limits)
+            await anyio.to_thread.run_sync(self.library.reload)
+            self._other_folders.set()
+        self._warm = self._warm or config.search.warm_up
+        self._mark_stale()
+        logger.info("the changed configuration is in use: %s", difference)
 
     async def settled(self) -> None:
         """Wait until every server is ready or has failed once, and the catalog knows it."""
@@ -139,6 +158,12 @@ class Proxy:
         await self._refresh()
         self.changes.catalog_changed()
 
+    def health(self) -> dict[str, Any]:
+        """That it serves, and how what is written in the configuration differs from what is in use."""
+        standing = Standing() if self.reloader is None else self.reloader.standing
+        told = {"problems": standing.problems, "needs_restart": standing.needs_restart}
+        return {"status": "ok"} | {key: list(values) for key, values in told.items() if values}
+
     def _mark_stale(self) -> None:
         self._stale.set()
 
@@ -148,6 +173,15 @@ class Proxy:
             self._stale = anyio.Event()
             await self._refresh()
             self.changes.catalog_changed()
+
+    async def _watch_documents(self) -> None:
+        """Watch the folders that are configured now, until others are."""
+        while True:
+            self._other_folders = anyio.Event()
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch, self.library, self._documents_changed)
+                await self._other_folders.wait()
+                group.cancel_scope.cancel()
 
     async def _documents_changed(self, changes: DocumentChanges) -> None:
         for uri in changes.changed:
@@ -203,11 +237,27 @@ def _redact_logs(config: Config) -> None:
     if config.embedding.api_key is not None:
         secrets.append(("embedding.api_key", config.embedding.api_key))
     for handler in logging.getLogger().handlers:
-        handler.addFilter(RedactingFilter(Redactor(secrets)))
+        known = [filtered for filtered in handler.filters if isinstance(filtered, RedactingFilter)]
+        if not known:
+            known = [RedactingFilter()]
+            handler.addFilter(known[0])
+        known[0].learn(secrets)
 
 
-async def serve(config: Config, front: Front) -> None:
-    """Serve a front until it ends, or until the process is asked to stop."""
+def _folders(entries: Iterable[DocumentsConfig]) -> list[DocumentFolder]:
+    return [
+        DocumentFolder(Kind(entry.kind) if entry.kind else None, entry.path, entry.include)
+        for entry in entries
+    ]
+
+
+def _setup(config: Config) -> meta_tools.Setup:
+    servers = tuple(name for name, server in config.servers.items() if server.enabled)
+    return meta_tools.Setup(servers, bool(config.documents))
+
+
+async def serve(config: Config, front: Front, load_again: Load) -> None:
+    """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
     # Listened for before any server is started: none may outlive a proxy that is stopped at once.
     with ExitStack() as receiver:
         signals = receiver.enter_context(anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
@@ -222,8 +272,16 @@ async def serve(config: Config, front: Front) -> None:
                 meta_tools.instructions(proxy.setup),
                 proxy.tool_list.header_schema,
             )
+
+            async def apply(changed: Config) -> None:
+                await proxy.apply(changed)
+                server.instructions = meta_tools.instructions(proxy.setup)
+
+            proxy.reloader = Reloader(config, load_again, apply)
             async with anyio.create_task_group() as group:
                 group.start_soon(_stop_on_signal, signals, receiver, group.cancel_scope)
+                group.start_soon(proxy.reloader.run)
+                group.start_soon(_reload_on_hangup, proxy.reloader, group.cancel_scope)
                 await front(proxy, server)
                 group.cancel_scope.cancel()
 
@@ -237,6 +295,19 @@ async def _stop_on_signal(
         receiver.close()
         scope.cancel()
         return
+
+
+async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> None:
+    """Read the configuration again on SIGHUP, except where that tells of a terminal that was closed."""
+    if sys.platform == "win32":
+        return
+    in_terminal = os.isatty(sys.stderr.fileno())
+    with anyio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            if in_terminal and not os.isatty(sys.stderr.fileno()):
+                scope.cancel()
+                return
+            reloader.ask()
 
 
 async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
@@ -269,4 +340,4 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     policy = guard.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     logger.warning("serving http://%s:%d/mcp%s", host, port, credentials.whereabouts)
-    await http.serve(http.application(server, limits, policy), bound, server, limits)
+    await http.serve(http.application(server, limits, policy, proxy.health), bound, server, limits)

@@ -43,28 +43,49 @@ class _Withheld:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """What a listing gave under one configuration of its server."""
+
+    config: ServerConfig
+    definitions: Sequence[bytes]
+    tools: tuple[Tool, ...]
+    findings: tuple[str, ...]
+
+
 class Catalog:
     """Builds snapshots from the downstream clients and the documents."""
 
     def __init__(
-        self, expose: ExposeConfig, limits: Limits, clients: Iterable[DownstreamClient], documents: Documents
+        self,
+        expose: ExposeConfig,
+        limits: Limits,
+        clients: Callable[[], Iterable[DownstreamClient]],
+        documents: Documents,
     ) -> None:
         """Start with an empty snapshot; `refresh` fills it.
 
         Args:
             expose: How tools are named.
             limits: Bounds on definitions.
-            clients: The downstream clients, in the order of the configuration.
+            clients: Gives the downstream clients there are now, in the order of the configuration.
             documents: The rules and references.
         """
         self._expose, self._limits = expose, limits
-        self._clients, self._documents = tuple(clients), documents
-        self._parsed: dict[str, tuple[Sequence[bytes], tuple[Tool, ...], tuple[str, ...]]] = {}
+        self._serving, self._documents = clients, documents
+        self._clients: tuple[DownstreamClient, ...] = ()
+        self._parsed: dict[str, _Parsed] = {}
         self._refreshing = threading.Lock()
         self.reserved: frozenset[str] = frozenset()
         """Names of the proxy's own tools."""
         self.snapshot = Snapshot(generation=0, sources=())
         """The current snapshot. A request takes it once and uses it to the end."""
+
+    def configure(self, expose: ExposeConfig, limits: Limits) -> None:
+        """Name and bound what there is differently, from the next `refresh` on."""
+        with self._refreshing:
+            self._expose, self._limits = expose, limits
+            self._parsed = {}
 
     def refresh(self) -> Snapshot:
         """Build and publish a snapshot of what the clients and documents hold now. Thread-safe."""
@@ -73,6 +94,10 @@ class Catalog:
 
     def _build(self) -> Snapshot:
         findings: list[str] = []
+        self._clients = tuple(self._serving())
+        self._parsed = {
+            client.name: self._parsed[client.name] for client in self._clients if client.name in self._parsed
+        }
         tools = self._named_tools(findings)
         by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
         for tool in tools.values():
@@ -101,7 +126,7 @@ class Catalog:
     def _source(self, client: DownstreamClient, tools: tuple[Tool, ...]) -> Source:
         """The same object as before when nothing in it changed: what was derived from it stays good."""
         known = next((source for source in self.snapshot.sources if source.key == client.name), None)
-        if known is not None and known.items == tools:
+        if known is not None and known.items == tools and known.embeddings is client.tool_embeddings:
             return known
         return Source(client.name, tools, client.tool_embeddings)
 
@@ -114,15 +139,15 @@ class Catalog:
         return _unique(tools, lambda tool: tool.exposed_name, "tool", findings)
 
     def _tools_of(self, client: DownstreamClient, findings: list[str]) -> tuple[Tool, ...]:
-        """The tools of one client; parsed again only when its listing has changed."""
-        definitions = client.listing.tools
+        """The tools of one client; parsed again only when its listing or its settings have changed."""
+        config, listing = client.config, client.listing
         known = self._parsed.get(client.name)
-        if known is None or known[0] is not definitions:
-            known = (definitions, *self._parse_tools(client.config, definitions))
+        if known is None or known.definitions is not listing.tools or known.config is not config:
+            known = _Parsed(config, listing.tools, *self._parse_tools(config, listing.tools))
             self._parsed[client.name] = known
-        findings.extend(known[2])
-        findings.extend(f"{client.name}: {finding}" for finding in client.listing.findings)
-        return known[1]
+        findings.extend(known.findings)
+        findings.extend(f"{client.name}: {finding}" for finding in listing.findings)
+        return known.tools
 
     def _parse_tools(
         self, config: ServerConfig, definitions: Sequence[bytes]

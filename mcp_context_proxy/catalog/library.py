@@ -69,6 +69,11 @@ class DocumentLibrary:
         """Every folder that the last reload read."""
         return self._loaded.folders
 
+    def configure(self, folders: Sequence[DocumentFolder], limits: Limits) -> None:
+        """Read other folders, or within other bounds, from the next reload on."""
+        with self._reloading:
+            self.folders, self._limits = tuple(folders), limits
+
     def reload(self) -> Changes:
         """Read all folders again and publish what they hold. Blocks: call it in a worker thread."""
         with self._reloading:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import anyio
 import click
 
 from mcp_context_proxy.cli.options import config_option, load_config
+from mcp_context_proxy.config import load
 
 
 @click.command("serve")
@@ -32,16 +34,22 @@ def command(
 
     if not http and (host is not None or port is not None or no_auth):
         raise click.UsageError("--host, --port and --no-auth need --http")
-    options = {"http.host": host, "http.port": port, "http.auth": False if no_auth else None}
-    config = load_config(ctx, config_path, options)
+    overrides = {"http.host": host, "http.port": port, "http.auth": False if no_auth else None}
+    config = load_config(ctx, config_path, overrides)
+    # What is passed over in the file was said when it was read first.
+    load_again = partial(load, config.path, overrides=overrides, warn=_ignore)
     try:
-        anyio.run(app.serve, config, app.http_front if http else app.stdio_front)
+        anyio.run(app.serve, config, app.http_front if http else app.stdio_front, load_again)
     except BaseExceptionGroup as group:
         error = _cause(group)
         if isinstance(error, OSError):
             address = f"{config.http.host}:{config.http.port}"
             raise click.ClickException(f"cannot listen on {address}: {error.strerror or error}") from None
         raise error from None
+
+
+def _ignore(message: str) -> None:
+    del message
 
 
 def _cause(error: BaseException) -> BaseException:

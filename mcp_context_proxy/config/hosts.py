@@ -7,18 +7,18 @@ Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Cod
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from mcp_context_proxy.config.source import Source, dotted
 from mcp_context_proxy.config.toml_lines import KeyPath
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
-logger = logging.getLogger(__name__)
+Warn: TypeAlias = Callable[[str], None]
+"""Takes a sentence about what is passed over without being a mistake."""
 
 MAX_NAME: Final = 32
 """Characters in a server's name: half of what hosts allow for a whole tool name."""
@@ -61,7 +61,7 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def from_host(source: Source) -> tuple[Source, list[ConfigProblem]]:
+def from_host(source: Source, warn: Warn) -> tuple[Source, list[ConfigProblem]]:
     """The servers of a host's file as our tables, and what is wrong with their shape.
 
     Raises:
@@ -80,11 +80,13 @@ def from_host(source: Source) -> tuple[Source, list[ConfigProblem]]:
         if not isinstance(entry, dict):
             problems.append(source.problem(path, "must be an object with a command or a url"))
         elif _is_ourselves(entry):
-            logger.warning("%s: server %r is this proxy itself and is skipped", source.file, written)
+            warn(f"{source.file}: server {written!r} is this proxy itself and is skipped")
         else:
             name = names[written]
             source.origins["servers", name] = path
             servers[name] = _entry(source, ("servers", name), path, entry, problems)
+            if "envFile" in entry:
+                warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
     return replace(source, tables={"servers": servers}), problems
 
 
@@ -132,10 +134,6 @@ def _entry(
             source.origins[*path, ours] = (*place, key)
     if isinstance(entry.get("disabled"), bool) or isinstance(entry.get("enabled"), bool):
         server["enabled"] = entry.get("enabled") is not False and entry.get("disabled") is not True
-    if "envFile" in entry:
-        logger.warning(
-            "%s: server %r: envFile is not read; name its variables in env", source.file, place[-1]
-        )
     _transport(source, path, server, problems)
     return server
 

@@ -7,6 +7,7 @@ anything, and nothing is changed on disk.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from mcp_context_proxy.config.checks import contradictions
 from mcp_context_proxy.config.expand import expand
-from mcp_context_proxy.config.hosts import from_host
+from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.locate import VARIABLE, default_path, expand_home, find
 from mcp_context_proxy.config.mistakes import mistakes
@@ -26,6 +27,8 @@ from mcp_context_proxy.config.settings import Config, ServerConfig
 from mcp_context_proxy.config.source import Source, dotted, read, writable_by_all
 from mcp_context_proxy.config.toml_lines import KeyPath
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+
+logger = logging.getLogger(__name__)
 
 _EXPANDED: Final = ("command", "args", "env", "cwd", "url", "headers")
 """Keys of a server in which variables are replaced."""
@@ -40,10 +43,12 @@ def load(
     path: Path | None = None,
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, Any] = _NONE,
+    warn: Warn = logger.warning,
 ) -> Config:
     """Load the configuration from `path`, or from where `find` finds it.
 
     `overrides` beat the file: dotted keys (``{"http.port": 9000}``) or nested tables; None means not given.
+    `warn` takes what is passed over without being a mistake.
 
     Raises:
         ConfigError: it cannot be used; holds every mistake, in file order.
@@ -51,7 +56,7 @@ def load(
     source = read(_file(path, environ))
     problems = writable_by_all(source.file)
     if source.is_json:
-        source, of_host = from_host(source)
+        source, of_host = from_host(source, warn)
         problems += of_host
     draft = _Draft(source, environ, _copied(source.tables), problems)
     draft.override(overrides)

@@ -50,9 +50,15 @@ def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:
 class RedactingFilter(logging.Filter):
     """Redacts every message that is logged."""
 
-    def __init__(self, redactor: Redactor) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._redact = redactor
+        self._secrets: set[tuple[str, str]] = set()
+        self._redact = Redactor(())
+
+    def learn(self, secrets: Iterable[tuple[str, str]]) -> None:
+        """Redact these, too; none is ever forgotten, since what it was used for may still speak of it."""
+        self._secrets.update(secrets)
+        self._redact = Redactor(self._secrets)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Replace the message by its redacted form; always log it."""

@@ -64,6 +64,10 @@ class ContextEngine:
         self._records, self._options, self._costs = records, options, costs
         self._selection = Selection(searcher, costs)
 
+    def configure(self, options: ContextOptions) -> None:
+        """Select by these options of the agent's from now on."""
+        self._options = options
+
     async def build(
         self,
         query: str,

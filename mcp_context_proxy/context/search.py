@@ -112,12 +112,16 @@ class Searcher:
             caught_up: Waits, no longer than it is told, for servers that are still starting.
         """
         self._engine, self._caught_up = engine, caught_up
-        self._options = configured(config)
+        self.configure(config)
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
-        self._patience = config.limits.indexing_wait_seconds
         self._wanted: _Wanted | None = None
         self._asked = anyio.Event()
         self._listeners: list[OnProgress] = []
+
+    def configure(self, config: Config) -> None:
+        """Search with these options from now on."""
+        self._options = configured(config)
+        self._patience = config.limits.indexing_wait_seconds
 
     async def run(self) -> None:
         """Index what searches want, in a thread, until cancelled; a newer snapshot goes first."""

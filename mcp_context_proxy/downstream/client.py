@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 
 import anyio
@@ -90,6 +91,7 @@ class DownstreamClient:
         self._stop = anyio.Event()
         self._settled = anyio.Event()
         self._in_flight = 0
+        self._idle = anyio.Event()
         self._learned_era: Era | None = None
 
     @property
@@ -119,6 +121,19 @@ class DownstreamClient:
     def stop(self) -> None:
         """Ask the owner task to close the connection and return."""
         self._stop.set()
+        self._idle.set()
+
+    def configure(self, config: ServerConfig, limits: Limits) -> None:
+        """Follow a configuration whose connection is the same; what is open stays open."""
+        self.config, self._limits = config, limits
+        self._lists.configure(limits)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until no request is under way or the client is stopped, no longer than `seconds`."""
+        with anyio.move_on_after(seconds):
+            while self._in_flight and not self._stop.is_set():
+                self._idle = anyio.Event()
+                await self._idle.wait()
 
     async def call(self, method: str, params: Members, outgoing: Outgoing = PLAIN) -> Raw:
         """Send one request and return its result as it came. It is never sent twice.
@@ -135,11 +150,15 @@ class DownstreamClient:
             raise ServerUnavailableError(
                 self.name, "busy", f"{self._in_flight} requests are under way; try again"
             )
+        if outgoing.timeout is None:
+            outgoing = replace(outgoing, timeout=self.config.call_timeout)
         self._in_flight += 1
         try:
             return await connected.link.request(method, params, outgoing)
         finally:
             self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
 
     def unavailable(self) -> ServerUnavailableError:
         """The error of a call while there is no connection: the state, the cause, the server's last words."""

@@ -1,8 +1,9 @@
-"""All downstream servers together: started at once, each with a life of its own."""
+"""All downstream servers together: started at once, each with a life of its own, and replaced one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
@@ -10,11 +11,36 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.difference import same_connection
 from mcp_context_proxy.downstream.client import DownstreamClient, State
+from mcp_context_proxy.errors import ServerUnavailableError
 from mcp_context_proxy.wire.envelope import Members
 
 Event = Callable[[str, str, Members], None]
 """Takes what a server announced: its name, the method, the params."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a new configuration did to the servers, by name."""
+
+    started: tuple[str, ...] = ()
+    restarted: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
+    kept: int = 0
+    """Servers whose connection stayed as it was."""
+
+    def __str__(self) -> str:
+        told = [
+            f"{verb} {', '.join(names)}"
+            for verb, names in (
+                ("started", self.started),
+                ("restarted", self.restarted),
+                ("stopped", self.stopped),
+            )
+            if names
+        ]
+        return "; ".join([*told, f"{self.kept} unchanged"])
 
 
 class Fleet:
@@ -31,29 +57,45 @@ class Fleet:
         on_event: Event | None = None,
     ) -> None:
         """Prepare a client for each enabled server; see `DownstreamClient` for the callbacks."""
-        self.clients = {
-            config.name: DownstreamClient(
-                config, limits, on_change, partial(on_event, config.name) if on_event else None
-            )
-            for config in configs
-            if config.enabled
+        self._limits, self._on_change, self._on_event = limits, on_change, on_event
+        self.clients: Mapping[str, DownstreamClient] = {
+            config.name: self._client(config) for config in configs if config.enabled
         }
-        self._limits = limits
+        """Those that are called, swapped whole when they become others."""
+        self._successors: dict[str, DownstreamClient] = {}
+        """Started with a changed configuration, and not yet in their predecessors' places."""
+        self._retiring: set[DownstreamClient] = set()
         self._group: TaskGroup | None = None
+        self._starting = anyio.Semaphore(limits.starts_at_once)
+
+    def client(self, name: str) -> DownstreamClient:
+        """The client of a server.
+
+        Raises:
+            ServerUnavailableError: it has been removed since its name was looked up.
+        """
+        found = self.clients.get(name)
+        if found is None:
+            raise ServerUnavailableError(name, "removed", "it is no longer configured")
+        return found
+
+    def serving(self) -> tuple[DownstreamClient, ...]:
+        """The clients that are called now, in the order of the configuration."""
+        return tuple(self.clients.values())
 
     async def __aenter__(self) -> Fleet:
         self._group = anyio.create_task_group()
-        group = await self._group.__aenter__()
-        starting = anyio.Semaphore(self._limits.starts_at_once)
+        await self._group.__aenter__()
         for client in self.clients.values():
-            group.start_soon(client.run, starting, name=f"server {client.name}")
+            self._start(client)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        for client in self.clients.values():
+        for client in (*self.clients.values(), *self._successors.values(), *self._retiring):
             client.stop()
+        self._successors.clear()
         assert self._group is not None
         return await self._group.__aexit__(kind, error, trace)
 
@@ -73,3 +115,84 @@ class Fleet:
         return tuple(
             name for name, client in self.clients.items() if client.state in {State.WAITING, State.STARTING}
         )
+
+    def apply(self, configs: Iterable[ServerConfig], limits: Limits) -> Difference:
+        """Follow a changed configuration, without waiting for what that takes.
+
+        A server whose connection is the same keeps it. One that is to be connected differently is replaced
+        once its successor is ready or has failed; the calls that are under way in one that goes may finish.
+        """
+        wanted = {config.name: config for config in configs if config.enabled}
+        self._limits = limits
+        stopped = [name for name in self.clients if name not in wanted]
+        for name in stopped:
+            self._retire(self._successors.pop(name, None))
+            self._retire(self.clients[name])
+        clients: dict[str, DownstreamClient] = {}
+        started, restarted = [], []
+        for name, config in wanted.items():
+            serving = self.clients.get(name)
+            if serving is None:
+                started.append(name)
+                serving = self._started(config)
+            elif self._follow(serving, config):
+                restarted.append(name)
+            clients[name] = serving
+        self.clients = clients
+        kept = len(wanted) - len(started) - len(restarted)
+        self._on_change()
+        return Difference(tuple(started), tuple(restarted), tuple(stopped), kept)
+
+    def _follow(self, serving: DownstreamClient, config: ServerConfig) -> bool:
+        """Have the server run as configured; whether that takes another connection."""
+        name = config.name
+        successor = self._successors.get(name)
+        if successor is not None and same_connection(successor.config, config):
+            successor.configure(config, self._limits)
+            return False
+        self._retire(self._successors.pop(name, None))
+        if same_connection(serving.config, config):
+            serving.configure(config, self._limits)
+            return False
+        self._successors[name] = self._started(config)
+        assert self._group is not None
+        self._group.start_soon(self._succeed, self._successors[name], name=f"successor of {name}")
+        return True
+
+    async def _succeed(self, successor: DownstreamClient) -> None:
+        """Put a client in the place of its predecessor, as soon as it can do its work.
+
+        One that takes long waits no longer than calls under way may: what is configured is what is wanted.
+        """
+        name = successor.name
+        with anyio.move_on_after(self._limits.drain_seconds):
+            await successor.settled()
+        if self._successors.get(name) is successor:
+            del self._successors[name]
+            self._retire(self.clients[name])
+            self.clients = {**self.clients, name: successor}
+            self._on_change()
+
+    def _client(self, config: ServerConfig) -> DownstreamClient:
+        on_event = partial(self._on_event, config.name) if self._on_event else None
+        return DownstreamClient(config, self._limits, self._on_change, on_event)
+
+    def _started(self, config: ServerConfig) -> DownstreamClient:
+        client = self._client(config)
+        self._start(client)
+        return client
+
+    def _start(self, client: DownstreamClient) -> None:
+        assert self._group is not None
+        self._group.start_soon(client.run, self._starting, name=f"server {client.name}")
+
+    def _retire(self, client: DownstreamClient | None) -> None:
+        if client is not None:
+            assert self._group is not None
+            self._retiring.add(client)
+            self._group.start_soon(self._drain, client, name=f"retiring {client.name}")
+
+    async def _drain(self, client: DownstreamClient) -> None:
+        await client.drain(self._limits.drain_seconds)
+        client.stop()
+        self._retiring.discard(client)

@@ -50,6 +50,10 @@ class Lists:
         self._stale: set[str] = set()
         self._notice = anyio.Event()
 
+    def configure(self, limits: Limits) -> None:
+        """Fetch within other bounds from now on."""
+        self._limits = limits
+
     async def fetch(self, connected: Connected, names: set[str] | None = None) -> None:
         """Fetch the named lists, or all.
 

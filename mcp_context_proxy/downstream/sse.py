@@ -98,13 +98,13 @@ async def open_sse(
         httpx2.HTTPError: it cannot be opened.
     """
     url = config.url or ""
-    queue, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     async with (
         httpx2.AsyncClient(headers=config.headers, timeout=timeout) as client,
         sse_within_origin(client, url, max_event_size=limits.sse_event_bytes) as events,
     ):
         events.response.raise_for_status()
+        queue, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
         channel = SseChannel(client, queue)
         async with anyio.create_task_group() as group:
             group.start_soon(channel.read, events, url, receive)

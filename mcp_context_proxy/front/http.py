@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import anyio
 import uvicorn
@@ -32,7 +33,9 @@ STOP_SECONDS = 2
 """For open responses to end by themselves when the front stops; event streams never do."""
 
 
-def application(server: SdkServer, limits: Limits, policy: Policy) -> Starlette:
+def application(
+    server: SdkServer, limits: Limits, policy: Policy, health: Callable[[], dict[str, Any]]
+) -> Starlette:
     """The ASGI application, guarded on every route."""
     sessions = StreamableHTTPSessionManager(
         server,
@@ -49,7 +52,7 @@ def application(server: SdkServer, limits: Limits, policy: Policy) -> Starlette:
 
     async def healthz(request: Request) -> Response:
         del request
-        return JSONResponse({"status": "ok"})
+        return JSONResponse(health())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

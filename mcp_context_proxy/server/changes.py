@@ -140,7 +140,7 @@ class Changes:
             *(f"{uri} {item.description}".encode() for uri, item in snapshot.documents.items()),
         ]
         return {
-            TOOLS_CHANGED: _digest(fingerprint.encode() for fingerprint in tools),
+            TOOLS_CHANGED: _digest([*map(bytes, self._tools.own), *map(str.encode, tools)]),
             RESOURCES_CHANGED: _digest(resources),
             PROMPTS_CHANGED: _digest(item.definition for item in snapshot.prompts.values()),
         }

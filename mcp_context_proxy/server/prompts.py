@@ -80,7 +80,7 @@ class Prompts:
         self, server: str, method: str, params: Members, caller: Caller, subject: str
     ) -> bytes:
         try:
-            return await forwarding.forward(self._fleet.clients[server], method, params, caller, subject)
+            return await forwarding.forward(self._fleet.client(server), method, params, caller, subject)
         except RemoteError as error:
             raise forwarding.request_error(error) from error
         except DownstreamError as error:

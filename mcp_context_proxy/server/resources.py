@@ -99,12 +99,14 @@ class Resources:
 
     async def _forward_if_handshake(self, method: str, uri: str, params: Members, caller: Caller) -> None:
         """Modern servers have no such method: there, updates come on the connection's own subscription."""
-        if self._fleet.clients[self.owner(uri, caller.era)].era is not Era.MODERN:
+        client = self._fleet.clients.get(self.owner(uri, caller.era))
+        if client is None or client.era is not Era.MODERN:
             await self._forward(method, uri, params, caller)
 
     async def _forward(self, method: str, uri: str, params: Members, caller: Caller) -> bytes:
-        client = self._fleet.clients[self.owner(uri, caller.era)]
+        owner = self.owner(uri, caller.era)
         try:
+            client = self._fleet.client(owner)
             return await forwarding.forward(client, method, params, caller, f"resource {uri!r}")
         except RemoteError as error:
             if error.code == HANDSHAKE_NOT_FOUND and caller.era is Era.MODERN:

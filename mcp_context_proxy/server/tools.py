@@ -82,6 +82,16 @@ class ToolList:
         self._base: tuple[int, bool, tuple[str, ...]] = (-1, False, ())
         self._cached: tuple[int, tuple[str, ...], bytes] = (-1, (), b"")
 
+    def configure(self, expose: ExposeConfig, own: list[Raw]) -> None:
+        """List by other settings, and other definitions of the proxy's own tools."""
+        self._expose, self._own = expose, own
+        self._base, self._cached = (-1, False, ()), (-1, (), b"")
+
+    @property
+    def own(self) -> tuple[Raw, ...]:
+        """Definitions of the proxy's own tools."""
+        return tuple(self._own)
+
     async def answer(self, params: Members, caller: Caller) -> bytes:
         """The result of ``tools/list``.
 
@@ -268,7 +278,7 @@ class ToolCalls:
             sent["arguments"] = _object_in_text(arguments)
         elif arguments is not None and bytes(arguments) == b"null":
             del sent["arguments"]
-        client = self._fleet.clients[tool.server]
+        client = self._fleet.client(tool.server)
         return await forwarding.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
 
 

@@ -39,6 +39,9 @@ def test_a_value_too_short_to_be_told_from_text_is_left() -> None:
 def test_a_logged_message_is_redacted_after_its_arguments_are_filled_in() -> None:
     record = logging.LogRecord("n", logging.INFO, "f", 1, "server said %s", ("s3cr3t-value",), None)
 
-    assert RedactingFilter(Redactor([("TOKEN", "s3cr3t-value")])).filter(record)
+    redacting = RedactingFilter()
+    redacting.learn([("TOKEN", "s3cr3t-value")])
+
+    assert redacting.filter(record)
 
     assert record.getMessage() == "server said [redacted TOKEN]"

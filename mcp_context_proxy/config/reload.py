@@ -1,0 +1,100 @@
+"""Follows the configuration file while the proxy runs: a good one is applied, a bad one changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import anyio
+import anyio.to_thread
+
+from mcp_context_proxy.config.difference import needs_restart
+from mcp_context_proxy.config.settings import Config
+from mcp_context_proxy.config.watch import watch_file
+from mcp_context_proxy.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+Load = Callable[[], Config]
+"""Reads the configuration again, from where it was read first.
+
+Raises:
+    ConfigError: it cannot be used.
+"""
+
+Apply = Callable[[Config], Awaitable[None]]
+"""Makes the running proxy follow a configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How what runs differs from what is written."""
+
+    problems: tuple[str, ...] = ()
+    """Why the file as it is now is not used: each with file, line and key. Empty when it is."""
+    needs_restart: tuple[str, ...] = ()
+    """Dotted keys that were changed since the start and have no effect before the next one."""
+
+
+class Reloader:
+    """Loads the configuration when its file changes, or when it is asked to."""
+
+    def __init__(self, started: Config, load: Load, apply: Apply) -> None:
+        """Prepare to follow.
+
+        Args:
+            started: What the proxy was started with.
+            load: Reads the file again; called in a thread.
+            apply: Takes a configuration that differs from the one in use.
+        """
+        self._started, self._current = started, started
+        self._load, self._apply = load, apply
+        self._asked = anyio.Event()
+        self.standing = Standing()
+
+    def ask(self) -> None:
+        """Have the file read soon, whether or not it looks changed."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Follow the file until cancelled."""
+        async with anyio.create_task_group() as group:
+            if self._started.path is not None:
+                group.start_soon(watch_file, self._started.path, self.ask)
+            while True:
+                await self._asked.wait()
+                self._asked = anyio.Event()
+                try:
+                    await self._reload()
+                except Exception:
+                    # boundary: a fault in one reload; the next edit is a new try
+                    logger.exception("the changed configuration could not be applied")
+
+    async def _reload(self) -> None:
+        try:
+            config = await anyio.to_thread.run_sync(self._load)
+        except ConfigError as error:
+            self._refuse(error)
+            return
+        if self.standing.problems:
+            logger.warning("%s can be used again", config.path)
+            self.standing = replace(self.standing, problems=())
+        if config == self._current:
+            return
+        await self._apply(config)
+        self._current = config
+        self._tell_needs_restart(config)
+
+    def _refuse(self, error: ConfigError) -> None:
+        problems = tuple(map(str, error.problems))
+        if problems == self.standing.problems:
+            return
+        self.standing = replace(self.standing, problems=problems)
+        logger.error("the changed configuration is not used, what runs stays as it is. %s", error)
+
+    def _tell_needs_restart(self, config: Config) -> None:
+        keys = needs_restart(self._started, config)
+        if keys and keys != self.standing.needs_restart:
+            logger.warning("%s: needs a restart: %s", config.path, ", ".join(keys))
+        self.standing = replace(self.standing, needs_restart=keys)

@@ -1,0 +1,337 @@
+"""A changed configuration is followed at run time: exactly what changed is touched, and nothing is lost."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from support.ledger import until
+from support.proxies import command, http_proxy
+from support.raw_client import RawClient, stdio
+from support.servers import Server, Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+CHANGED = "notifications/tools/list_changed"
+MUTATIONS = 50
+
+
+def starts(server: Server) -> int:
+    return len(server.ledger.entries("start"))
+
+
+async def until_gone(client: RawClient, name: str) -> None:
+    with anyio.fail_after(20):
+        while name in await client.names():  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.01)
+
+
+def two_servers(workshop: Workshop) -> tuple[Server, Server]:
+    return workshop.server("one", tools=[tool("first")]), workshop.server("two", tools=[tool("second")])
+
+
+def said(log: Path, text: str) -> Any:
+    return lambda: text in log.read_text(encoding="utf-8")
+
+
+async def test_a_new_server_is_started_and_announced_and_the_others_keep_their_processes(
+    workshop: Workshop, era: str
+) -> None:
+    one, two = two_servers(workshop)
+    async with stdio(command(workshop.config())) as client:
+        await client.until_listed("one__first", "two__second")
+        client.notifications.clear()
+        three = workshop.server("three", tools=[tool("third")])
+        workshop.config()
+        await client.until(lambda client: client.notified(CHANGED))
+        await client.until_listed("three__third")
+
+        assert "three" in (await client.request("tools/list"))["tools"][0]["description"]
+        assert [starts(server) for server in (one, two, three)] == [1, 1, 1]
+
+
+async def test_a_removed_server_is_stopped_and_its_tools_are_gone(workshop: Workshop) -> None:
+    one, two = two_servers(workshop)
+    async with stdio(command(workshop.config())) as client:
+        await client.until_listed("one__first", "two__second")
+        del workshop.servers["two"]
+        workshop.config()
+        await until_gone(client, "two__second")
+        await two.ledger.until(lambda ledger: ledger.entries("end of input"))
+
+        refused = await client.call("two__second")
+        assert refused["isError"]
+        assert "isError" not in await client.call("one__first")
+        assert starts(one) == 1
+        assert one.ledger.entries("end of input") == []
+
+
+async def test_a_server_whose_environment_changed_is_restarted_alone_and_serves_all_the_while(
+    workshop: Workshop,
+) -> None:
+    one, two = two_servers(workshop)
+    ready = workshop.flag("ready")
+    config = workshop.config()
+    async with stdio(command(config), env={"COLOUR": "red"}) as client:
+        await client.until_listed("one__first", "two__second")
+        two.path.write_text(
+            json.dumps(json.loads(two.path.read_text()) | {"on": {"initialize": [{"wait": str(ready)}]}})
+        )
+        two.settings["env"] = {"HUE": "${COLOUR}"}
+        workshop.config()
+        await until(lambda: starts(two) == 2)
+
+        assert "isError" not in await client.call("two__second")
+        assert two.ledger.entries("end of input") == []
+        ready.touch()
+        await two.ledger.until(lambda ledger: ledger.entries("end of input"))
+        assert "isError" not in await client.call("two__second")
+        first, second = (entry["pid"] for entry in two.ledger.entries("start"))
+        assert [entry["pid"] for entry in two.ledger.entries("call")] == [first, second]
+        assert "HUE" in two.ledger.entries("start")[1]["environment"]
+        assert starts(one) == 1
+
+
+async def test_a_call_under_way_in_a_removed_server_gets_its_answer(workshop: Workshop) -> None:
+    go = workshop.flag("go")
+    workshop.server("stays", tools=[tool("stay")])
+    slow = workshop.server("slow", tools=[tool("wait")], calls={"wait": [{"wait": str(go)}]})
+    async with stdio(command(workshop.config())) as client:
+        await client.until_listed("slow__wait", "stays__stay")
+        _, answer = await client.start("tools/call", {"name": "slow__wait", "arguments": {}})
+        await slow.ledger.until(lambda ledger: ledger.calls())
+        del workshop.servers["slow"]
+        workshop.config()
+        await until_gone(client, "slow__wait")
+
+        assert slow.ledger.entries("end of input") == []
+        go.touch()
+        assert "isError" not in await answer
+        await slow.ledger.until(lambda ledger: ledger.entries("end of input"))
+
+
+async def test_a_call_that_outlasts_the_drain_is_told_so(workshop: Workshop) -> None:
+    slow = workshop.server(
+        "slow", tools=[tool("wait")], calls={"wait": [{"wait": str(workshop.flag("never"))}]}
+    )
+    async with stdio(command(workshop.config(limits={"drain_seconds": 0.1}))) as client:
+        await client.until_listed("slow__wait")
+        _, answer = await client.start("tools/call", {"name": "slow__wait", "arguments": {}})
+        await slow.ledger.until(lambda ledger: ledger.calls())
+        del workshop.servers["slow"]
+        workshop.config(limits={"drain_seconds": 0.1})
+
+        with anyio.fail_after(20):
+            assert "may or may not have run" in (await answer)["content"][0]["text"]
+
+
+async def test_what_is_shown_changes_without_a_restart(workshop: Workshop, tmp_path: Path) -> None:
+    one, two = two_servers(workshop)
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "tone.md").write_text("Be kind.")
+    async with stdio(command(workshop.config(expose={"mode": "search"}))) as client:
+        await client.until(lambda client: starts(one) and starts(two))
+        assert "two__second" not in await client.names()
+        two.settings["include"] = "always"
+        workshop.config(expose={"mode": "search"})
+        await client.until_listed("two__second")
+        workshop.config(expose={"mode": "all"}, documents=[{"kind": "rule", "path": "rules"}])
+        await client.until_listed("one__first", "two__second")
+        listed = (await client.request("resources/list"))["resources"]
+        assert [entry["uri"] for entry in listed] == ["rule://tone"]
+
+        (tmp_path / "rules" / "style.md").write_text("Be brief.")
+        with anyio.fail_after(20):
+            while len((await client.request("resources/list"))["resources"]) != 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        assert [starts(one), starts(two)] == [1, 1]
+
+
+async def test_an_edit_that_shows_nothing_new_announces_nothing(workshop: Workshop) -> None:
+    flag = workshop.flag("ready")
+    one = workshop.server("one", tools=[tool("first")], on={"tools/list": [{"wait": str(flag)}]})
+    log = workshop.folder / "stderr"
+    with log.open("w") as stderr:
+        config = workshop.config()
+        async with stdio(
+            [*command(config)[:3], "--log-level", "info", *command(config)[3:]], stderr=stderr
+        ) as client:
+            flag.touch()
+            await client.until(lambda client: client.notified(CHANGED))
+            client.notifications.clear()
+            workshop.config(search={"top_n": 3})
+            await until(said(log, "the changed configuration is in use: 1 unchanged"))
+            await client.call("search_available_tools", {"query": "first"})
+
+            assert client.notified(CHANGED) == []
+            assert starts(one) == 1
+
+
+async def test_an_invalid_file_changes_nothing_and_is_told_with_file_line_and_key(workshop: Workshop) -> None:
+    one, two = two_servers(workshop)
+    config = workshop.config()
+    good = config.read_text()
+    with http_proxy(config) as proxy:
+        log = config.with_suffix(".log")
+        await until(lambda: starts(one) and starts(two))
+        config.write_text(good.replace("[servers.two]", "[servers.two]\nkommand = 'x'"))
+        line = good[: good.index("[servers.two]")].count("\n") + 2
+        place = f"{config}:{line}: servers.two.kommand"
+        await until(said(log, place))
+        async with httpx2.AsyncClient() as http:
+            health = (await http.get(f"{proxy.base}/healthz")).json()
+            assert health["status"] == "ok"
+            assert place in health["problems"][0]
+            config.write_text("[servers.two\n")
+            await until(said(log, f"{config}:1"))
+            config.write_text(good)
+            await until(said(log, "can be used again"))
+            assert (await http.get(f"{proxy.base}/healthz")).json() == {"status": "ok"}
+
+        assert [starts(one), starts(two)] == [1, 1]
+        assert two.ledger.entries("end of input") == []
+
+
+async def test_what_only_a_restart_can_change_is_named_in_one_line(workshop: Workshop) -> None:
+    two_servers(workshop)
+    config = workshop.config()
+    with http_proxy(config) as proxy:
+        limits = {"http_connections": 7, "call_seconds": 5.0}
+        workshop.config(http={"host": "127.0.0.2"}, store={"path": "elsewhere.db"}, limits=limits)
+        log = config.with_suffix(".log")
+        await until(said(log, "needs a restart: store.path, http.host, limits.http_connections\n"))
+        async with httpx2.AsyncClient() as http:
+            told = (await http.get(f"{proxy.base}/healthz")).json()["needs_restart"]
+
+    assert told == ["store.path", "http.host", "limits.http_connections"]
+
+
+async def test_a_hosts_json_is_followed_too(workshop: Workshop) -> None:
+    one, two = two_servers(workshop)
+    path = workshop.folder / "claude_desktop_config.json"
+    path.write_text(json.dumps({"mcpServers": {"one": one.settings}}))
+    async with stdio(command(path)) as client:
+        await client.until_listed("one__first")
+        path.write_text(json.dumps({"mcpServers": {"one": one.settings, "two": two.settings}}))
+        await client.until_listed("one__first", "two__second")
+
+        assert starts(one) == 1
+
+
+async def test_a_file_that_is_replaced_removed_and_made_again_is_followed(workshop: Workshop) -> None:
+    one, _ = two_servers(workshop)
+    config = workshop.config()
+    both = config.read_text()
+    del workshop.servers["two"]
+    alone = workshop.config().read_text()
+    async with stdio(command(config)) as client:
+        await client.until_listed("one__first")
+        (workshop.folder / "config.toml.swp").write_text(both)
+        (workshop.folder / "config.toml.swp").rename(config)
+        await client.until_listed("two__second")
+        config.unlink()
+        config.write_text(alone)
+        await until_gone(client, "two__second")
+        shutil.copy(config, workshop.folder / "kept")
+        config.unlink()
+        await client.call("one__first")
+        config.write_text(both)
+        await client.until_listed("two__second")
+
+        assert starts(one) == 1
+
+
+async def test_links_that_are_turned_elsewhere_are_followed_as_kubernetes_turns_them(
+    workshop: Workshop,
+) -> None:
+    one, _ = two_servers(workshop)
+    config = workshop.config()
+    both = config.read_text()
+    del workshop.servers["two"]
+    alone = workshop.config().read_text()
+    mounted = workshop.folder / "mounted"
+    for version, text in (("..v1", alone), ("..v2", both)):
+        (mounted / version).mkdir(parents=True)
+        (mounted / version / "config.toml").write_text(text)
+    (mounted / "..data").symlink_to("..v1")
+    (mounted / "config.toml").symlink_to(Path("..data") / "config.toml")
+    async with stdio(command(mounted / "config.toml")) as client:
+        await client.until_listed("one__first")
+        (mounted / "..data_tmp").symlink_to("..v2")
+        (mounted / "..data_tmp").rename(mounted / "..data")
+        await client.until_listed("two__second")
+
+        assert starts(one) == 1
+
+
+async def test_a_hangup_signal_has_the_file_read_again_and_ends_nothing(workshop: Workshop) -> None:
+    one, _ = two_servers(workshop)
+    config = workshop.config()
+    async with stdio(command(config)) as client:
+        await client.until_listed("one__first", "two__second")
+        assert client.process is not None
+        before = config.stat()
+        # As long as before and as old as before: nothing but the signal tells of it.
+        config.write_text(config.read_text().replace("[servers.two]", "[servers.new]"))
+        os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
+        client.process.send_signal(signal.SIGHUP)
+        await client.until_listed("new__second")
+
+        assert "isError" not in await client.call("one__first")
+        assert starts(one) == 1
+
+
+@pytest.mark.slow
+async def test_fifty_edits_under_load_cost_no_call_and_the_next_good_one_is_applied(
+    workshop: Workshop,
+) -> None:
+    one, two = two_servers(workshop)
+    config = workshop.config()
+    good = config.read_text()
+    failed: list[Any] = []
+    answered = 0
+    async with stdio(command(config)) as client:
+        await client.until_listed("one__first", "two__second")
+
+        async def load(name: str) -> None:
+            nonlocal answered
+            while True:
+                result = await client.call(name)
+                answered += 1
+                if "isError" in result:
+                    failed.append(result)
+
+        async with anyio.create_task_group() as group:
+            for name in ("one__first", "two__second"):
+                group.start_soon(load, name)
+            for number in range(MUTATIONS):
+                match number % 5:
+                    case 0:
+                        config.write_text(good[: len(good) // 2] + "\n[[[")
+                    case 1:
+                        config.write_text(good + f"\n[search]\ntop_n = {number + 1}\n")
+                    case 2:
+                        two.settings["env"] = {"NUMBER": str(number)}
+                        workshop.config()
+                    case 3:
+                        config.unlink()
+                    case 4:
+                        aside = config.with_suffix(".new")
+                        aside.write_text(good + f"\n[servers.bad{number}]\n")
+                        aside.rename(config)
+                await anyio.sleep(0.13)
+            calls = answered
+            three = workshop.server("three", tools=[tool("third")])
+            workshop.config()
+            await client.until_listed("three__third")
+            group.cancel_scope.cancel()
+
+    assert failed == []
+    assert calls > MUTATIONS
+    assert starts(one) == 1
+    assert starts(three) == 1
