@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -15,6 +16,9 @@ from mcp_context_proxy.config.watch import watch_file
 from mcp_context_proxy.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+SECOND_LOOK_SECONDS: Final = 1.0
+"""After which a file is read again that names a server no more: one that is only half written may look so."""
 
 Load = Callable[[], Config]
 """Reads the configuration again, from where it was read first.
@@ -73,7 +77,7 @@ class Reloader:
 
     async def _reload(self) -> None:
         try:
-            config = await anyio.to_thread.run_sync(self._load)
+            config = await self._loaded()
         except ConfigError as error:
             self._refuse(error)
             return
@@ -85,6 +89,13 @@ class Reloader:
         await self._apply(config)
         self._current = config
         self._tell_needs_restart(config)
+
+    async def _loaded(self) -> Config:
+        config = await anyio.to_thread.run_sync(self._load)
+        if self._current.servers.keys() - config.servers.keys():
+            await anyio.sleep(SECOND_LOOK_SECONDS)
+            config = await anyio.to_thread.run_sync(self._load)
+        return config
 
     def _refuse(self, error: ConfigError) -> None:
         problems = tuple(map(str, error.problems))
