@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.embedding import OnnxModel, load_model
-from mcp_context_proxy.embedding.model import PACKAGED_MODEL
+from mcp_context_proxy.embedding.folder import PACKAGED_MODEL
 from mcp_context_proxy.errors import ModelError
 
 
