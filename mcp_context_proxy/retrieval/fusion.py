@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.retrieval.dense import DECIMALS
 from mcp_context_proxy.retrieval.ranking import Method, SearchOptions
+from mcp_context_proxy.retrieval.vectors import DECIMALS
 
 LEXICAL_FACTOR = np.float32(0.025)
 """What one point of BM25F is worth in cosine; 0.015 to 0.04 changes recall by less than 0.6 points."""
@@ -38,6 +38,19 @@ def fuse(
         return _rank_fusion(cosine, lexical)
     weighted = LEXICAL_FACTOR * lexical
     return np.round(weighted if cosine is None else cosine + weighted, DECIMALS)
+
+
+def expected(
+    cosine: NDArray[np.float32], lexical: NDArray[np.float32], ready: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """The cosines, and for items that have no vectors yet the best one's share that their words earn them.
+
+    What is not indexed yet is thereby neither buried under what is nor put above what has its words.
+    """
+    if ready.all() or not ready.any() or not lexical.any():
+        return cosine
+    share = max(np.float32(0), cosine[ready].max()) * lexical / lexical.max()
+    return np.where(ready, cosine, share).astype(np.float32)
 
 
 def reciprocal_ranks(scores: NDArray[np.float32]) -> NDArray[np.float32]:
