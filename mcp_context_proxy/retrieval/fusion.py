@@ -71,12 +71,26 @@ def _rank_fusion(cosine: NDArray[np.float32], lexical: NDArray[np.float32]) -> N
     return fused
 
 
+BLOCK = 64
+"""Scores of which the highest is looked at first where a few of very many are wanted."""
+
+
 def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     """Where the ``count`` highest scores are; ties at the end are included, so that order decides nothing."""
     if count <= 0:
         return np.zeros(0, np.intp)
     if scores.size <= count:
         return np.arange(scores.size)
+    highest = np.maximum.reduceat(scores, np.arange(0, scores.size, BLOCK))
+    if highest.size > count:
+        # As many blocks as are wanted have at least that much; only what has, too, need be sorted.
+        least = np.partition(highest, highest.size - count)[highest.size - count]
+        (places,) = (scores >= least).nonzero()
+        return places[best(scores[places], count)] if places.size < scores.size // 2 else _best(scores, count)
+    return _best(scores, count)
+
+
+def _best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     threshold = np.partition(scores, scores.size - count)[scores.size - count]
     return np.flatnonzero(scores >= threshold)
 

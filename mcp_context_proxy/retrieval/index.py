@@ -70,7 +70,7 @@ def assemble(
     """Put the parts together; what they have in common with the previous index is shared."""
     chunks = tuple(chain.from_iterable(part.chunks for part in parts.values()))
     counted = [len(part.items) for part in parts.values()]
-    vectors = note is None and any(part.ready.any() for part in parts.values())
+    ready = np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
     return Index(
         snapshot=snapshot,
         parts=parts,
@@ -79,20 +79,29 @@ def assemble(
         sources=np.repeat(np.arange(len(parts), dtype=np.int32), counted),
         keys=tuple(part.source.key for part in parts.values()),
         kinds=np.concatenate([np.zeros(0, np.uint8), *(part.kinds for part in parts.values())]),
-        ready=np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())]),
+        ready=ready,
         names=np.concatenate([np.zeros((0, 2), np.int64), *(part.names for part in parts.values())]),
         pool=pool,
         unread=unread,
         lexical=LexicalIndex.build(
             [part.counts for part in parts.values()], None if previous is None else previous.lexical
         ),
-        dense=DenseIndex.build(
-            pool.vectors, [part.rows for part in parts.values()], [part.sizes for part in parts.values()]
-        )
-        if vectors
-        else None,
+        dense=_dense(parts, pool) if note is None and ready.any() else None,
         note=note,
         complete=complete,
+    )
+
+
+def with_vectors(index: Index, parts: Mapping[Identity, Part], pool: Pool, complete: bool = False) -> Index:
+    """The same index with the vectors that its parts have by now."""
+    ready = np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
+    dense = _dense(parts, pool) if ready.any() else None
+    return replace(index, parts=parts, pool=pool, ready=ready, dense=dense, complete=complete)
+
+
+def _dense(parts: Mapping[Identity, Part], pool: Pool) -> DenseIndex:
+    return DenseIndex.build(
+        pool.vectors, [part.rows for part in parts.values()], [part.sizes for part in parts.values()]
     )
 
 

@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only
+from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only, with_vectors
 from mcp_context_proxy.retrieval.parts import (
     Calls,
     Identity,
     Part,
     compacted,
     identity_of,
+    locate,
     missing_texts,
-    order_of,
     publish,
     read_part,
-    with_vectors,
 )
 from mcp_context_proxy.retrieval.vectors import Pool
 
@@ -74,23 +73,29 @@ def read(
     Takes no longer than ``seconds`` and the source it is at; the sources it did not get to are left out. The
     most used come first.
     """
-    several = len({s.key for s in snapshot.sources if any(isinstance(i, Tool) for i in s.items)}) > 1
+    sources = {identity_of(source): source for source in snapshot.sources}
+    several = sum(kind is Kind.TOOL for _, kind in sources) > 1
     pool = Pool() if previous is None else previous.pool
-    parts: dict[Identity, Part] = {}
+    before = {} if previous is None else previous.parts
+    found: dict[Identity, Part] = {}
     until, unread, began = time.perf_counter() + seconds, 0, False
-    in_order = sorted(snapshot.sources, key=order_of)
-    for source in sorted(in_order, key=lambda source: -calls(source.key)):
-        identity = identity_of(source)
-        known = previous.parts.get(identity) if previous is not None else None
+    for identity in sorted(sources, key=lambda identity: -calls(identity[0])):
+        source, known = sources[identity], before.get(identity)
         if known is not None and known.source is source and known.several_servers == several:
-            parts[identity] = known
+            found[identity] = known
         elif not began or time.perf_counter() < until:
-            parts[identity], began = read_part(source, several, pool, known), True
+            found[identity], began = read_part(source, several, pool, known), True
         else:
             unread += len(source.items)
-    parts = {identity: parts[identity] for identity in map(identity_of, in_order) if identity in parts}
+    parts = {identity: found[identity] for identity in sorted(found, key=_order)}
     note = None if with_model else NO_MODEL
     return assemble(snapshot, parts, pool, unread, note, not with_model and not unread, previous)
+
+
+def _order(identity: Identity) -> tuple[str, str]:
+    """The canonical order of parts."""
+    key, kind = identity
+    return key, kind or ""
 
 
 def embedded(
@@ -129,7 +134,7 @@ def embedded(
             known |= zip(texts, pool.add(vectors).tolist(), strict=True)
             began = time.perf_counter()
             if began >= due and start + len(texts) < len(missing):
-                index = assemble(index.snapshot, _with(index.parts, known), pool, previous=index)
+                index = with_vectors(index, _with(index.parts, known), pool)
                 now = time.perf_counter()
                 due = now + pace * max(SECONDS_BETWEEN, (now - began) / SHARE_ASSEMBLING)
                 yield index
@@ -143,13 +148,11 @@ def embedded(
         for identity, part in parts.items():
             if part is not before[identity] or _differs(part):
                 publish(part, pool.vectors)
-    yield assemble(index.snapshot, parts, pool, complete=True, previous=index)
+    yield with_vectors(index, parts, pool, complete=True)
 
 
 def _with(parts: Mapping[Identity, Part], known: Mapping[str, int]) -> dict[Identity, Part]:
-    return {
-        identity: part if part.complete else with_vectors(part, known) for identity, part in parts.items()
-    }
+    return {identity: part if part.complete else locate(part, known) for identity, part in parts.items()}
 
 
 def _wasteful(parts: Mapping[Identity, Part], pool: Pool) -> bool:

@@ -50,22 +50,13 @@ class Part:
     """Where the vector of each text is, in order; `NOWHERE` while its item is not ready."""
     ready: NDArray[np.bool_]
     """Which items have their vectors."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every item has its vectors."""
-        return bool(self.ready.all())
+    complete: bool = False
+    """Whether every item has."""
 
 
 def identity_of(source: Source) -> Identity:
     """What a source is recognised by in another snapshot."""
     return source.key, source.items[0].kind if source.items else None
-
-
-def order_of(source: Source) -> tuple[str, str]:
-    """The canonical order of sources."""
-    key, kind = identity_of(source)
-    return key, kind or ""
 
 
 def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | None = None) -> Part:
@@ -89,7 +80,7 @@ def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | 
         ready=np.zeros(len(items), bool),
     )
     known = {} if before is None else _located(before)
-    return with_vectors(part, known | _kept(part, known, pool))
+    return locate(part, known | _kept(part, known, pool))
 
 
 def _read(
@@ -109,7 +100,7 @@ def _read(
     return joined.take(np.array(rows, np.int64)), tuple(all_chunks[row] for row in rows)
 
 
-def with_vectors(part: Part, known: Mapping[str, int]) -> Part:
+def locate(part: Part, known: Mapping[str, int]) -> Part:
     """The part with the rows of those texts whose vectors are known by now."""
     rows, ready = part.rows.copy(), part.ready.copy()
     for item, start in _waiting(part):
@@ -117,7 +108,7 @@ def with_vectors(part: Part, known: Mapping[str, int]) -> Part:
         if all(text in known for text in texts):
             rows[start : start + len(texts)] = [known[text] for text in texts]
             ready[item] = True
-    return replace(part, rows=rows, ready=ready)
+    return replace(part, rows=rows, ready=ready, complete=bool(ready.all()))
 
 
 def _waiting(part: Part) -> list[tuple[int, int]]:

@@ -71,7 +71,9 @@ class Vectors:
         slabs = self._slabs(rows)
         for at, slab in enumerate(self.slabs):
             here = np.flatnonzero(slabs == at)
-            found[:, here] = _products(queries, slab.rows[rows[here] - slab.first])
+            for start in range(0, here.size, ROWS_A_TURN):
+                turn = here[start : start + ROWS_A_TURN]
+                found[:, turn] = _products(queries, slab.rows[rows[turn] - slab.first])
         return np.round(found, DECIMALS, out=found)
 
     def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
