@@ -17,6 +17,7 @@ from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.retrieval.fusion import FITTING_COSINE
 from mcp_context_proxy.retrieval.index import Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
+from mcp_context_proxy.retrieval.parts import Calls
 from mcp_context_proxy.retrieval.ranking import Filters, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.scored import Scored
 from mcp_context_proxy.retrieval.text import query_texts
@@ -36,6 +37,7 @@ class Engine:
         embedder: EmbedTexts | None,
         query_embedder: EmbedTexts | None = None,
         fitting_cosine: float | None = FITTING_COSINE,
+        calls: Calls = lambda _key: 0,
     ) -> None:
         """Prepare an engine.
 
@@ -43,10 +45,12 @@ class Engine:
             embedder: For texts of the catalog; None searches by words alone.
             query_embedder: For queries, which should not end up in a store; by default the same.
             fitting_cosine: Below it nothing fits, which depends on the model; None never says so.
+            calls: How often each source was used; the most used are indexed first.
         """
         self._fitting_cosine = fitting_cosine
         self._embedder = embedder
         self._query_embedder = query_embedder or embedder
+        self._calls = calls
         self._building, self._reading = threading.Lock(), threading.Lock()
         self._changing = threading.Lock()
         self._indexes: tuple[Index, ...] = ()
@@ -123,7 +127,8 @@ class Engine:
             if index.complete or self._embedder is None:
                 return index
             newest = all(known.snapshot.generation <= snapshot.generation for known in self._indexes)
-            for further in embedded(index, self._embedder, newest, on_progress, cancelled):
+            steps = embedded(index, self._embedder, newest, on_progress, cancelled, calls=self._calls)
+            for further in steps:
                 index = further
                 self._keep(index)
             return index
@@ -135,7 +140,7 @@ class Engine:
             if known is not None and known is not before:
                 return known
             latest = before or (self._indexes[0] if self._indexes else None)
-            index = read(snapshot, self._embedder is not None, latest)
+            index = read(snapshot, self._embedder is not None, latest, calls=self._calls)
             self._keep(index)
             return index
 

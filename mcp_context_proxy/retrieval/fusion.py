@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.retrieval.dense import DECIMALS
 from mcp_context_proxy.retrieval.ranking import Method, SearchOptions
+from mcp_context_proxy.retrieval.vectors import DECIMALS
 
 LEXICAL_FACTOR = np.float32(0.025)
 """What one point of BM25F is worth in cosine; 0.015 to 0.04 changes recall by less than 0.6 points."""
@@ -40,6 +40,19 @@ def fuse(
     return np.round(weighted if cosine is None else cosine + weighted, DECIMALS)
 
 
+def expected(
+    cosine: NDArray[np.float32], lexical: NDArray[np.float32], ready: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """The cosines, and for items that have no vectors yet the best one's share that their words earn them.
+
+    What is not indexed yet is thereby neither buried under what is nor put above what has its words.
+    """
+    if ready.all() or not ready.any() or not lexical.any():
+        return cosine
+    share = max(np.float32(0), cosine[ready].max()) * lexical / lexical.max()
+    return np.where(ready, cosine, share).astype(np.float32)
+
+
 def reciprocal_ranks(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     """``1 / (60 + rank)`` by item; equal scores have one rank.
 
@@ -58,12 +71,26 @@ def _rank_fusion(cosine: NDArray[np.float32], lexical: NDArray[np.float32]) -> N
     return fused
 
 
+BLOCK = 64
+"""Scores of which the highest is looked at first where a few of very many are wanted."""
+
+
 def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     """Where the ``count`` highest scores are; ties at the end are included, so that order decides nothing."""
     if count <= 0:
         return np.zeros(0, np.intp)
     if scores.size <= count:
         return np.arange(scores.size)
+    highest = np.maximum.reduceat(scores, np.arange(0, scores.size, BLOCK))
+    if highest.size > count:
+        # As many blocks as are wanted have at least that much; only what has, too, need be sorted.
+        least = np.partition(highest, highest.size - count)[highest.size - count]
+        (places,) = (scores >= least).nonzero()
+        return places[best(scores[places], count)] if places.size < scores.size // 2 else _best(scores, count)
+    return _best(scores, count)
+
+
+def _best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     threshold = np.partition(scores, scores.size - count)[scores.size - count]
     return np.flatnonzero(scores >= threshold)
 

@@ -18,6 +18,7 @@ from mcp_context_proxy.items import Item, Snapshot
 from mcp_context_proxy.retrieval.dense import DenseIndex
 from mcp_context_proxy.retrieval.lexical import LexicalIndex
 from mcp_context_proxy.retrieval.parts import Identity, Part
+from mcp_context_proxy.retrieval.vectors import Pool
 
 NO_MODEL = "no embedding model is configured; searched by words only"
 
@@ -38,6 +39,10 @@ class Index:
     """Kind of each item, as a position in `KINDS`."""
     ready: NDArray[np.bool_]
     """Which items have their vectors."""
+    names: NDArray[np.int64]
+    """[items, 2]: hashes of the two names of each."""
+    pool: Pool
+    """Where the vectors are, and those of the indexes that follow will be."""
     unread: int
     """Items of the snapshot that are not in it yet."""
     lexical: LexicalIndex
@@ -50,27 +55,22 @@ class Index:
 
     def named(self, key: str) -> list[int]:
         """Items that have a name, given as `name_key` has it."""
-        found, start = [], 0
-        for part in self.parts.values():
-            found += [start + position for position in part.names.get(key, ())]
-            start += len(part.items)
-        return found
+        return [int(item) for item in np.flatnonzero((self.names == hash(key)).any(axis=1))]
 
 
 def assemble(
     snapshot: Snapshot,
     parts: Mapping[Identity, Part],
+    pool: Pool,
     unread: int = 0,
     note: str | None = None,
     complete: bool = False,
     previous: Index | None = None,
 ) -> Index:
     """Put the parts together; what they have in common with the previous index is shared."""
-    matrices = [part.matrix for part in parts.values()]
     chunks = tuple(chain.from_iterable(part.chunks for part in parts.values()))
     counted = [len(part.items) for part in parts.values()]
-    vectors = note is None and any(matrix is not None for matrix in matrices)
-    before = (None, None) if previous is None else (previous.lexical, previous.dense)
+    ready = np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
     return Index(
         snapshot=snapshot,
         parts=parts,
@@ -79,14 +79,29 @@ def assemble(
         sources=np.repeat(np.arange(len(parts), dtype=np.int32), counted),
         keys=tuple(part.source.key for part in parts.values()),
         kinds=np.concatenate([np.zeros(0, np.uint8), *(part.kinds for part in parts.values())]),
-        ready=np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())]),
+        ready=ready,
+        names=np.concatenate([np.zeros((0, 2), np.int64), *(part.names for part in parts.values())]),
+        pool=pool,
         unread=unread,
-        lexical=LexicalIndex.build([part.counts for part in parts.values()], before[0]),
-        dense=DenseIndex.build(matrices, [part.sizes for part in parts.values()], before[1])
-        if vectors
-        else None,
+        lexical=LexicalIndex.build(
+            [part.counts for part in parts.values()], None if previous is None else previous.lexical
+        ),
+        dense=_dense(parts, pool) if note is None and ready.any() else None,
         note=note,
         complete=complete,
+    )
+
+
+def with_vectors(index: Index, parts: Mapping[Identity, Part], pool: Pool, complete: bool = False) -> Index:
+    """The same index with the vectors that its parts have by now."""
+    ready = np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
+    dense = _dense(parts, pool) if ready.any() else None
+    return replace(index, parts=parts, pool=pool, ready=ready, dense=dense, complete=complete)
+
+
+def _dense(parts: Mapping[Identity, Part], pool: Pool) -> DenseIndex:
+    return DenseIndex.build(
+        pool.vectors, [part.rows for part in parts.values()], [part.sizes for part in parts.values()]
     )
 
 

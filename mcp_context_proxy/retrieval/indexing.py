@@ -14,18 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import Snapshot, Tool, Vector
-from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only
+from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only, with_vectors
 from mcp_context_proxy.retrieval.parts import (
+    Calls,
     Identity,
     Part,
+    compacted,
     identity_of,
+    locate,
     missing_texts,
-    order_of,
     publish,
     read_part,
-    with_vectors,
 )
+from mcp_context_proxy.retrieval.vectors import Pool
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are embedded, and of how many."""
@@ -46,6 +48,10 @@ SHARE_ASSEMBLING = 0.1
 """Of the time of embedding that unfinished indexes may cost."""
 
 
+ROWS_TO_SPARE = 4_096
+"""Vectors out of use that are always put up with: 6 MB."""
+
+
 class EmbedTexts(Protocol):
     """What search needs of the embedding side: one model, whose vectors never meet those of another."""
 
@@ -56,26 +62,40 @@ class EmbedTexts(Protocol):
 
 
 def read(
-    snapshot: Snapshot, with_model: bool, previous: Index | None, seconds: float = READING_SECONDS
+    snapshot: Snapshot,
+    with_model: bool,
+    previous: Index | None,
+    seconds: float = READING_SECONDS,
+    calls: Calls = lambda _key: 0,
 ) -> Index:
     """Index the words of a snapshot, and the vectors its sources have.
 
-    Takes no longer than ``seconds`` and the source it is at; the sources it did not get to are left out.
+    Takes no longer than ``seconds`` and the source it is at; the sources it did not get to are left out. The
+    most used come first.
     """
-    several = len({s.key for s in snapshot.sources if any(isinstance(i, Tool) for i in s.items)}) > 1
-    parts: dict[Identity, Part] = {}
+    sources = {identity_of(source): source for source in snapshot.sources}
+    several = sum(kind is Kind.TOOL for _, kind in sources) > 1
+    pool = Pool() if previous is None else previous.pool
+    before = {} if previous is None else previous.parts
+    found: dict[Identity, Part] = {}
     until, unread, began = time.perf_counter() + seconds, 0, False
-    for source in sorted(snapshot.sources, key=order_of):
-        identity = identity_of(source)
-        known = previous.parts.get(identity) if previous is not None else None
+    for identity in sorted(sources, key=lambda identity: -calls(identity[0])):
+        source, known = sources[identity], before.get(identity)
         if known is not None and known.source is source and known.several_servers == several:
-            parts[identity] = known
+            found[identity] = known
         elif not began or time.perf_counter() < until:
-            parts[identity], began = read_part(source, several, known), True
+            found[identity], began = read_part(source, several, pool, known), True
         else:
             unread += len(source.items)
+    parts = {identity: found[identity] for identity in sorted(found, key=_order)}
     note = None if with_model else NO_MODEL
-    return assemble(snapshot, parts, unread, note, not with_model and not unread, previous)
+    return assemble(snapshot, parts, pool, unread, note, not with_model and not unread, previous)
+
+
+def _order(identity: Identity) -> tuple[str, str]:
+    """The canonical order of parts."""
+    key, kind = identity
+    return key, kind or ""
 
 
 def embedded(
@@ -85,6 +105,7 @@ def embedded(
     on_progress: OnProgress | None,
     cancelled: Cancelled,
     pace: float = 1.0,
+    calls: Calls = lambda _key: 0,
 ) -> Iterator[Index]:
     """The index with more and more vectors, until it is complete.
 
@@ -96,42 +117,47 @@ def embedded(
         on_progress: Told how many texts are embedded, of those that were missing.
         cancelled: Whether to stop.
         pace: Factor of the time between two unfinished indexes.
+        calls: How often each source was used; the texts of the most used are embedded first.
 
     Raises:
         EmbeddingCancelledError: ``cancelled()`` became true.
     """
-    missing = missing_texts(index.parts.values())
-    fresh: dict[str, Vector] = {}
-    due, before = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts
+    missing = missing_texts(index.parts.values(), calls)
+    known: dict[str, int] = {}
+    due, before, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts, index.pool
     try:
         for start in range(0, len(missing), TEXTS_A_STEP):
             if cancelled():
                 raise EmbeddingCancelledError(start, len(missing))
             texts = missing[start : start + TEXTS_A_STEP]
-            fresh |= zip(texts, embedder.embed(texts, _after(start, len(missing), on_progress)), strict=True)
+            vectors = embedder.embed(texts, _after(start, len(missing), on_progress))
+            known |= zip(texts, pool.add(vectors).tolist(), strict=True)
             began = time.perf_counter()
             if began >= due and start + len(texts) < len(missing):
-                index = assemble(index.snapshot, _with(index.parts, fresh), previous=index)
+                index = with_vectors(index, _with(index.parts, known), pool)
                 now = time.perf_counter()
                 due = now + pace * max(SECONDS_BETWEEN, (now - began) / SHARE_ASSEMBLING)
                 yield index
     except ModelError as error:
         yield lexical_only(index, error)
         return
-    parts = _with(index.parts, fresh)
-    # In a large catalog one more copy of all vectors would be felt.
-    fresh.clear()
+    parts = _with(index.parts, known)
+    if _wasteful(parts, pool):
+        parts, pool = compacted(parts, pool)
     if may_publish:
         for identity, part in parts.items():
             if part is not before[identity] or _differs(part):
-                publish(part)
-    yield assemble(index.snapshot, parts, complete=True, previous=index)
+                publish(part, pool.vectors)
+    yield with_vectors(index, parts, pool, complete=True)
 
 
-def _with(parts: Mapping[Identity, Part], fresh: Mapping[str, Vector]) -> dict[Identity, Part]:
-    return {
-        identity: part if part.complete else with_vectors(part, fresh) for identity, part in parts.items()
-    }
+def _with(parts: Mapping[Identity, Part], known: Mapping[str, int]) -> dict[Identity, Part]:
+    return {identity: part if part.complete else locate(part, known) for identity, part in parts.items()}
+
+
+def _wasteful(parts: Mapping[Identity, Part], pool: Pool) -> bool:
+    """Whether more vectors are out of use than in it."""
+    return pool.vectors.size > 2 * sum(part.rows.size for part in parts.values()) + ROWS_TO_SPARE
 
 
 def _differs(part: Part) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.retrieval.dense import DECIMALS
 from mcp_context_proxy.retrieval.fusion import best
+from mcp_context_proxy.retrieval.vectors import DECIMALS
 
 PLACES = 12
 """Of a ranking that are given out this way: as many as a selection may have."""

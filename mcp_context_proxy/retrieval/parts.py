@@ -5,7 +5,7 @@ Embeddings belong to their source: those whose texts are still wanted are used, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
@@ -17,9 +17,13 @@ from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Kind, Sourc
 from mcp_context_proxy.retrieval.lexical import TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.terms import name_key
 from mcp_context_proxy.retrieval.text import item_text
+from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
 
 Identity: TypeAlias = tuple[str, Kind | None]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
+
+Calls: TypeAlias = Callable[[str], int]
+"""How often the items of a source, given by its key, were used: the most used are indexed first."""
 
 KINDS = tuple(Kind)
 
@@ -40,17 +44,14 @@ class Part:
     """How many texts each item has."""
     kinds: NDArray[np.uint8]
     """Kind of each item, as a position in `KINDS`."""
-    names: Mapping[str, Sequence[int]]
-    """Items by what spellings of their name have in common."""
+    names: NDArray[np.int64]
+    """[items, 2]: hashes of what the spellings of its name have in common, and of its exposed name."""
+    rows: NDArray[np.int32]
+    """Where the vector of each text is, in order; `NOWHERE` while its item is not ready."""
     ready: NDArray[np.bool_]
     """Which items have their vectors."""
-    matrix: NDArray[np.float32] | None = None
-    """The vectors of all texts, in order, 0 where they are not ready; None while no item is."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every item has its vectors."""
-        return self.matrix is not None and bool(self.ready.all())
+    complete: bool = False
+    """Whether every item has."""
 
 
 def identity_of(source: Source) -> Identity:
@@ -58,36 +59,35 @@ def identity_of(source: Source) -> Identity:
     return source.key, source.items[0].kind if source.items else None
 
 
-def order_of(source: Source) -> tuple[str, str]:
-    """The canonical order of sources."""
-    key, kind = identity_of(source)
-    return key, kind or ""
-
-
-def read_part(source: Source, several_servers: bool, before: Part | None = None) -> Part:
+def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | None = None) -> Part:
     """Read a source; what has not changed since the part before, and vectors its owner keeps, are used."""
+    if before is not None and before.several_servers != several_servers:
+        before = None
     searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
     items = tuple(sorted(searchable, key=lambda item: (item.name, item.fingerprint)))
     counts, chunks = _read(items, several_servers, before)
+    sizes = np.array([len(texts) for texts in chunks], np.int64)
     part = Part(
         source=source,
         several_servers=several_servers,
         items=items,
         counts=counts,
         chunks=chunks,
-        sizes=np.array([len(texts) for texts in chunks], np.int64),
+        sizes=sizes,
         kinds=np.array([KINDS.index(item.kind) for item in items], np.uint8),
-        names=_by_name(items),
+        names=np.array([_names(item) for item in items], np.int64).reshape(-1, 2),
+        rows=np.full(int(sizes.sum()), NOWHERE, np.int32),
         ready=np.zeros(len(items), bool),
     )
-    return with_vectors(part, {})
+    known = {} if before is None else _located(before)
+    return locate(part, known | _kept(part, known, pool))
 
 
 def _read(
     items: Sequence[Item], several_servers: bool, before: Part | None
 ) -> tuple[TermCounts, tuple[tuple[str, ...], ...]]:
     """Term counts and texts of items; only those that are not in the part before are read."""
-    if before is None or before.several_servers != several_servers:
+    if before is None:
         texts = [item_text(item, several_servers) for item in items]
         return count_terms(text.fields for text in texts), tuple(text.chunks for text in texts)
     known = {(item.name, item.fingerprint): at for at, item in enumerate(before.items)}
@@ -100,62 +100,67 @@ def _read(
     return joined.take(np.array(rows, np.int64)), tuple(all_chunks[row] for row in rows)
 
 
-def with_vectors(part: Part, fresh: Mapping[str, Vector]) -> Part:
-    """The part with the vectors there are of its texts: those it has, those its source has, and ``fresh``."""
+def locate(part: Part, known: Mapping[str, int]) -> Part:
+    """The part with the rows of those texts whose vectors are known by now."""
+    rows, ready = part.rows.copy(), part.ready.copy()
+    for item, start in _waiting(part):
+        texts = part.chunks[item]
+        if all(text in known for text in texts):
+            rows[start : start + len(texts)] = [known[text] for text in texts]
+            ready[item] = True
+    return replace(part, rows=rows, ready=ready, complete=bool(ready.all()))
+
+
+def _waiting(part: Part) -> list[tuple[int, int]]:
+    """Each item that is not ready, and its first text."""
     starts = np.cumsum(part.sizes) - part.sizes
-    found = [_vectors(part, item, int(start), fresh) for item, start in enumerate(starts)]
-    ready = np.array([vectors is not None for vectors in found], bool)
-    dimensions = next((len(vectors[0]) for vectors in found if vectors), 0)
-    if part.items and not dimensions:
-        return part
-    nothing = np.zeros(dimensions, np.float32)
-    rows = chain.from_iterable(
-        vectors or [nothing] * len(texts) for vectors, texts in zip(found, part.chunks, strict=True)
-    )
-    matrix = np.array(list(rows), np.float32).reshape(int(part.sizes.sum()), dimensions)
-    matrix.flags.writeable = False
-    return replace(part, matrix=matrix, ready=ready)
+    return [(int(item), int(starts[item])) for item in np.flatnonzero(~part.ready)]
 
 
-def missing_texts(parts: Iterable[Part]) -> list[str]:
-    """Every text that has no vector yet, once."""
-    open_parts = (zip(part.chunks, part.ready, strict=True) for part in parts if not part.complete)
-    waiting = (texts for texts, ready in chain.from_iterable(open_parts) if not ready)
-    return list(dict.fromkeys(chain.from_iterable(waiting)))
+def _located(part: Part) -> dict[str, int]:
+    """The rows of texts."""
+    texts = zip(chain.from_iterable(part.chunks), part.rows.tolist(), strict=True)
+    return {text: row for text, row in texts if row != NOWHERE}
 
 
-def publish(part: Part) -> None:
-    """Give the source its embeddings (rows of the matrix, not copies) and forget those of items that went."""
-    assert part.matrix is not None
-    embeddings = part.source.embeddings
-    row = 0
+def _kept(part: Part, known: Mapping[str, int], pool: Pool) -> dict[str, int]:
+    """The rows of further texts whose vectors the source has."""
+    kept: dict[str, Vector] = {}
     for item, texts in zip(part.items, part.chunks, strict=True):
-        rows = part.matrix[row : row + len(texts)]
-        embeddings[item.name] = [IndexedChunk(*of, i) for i, of in enumerate(zip(texts, rows, strict=True))]
-        row += len(texts)
+        own = part.source.embeddings.get(item.name, ())
+        if texts[0] not in known and texts == tuple(chunk.text for chunk in own):
+            kept |= {chunk.text: chunk.embedding for chunk in own}
+    if not kept:
+        return {}
+    return dict(zip(kept, pool.add(np.array(list(kept.values()), np.float32)).tolist(), strict=True))
+
+
+def missing_texts(parts: Iterable[Part], calls: Calls) -> list[str]:
+    """Every text that has no vector yet, once; those of the most used sources first."""
+    waiting = sorted((part for part in parts if not part.complete), key=lambda part: -calls(part.source.key))
+    texts = (part.chunks[item] for part in waiting for item, _ in _waiting(part))
+    return list(dict.fromkeys(chain.from_iterable(texts)))
+
+
+def publish(part: Part, vectors: Vectors) -> None:
+    """Give the source its embeddings (rows of the pool, not copies) and forget those of items that went."""
+    embeddings = part.source.embeddings
+    rows = iter(vectors.views(part.rows))
+    for item, texts in zip(part.items, part.chunks, strict=True):
+        embeddings[item.name] = [IndexedChunk(text, next(rows), i) for i, text in enumerate(texts)]
     for name in embeddings.keys() - {item.name for item in part.items}:
         embeddings.pop(name, None)
 
 
-def _vectors(part: Part, item: int, start: int, fresh: Mapping[str, Vector]) -> list[Vector] | None:
-    """All vectors of an item; None while one is missing."""
-    texts = part.chunks[item]
-    if part.matrix is not None and part.ready[item]:
-        return list(part.matrix[start : start + len(texts)])
-    kept = part.source.embeddings.get(part.items[item].name, [])
-    if texts == tuple(chunk.text for chunk in kept):
-        return [chunk.embedding for chunk in kept]
-    return [fresh[text] for text in texts] if all(text in fresh for text in texts) else None
+def compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identity, Part], Pool]:
+    """The parts with a pool of those vectors only that they use."""
+    used = np.unique(np.concatenate([np.zeros(0, np.int32), *(part.rows for part in parts.values())]))
+    used, fresh = used[used != NOWHERE], Pool()
+    moved = np.full(pool.vectors.size, NOWHERE, np.int32)
+    moved[used] = fresh.add(pool.vectors.copied(used))
+    return {identity: replace(part, rows=moved[part.rows]) for identity, part in parts.items()}, fresh
 
 
-def _by_name(items: Sequence[Item]) -> dict[str, list[int]]:
-    names: dict[str, list[int]] = {}
-    for position, item in enumerate(items):
-        for name in _names(item):
-            names.setdefault(name, []).append(position)
-    return names
-
-
-def _names(item: Item) -> Iterator[str]:
-    exposed = {item.exposed_name} if isinstance(item, Tool) else set()
-    yield from {name_key(name) for name in {item.name} | exposed}
+def _names(item: Item) -> tuple[int, int]:
+    exposed = item.exposed_name if isinstance(item, Tool) else item.name
+    return hash(name_key(item.name)), hash(name_key(exposed))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.explanation import explain
-from mcp_context_proxy.retrieval.fusion import STRONG_COVERAGE, best, count_selected, fuse
+from mcp_context_proxy.retrieval.fusion import STRONG_COVERAGE, best, count_selected, expected, fuse
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.needs import serve
 from mcp_context_proxy.retrieval.parts import KINDS
@@ -61,15 +61,17 @@ class Scored:
         query = query[:QUERY_LIMIT]
         terms = query_terms(query)
         allowed = _allowed(index, filters)
-        similarities = cosine = cosines = None
-        if index.dense is not None and vectors is not None:
-            by_text = index.dense.similarities(vectors)
-            cosines = np.where(allowed, index.dense.by_item(by_text), -np.inf).astype(np.float32)
-            similarities, cosine = by_text.max(axis=0), cosines.max(axis=0)
         weighed = index.lexical.weigh(terms)
         lexical = np.where(allowed, weighed.scores, 0).astype(np.float32)
-        plain = np.where(allowed, fuse(cosine, lexical, method), -np.inf).astype(np.float32)
         exact = frozenset(item for item in index.named(name_key(query)) if allowed[item])
+        similarities = cosine = cosines = None
+        if index.dense is not None and vectors is not None:
+            words = np.where(allowed, 0 if method == "dense" else fuse(None, lexical), -np.inf)
+            by_text = index.dense.similarities(vectors, words.astype(np.float32), exact)
+            cosines = np.where(allowed, index.dense.by_item(by_text), -np.inf).astype(np.float32)
+            similarities, cosine = by_text.max(axis=0), cosines.max(axis=0)
+        near = cosine if cosine is None or index.complete else expected(cosine, lexical, index.ready)
+        plain = np.where(allowed, fuse(near, lexical, method), -np.inf).astype(np.float32)
         served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
         fused = serve(plain, cosines[1:]) if served and cosines is not None else plain
         whole = None if cosines is None or not allowed.any() else float(cosines[0].max())

@@ -122,5 +122,4 @@ def test_thousands_of_servers_are_few_arrays(
 
     (index,) = embedded(read(catalog, True, None), word_vectors(), True, None, lambda: False, pace=1e9)
 
-    assert index.dense is not None
-    assert (len(index.dense.groups), len(index.lexical.groups)) == (1, 1)
+    assert (len(index.pool.vectors.slabs), len(index.lexical.groups)) == (1, 1)
