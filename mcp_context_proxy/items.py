@@ -53,7 +53,7 @@ class Tool:
     description: str
     """Empty when the server gives none."""
     definition: bytes
-    """One JSON object, exactly as received."""
+    """One JSON object, as received; only texts are cleaned and cut where they must be."""
     fingerprint: str
     """SHA-256 (hex) over server and definition; changes when anything about the tool changes."""
     include: IncludeMode = IncludeMode.AGENT
@@ -102,7 +102,7 @@ class Resource:
     uri: str
     """Its URI, or its URI template (RFC 6570)."""
     definition: bytes
-    """One JSON object, exactly as received."""
+    """One JSON object, as received; only texts are cleaned and cut where they must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Prompt:
     exposed_name: str
     """The name hosts see and use; unique in the catalog."""
     definition: bytes
-    """One JSON object, exactly as received."""
+    """One JSON object, as received; only texts are cleaned and cut where they must be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """The catalog: everything there is behind the proxy, as an immutable snapshot that is swapped whole.
 
-Definitions stay the bytes that came over the wire. Entries are taken one by one: a bad one is withheld
-with a reason, never the whole list.
+Definitions stay the bytes that came over the wire, but for what must not be shown. Entries are taken one by
+one: a bad one is withheld with a reason, never the whole list.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-import msgspec
-from msgspec import Raw
-
-from mcp_context_proxy.catalog import naming
+from mcp_context_proxy.catalog import definitions, naming
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
@@ -132,6 +129,11 @@ class Catalog:
 
     def _named_tools(self, findings: list[str]) -> dict[str, Tool]:
         tools = [tool for client in self._clients for tool in self._tools_of(client, findings)]
+        if len(tools) > self._limits.tools:
+            findings.append(
+                f"{len(tools) - self._limits.tools:,} tools over {self._limits.tools:,} are withheld"
+            )
+            del tools[self._limits.tools :]
         if not self._expose.prefix:
             pairs = [(tool.server, tool.name) for tool in tools]
             names = naming.bare_names(pairs, self.reserved, self._expose.max_name_length)
@@ -150,11 +152,11 @@ class Catalog:
         return known.tools
 
     def _parse_tools(
-        self, config: ServerConfig, definitions: Sequence[bytes]
+        self, config: ServerConfig, listed: Sequence[bytes]
     ) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
         tools: dict[str, Tool] = {}
         findings: list[str] = []
-        for position, definition in enumerate(definitions):
+        for position, definition in enumerate(listed):
             parsed = self._parse_tool(config, definition)
             if isinstance(parsed, _Withheld):
                 findings.append(f"{config.name}: entry {position} of its tools is withheld: {parsed.reason}")
@@ -167,7 +169,7 @@ class Catalog:
     def _parse_tool(self, config: ServerConfig, definition: bytes) -> Tool | _Withheld:
         try:
             members = envelope.members(definition)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return _Withheld("it is not an object")
         name = envelope.text(members.get("name"))
         if not name or not name.isprintable():
@@ -175,15 +177,16 @@ class Catalog:
         schema = members.get("inputSchema")
         if schema is None or not bytes(schema).startswith(b"{"):
             return _Withheld(f"tool {name!r} has no inputSchema object")
-        for member in ("inputSchema", "outputSchema"):
-            if len(bytes(members.get(member, Raw(b"")))) > self._limits.schema_bytes:
-                return _Withheld(f"the {member} of tool {name!r} is over {self._limits.schema_bytes:,} bytes")
+        try:
+            shown = definitions.fit(definition, self._limits)
+        except definitions.UnfitError as error:
+            return _Withheld(f"tool {name!r}: {error}")
         return Tool(
             server=config.name,
             name=name,
             exposed_name=naming.exposed_name(config.name, name, self._expose.max_name_length),
-            description=envelope.text(members.get("description")) or "",
-            definition=definition,
+            description=envelope.text(envelope.members(shown).get("description")) or "",
+            definition=shown,
             fingerprint=hashlib.sha256(config.name.encode() + b"\0" + definition).hexdigest(),
             include=config.include_of(name),
             tags=tuple(config.tags),
@@ -193,20 +196,20 @@ class Catalog:
         resources = [
             Resource(client.name, uri, definition)
             for client in self._clients
-            for uri, definition in _keyed(client.listing.resources, "uri")
+            for uri, definition in definitions.keyed(client.listing.resources, "uri", self._limits)
         ]
         return _unique(resources, lambda resource: resource.uri, "resource", findings)
 
     def _templates(self) -> Iterator[Resource]:
         for client in self._clients:
-            for uri, definition in _keyed(client.listing.templates, "uriTemplate"):
+            for uri, definition in definitions.keyed(client.listing.templates, "uriTemplate", self._limits):
                 yield Resource(client.name, uri, definition)
 
     def _prompts(self, findings: list[str]) -> dict[str, Prompt]:
         found = [
             (client.name, name, definition)
             for client in self._clients
-            for name, definition in _keyed(client.listing.prompts, "name")
+            for name, definition in definitions.keyed(client.listing.prompts, "name", self._limits)
         ]
         length = self._expose.max_name_length
         pairs = [(server, name) for server, name, _ in found]
@@ -219,17 +222,6 @@ class Catalog:
             Prompt(server, name, names[server, name], definition) for server, name, definition in found
         ]
         return _unique(prompts, lambda prompt: prompt.exposed_name, "prompt", findings)
-
-
-def _keyed(definitions: Iterable[bytes], member: str) -> Iterator[tuple[str, bytes]]:
-    """Each definition with the text that identifies it; those without one are skipped."""
-    for definition in definitions:
-        try:
-            key = envelope.text(envelope.members(definition).get(member))
-        except (msgspec.DecodeError, RecursionError):
-            continue
-        if key:
-            yield key, definition
 
 
 def _unique(items: Iterable[T], key: Callable[[T], str], what: str, findings: list[str]) -> dict[str, T]:

@@ -1,13 +1,17 @@
 """Keeps secrets out of what people and models read: logs, error texts, a server's last words.
 
-Known values are replaced wherever they stand, by the name of the variable they came from.
+Known values are replaced wherever they stand, also encoded, by the name of the variable they came from; what
+merely looks like a credential is replaced too.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote, quote_plus
 
 from mcp_context_proxy.config.settings import ServerConfig
 
@@ -20,22 +24,59 @@ _TELLING = re.compile(r"token|secret|key|passw|credential|auth|cookie", re.IGNOR
 _SCHEME = re.compile(r"^(?:bearer|basic|token)\s+", re.IGNORECASE)
 
 
+_LOOKS_SECRET = re.compile(
+    r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+    r"|(?<=Bearer )[\w.~+/=-]{16,}",
+)
+"""Tokens of well-known services, JSON web tokens, bearer tokens."""
+
+
 class Redactor:
-    """Replaces known secrets in text."""
+    """Replaces secrets in text."""
 
     def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:
         """Know `secrets`: pairs of a name, which may be shown, and a value, which may not."""
-        self._secrets = sorted(
-            {(name, value) for name, value in secrets if len(value) >= SHORTEST},
-            key=lambda pair: -len(pair[1]),
-        )
+        forms = {
+            (form, f"[redacted {name}]")
+            for name, value in secrets
+            for form in _forms(value)
+            if len(form) >= SHORTEST
+        }
+        self._forms = sorted(forms, key=lambda pair: (-len(pair[0]), pair))
+        self._encoded = [
+            (form.encode("utf-8", "surrogatepass"), json.dumps(shown)[1:-1].encode())
+            for form, shown in self._forms
+        ]
 
     def __call__(self, text: str) -> str:
         """The text without secrets."""
-        for name, value in self._secrets:
-            if value in text:
-                text = text.replace(value, f"[redacted {name}]")
-        return text
+        for form, shown in self._forms:
+            if form in text:
+                text = text.replace(form, shown)
+        return _LOOKS_SECRET.sub("[redacted]", text)
+
+    def json(self, data: bytes) -> bytes:
+        """Encoded JSON without the known secrets."""
+        for form, shown in self._encoded:
+            if form in data:
+                data = data.replace(form, shown)
+        return data
+
+
+def _forms(value: str) -> Iterator[str]:
+    """How a value may stand in a text: as it is, quoted, encoded, and by the line where it has several."""
+    lines = [line for line in value.splitlines() if line.strip() != value.strip()]
+    for plain in (value, *lines):
+        yield plain
+        yield quote(plain)
+        yield quote(plain, safe="")
+        yield quote_plus(plain)
+        yield json.dumps(plain)[1:-1]
+        yield json.dumps(plain, ensure_ascii=False)[1:-1]
+    data = value.encode("utf-8", "surrogateescape")
+    yield base64.b64encode(data).decode().rstrip("=")
+    yield base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:
@@ -66,4 +107,9 @@ class RedactingFilter(logging.Filter):
         redacted = self._redact(message)
         if redacted != message:
             record.msg, record.args = redacted, ()
+        if record.exc_info and not record.exc_text:
+            # A formatter takes the text where there is one, and would render the exception itself otherwise.
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = self._redact(record.exc_text)
         return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
@@ -25,15 +24,21 @@ from mcp_context_proxy.downstream.listing import Listing
 from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Peer
-from mcp_context_proxy.downstream.stdio import StderrTail
+from mcp_context_proxy.downstream.redaction import redacted, redacted_result
+from mcp_context_proxy.downstream.restarts import Restarts
+from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.errors import (
+    BadAnswerError,
     CallInterruptedError,
+    DownstreamError,
     ServerUnavailableError,
 )
 from mcp_context_proxy.items import IndexedChunk
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import Members, RequestError
 from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.wire.nesting import nests_deeper
+from mcp_context_proxy.wire.text import clean
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +86,7 @@ class DownstreamClient:
         self.cause = ""
         """Why the connection failed last; empty while there is nothing to say."""
         self.restarts = 0
+        self._restarts = Restarts(limits)
         self._limits = limits
         self._on_change = on_change
         self._on_event = on_event or (lambda method, params: None)
@@ -143,9 +149,7 @@ class DownstreamClient:
         """
         connected = self._connected
         if connected is None:
-            raise ServerUnavailableError(
-                self.name, self.state, self.cause, self.stderr[-QUOTED_STDERR_LINES:]
-            )
+            raise self.unavailable()
         if self._in_flight >= self._limits.in_flight_per_server:
             raise ServerUnavailableError(
                 self.name, "busy", f"{self._in_flight} requests are under way; try again"
@@ -154,7 +158,14 @@ class DownstreamClient:
             outgoing = replace(outgoing, timeout=self.config.call_timeout)
         self._in_flight += 1
         try:
-            return await connected.link.request(method, params, outgoing)
+            result = await connected.link.request(method, params, outgoing)
+            if nests_deeper(bytes(result), self._limits.nesting_results):
+                raise BadAnswerError(
+                    self.name, f"with a result nested deeper than {self._limits.nesting_results} levels"
+                )
+            return redacted_result(result, self._redact)
+        except DownstreamError as error:
+            raise redacted(error, self._redact) from None
         finally:
             self._in_flight -= 1
             if not self._in_flight:
@@ -162,7 +173,13 @@ class DownstreamClient:
 
     def unavailable(self) -> ServerUnavailableError:
         """The error of a call while there is no connection: the state, the cause, the server's last words."""
-        return ServerUnavailableError(self.name, self.state, self.cause, self.stderr[-QUOTED_STDERR_LINES:])
+        state: str = self.state
+        if self.state is State.FAILED and self._restarts.left_alone:
+            state = (
+                f"{state} {self._restarts.failures} times in a row, tried again every "
+                f"{self._limits.breaker_seconds:g} s"
+            )
+        return ServerUnavailableError(self.name, state, self.cause, self.stderr[-QUOTED_STDERR_LINES:])
 
     async def run(self, starting: anyio.Semaphore) -> None:
         """Own the connection until `stop`: connect, list, watch, and connect again after a failure.
@@ -180,19 +197,13 @@ class DownstreamClient:
             self._settled.set()
 
     async def _keep_connected(self, starting: anyio.Semaphore) -> None:
-        failures = 0
         while True:
             lasted = await self._connect_once(starting)
-            failures = 0 if lasted >= self._limits.backoff_reset_seconds else failures + 1
-            # A server that worked and died is wanted back at once; only then does waiting begin.
-            if lasted == 0 or failures > 1:
-                await anyio.sleep(self._delay(failures))
+            seconds = self._restarts.wait_seconds(lasted)
+            if self._restarts.left_alone:
+                logger.info("server %s: failed %d times in a row", self.name, self._restarts.failures)
+            await anyio.sleep(seconds)
             self.restarts += 1
-
-    def _delay(self, failures: int) -> float:
-        """Exponential back-off with full jitter, in seconds."""
-        ceiling = self._limits.backoff_first_seconds * 2 ** min(failures - 1, 16)
-        return random.uniform(0.1, 1.0) * float(min(ceiling, self._limits.backoff_max_seconds))
 
     async def _connect_once(self, starting: anyio.Semaphore) -> float:
         """Connect and stay so until the connection is lost; return for how many seconds it was ready."""
@@ -271,11 +282,16 @@ class DownstreamClient:
         """A log message names no request: it goes to the call under way when there is exactly one."""
         link = self.link
         takers = (
-            [sent.on_notification for sent in link.in_flight if sent.on_notification]
+            # The subscription's own taker is this client: it would hand the message to itself for ever.
+            [
+                sent.on_notification
+                for sent in link.in_flight
+                if sent.on_notification not in (None, self._on_notification)
+            ]
             if isinstance(link, Peer)
             else []
         )
-        if len(takers) == 1:
+        if len(takers) == 1 and takers[0] is not None:
             takers[0]("notifications/message", params)
         else:
             self._on_event("notifications/message", params)
@@ -293,7 +309,7 @@ class DownstreamClient:
         return await asks[0](method, params)
 
     def _fail(self, cause: str) -> None:
-        cause = self._redact(cause)
+        cause = clean(self._redact(cause))
         if cause != self.cause:
             logger.warning("server %s: %s", self.name, cause)
         self.cause = cause

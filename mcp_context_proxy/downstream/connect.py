@@ -16,7 +16,8 @@ from mcp_context_proxy.downstream import negotiation
 from mcp_context_proxy.downstream.link import Link, Notify
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Channel, Peer
-from mcp_context_proxy.downstream.stdio import StderrTail, open_stdio
+from mcp_context_proxy.downstream.stderr import StderrTail
+from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
@@ -150,13 +151,17 @@ def _open_channel(
 ) -> AbstractAsyncContextManager[_OpenChannel]:
     if config.transport == "stdio" and sys.platform != "win32":
         return open_stdio(config, limits, stderr, peer.receive)
+    if config.transport == "http":
+        from mcp_context_proxy.downstream.session_http import open_session_http  # noqa: PLC0415 - as below
+
+        return open_session_http(config, limits, peer)
     if config.transport == "sse":
         from mcp_context_proxy.downstream.sse import open_sse  # noqa: PLC0415 - imports the SDK
 
         return open_sse(config, limits, peer.receive)
     from mcp_context_proxy.downstream.sdk_streams import open_sdk_channel  # noqa: PLC0415 - imports the SDK
 
-    return open_sdk_channel(config, limits, peer.receive)
+    return open_sdk_channel(config, peer.receive)
 
 
 async def _negotiate(peer: Peer, config: ServerConfig, limits: Limits) -> Introduction:

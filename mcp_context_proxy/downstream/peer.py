@@ -21,6 +21,7 @@ from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
+    DownstreamError,
     RemoteError,
     ServerUnavailableError,
 )
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 BAD_LINES_LOGGED = 3
 """Lines that are not messages are common (banners, stray prints); more than a few tell nothing new."""
+
+BAD_LINES = 1000
+"""So many in a row without a message, and what speaks there is no MCP server."""
 
 BAD_LINE_SHOWN = 120
 """Characters of such a line that are logged."""
@@ -53,6 +57,10 @@ class Channel(Protocol):
         """Send one frame without waiting; it may be dropped when the other side does not read."""
         ...
 
+    def give_up(self, cause: str) -> None:
+        """Treat the channel as lost."""
+        ...
+
 
 class _NoChannel:
     """Stands in until a peer is attached."""
@@ -62,6 +70,9 @@ class _NoChannel:
 
     def send_nowait(self, frame: bytes) -> None:
         del frame
+
+    def give_up(self, cause: str) -> None:
+        del cause
 
 
 class _Pending:
@@ -108,6 +119,8 @@ class Peer:
         self._next_id = 0
         self._pending: dict[int, _Pending] = {}
         self._bad_lines = 0
+        self._good_at = 0
+        """How many bad lines there had been when the last message came."""
         self._closed: str | None = None
 
     def attach(self, channel: Channel) -> None:
@@ -185,6 +198,22 @@ class Peer:
             if not pending.future.done():
                 pending.future.set_exception(self._interrupted(pending.outgoing, cause))
 
+    def waits_for(self, request_id: envelope.RequestId) -> bool:
+        """Whether a request has no answer yet."""
+        return self._waiting(request_id) is not None
+
+    def fail(self, request_id: envelope.RequestId, error: DownstreamError) -> None:
+        """Fail one request, as the channel has to where it knows of single requests."""
+        pending = self._waiting(request_id)
+        if pending is not None:
+            pending.future.set_exception(error)
+
+    def interrupt(self, request_id: envelope.RequestId, cause: str) -> None:
+        """Fail one request whose part of the channel is lost: it may have run."""
+        pending = self._waiting(request_id)
+        if pending is not None:
+            pending.future.set_exception(self._interrupted(pending.outgoing, cause))
+
     def _interrupted(self, outgoing: Outgoing, cause: str) -> CallInterruptedError:
         return CallInterruptedError(self.server, outgoing.subject or "a request", self._closed or cause)
 
@@ -201,7 +230,9 @@ class Peer:
             return
         if message.method is UNSET:
             self._receive_reply(message, frame)
-        elif message.id is UNSET or message.id is None:
+            return
+        self._good_at = self._bad_lines
+        if message.id is UNSET or message.id is None:
             self._receive_notification(message.method, _members(message.params))
         elif isinstance(message.id, float):
             logger.debug("%s: ignored a request with the id %s", self.server, message.id)
@@ -214,6 +245,7 @@ class Peer:
             if message.result is UNSET and message.error is UNSET:
                 self._count_bad_line(frame)
             return
+        self._good_at = self._bad_lines
         if message.error is not UNSET:
             error = envelope.decode_error(message.error)
             data = None if error.data is UNSET else error.data
@@ -247,6 +279,8 @@ class Peer:
         if self._bad_lines <= BAD_LINES_LOGGED:
             shown = line[:BAD_LINE_SHOWN].decode("utf-8", "replace")
             logger.warning("%s: skipped a line that is not a message: %r", self.server, shown)
+        if self._bad_lines - self._good_at == BAD_LINES:
+            self._channel.give_up(f"sent {BAD_LINES:,} lines in a row that are no messages")
 
     def _waiting(self, request_id: object) -> _Pending | None:
         """The request under way by that id; a number in a string is how some servers echo it."""

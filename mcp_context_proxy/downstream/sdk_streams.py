@@ -1,7 +1,7 @@
-"""Carries frames over a transport of the SDK: handshake-era HTTP, and stdio on Windows.
+"""Carries frames over the SDK's transport for standard streams: on Windows, where pipes need it.
 
-The SDK's transports speak in parsed messages. Payloads stay plain dicts on that way, so nothing inside
-`params` and `result` is lost.
+It speaks in parsed messages. Payloads stay plain dicts on that way, so nothing inside `params` and `result`
+is lost.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.era import HANDSHAKE_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +28,8 @@ class SdkChannel:
 
     def __init__(self, queue: MemoryObjectSendStream[bytes]) -> None:
         self._queue = queue
-        self.version: str | None = None
-        """The negotiated revision; named in the headers of every message once it is known."""
         self.ended = anyio.Event()
+        self._cause = "closed the connection"
 
     async def send(self, frame: bytes) -> None:
         """Queue one frame.
@@ -51,15 +49,20 @@ class SdkChannel:
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             logger.debug("dropped a frame, the transport is not reading")
 
+    def give_up(self, cause: str) -> None:
+        """Treat the transport as lost: what comes over it is of no use."""
+        self._cause = cause
+        self.ended.set()
+
     async def wait_closed(self) -> str:
         """Wait until the transport has ended; say so, for a person."""
         await self.ended.wait()
-        return "closed the connection"
+        return self._cause
 
 
 @asynccontextmanager
 async def open_sdk_channel(
-    config: ServerConfig, limits: Limits, receive: Callable[[bytes], None]
+    config: ServerConfig, receive: Callable[[bytes], None]
 ) -> AsyncIterator[SdkChannel]:
     """Open the SDK transport that `config` asks for.
 
@@ -68,9 +71,9 @@ async def open_sdk_channel(
     """
     send_frames, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
     channel = SdkChannel(send_frames)
-    async with _transport(config, limits) as (reader, writer), anyio.create_task_group() as group:
+    async with _transport(config) as (reader, writer), anyio.create_task_group() as group:
         group.start_soon(_read, reader, receive, channel.ended)
-        group.start_soon(_write, frames, writer, channel)
+        group.start_soon(_write, frames, writer)
         try:
             yield channel
         finally:
@@ -80,28 +83,14 @@ async def open_sdk_channel(
 
 
 @asynccontextmanager
-async def _transport(config: ServerConfig, limits: Limits) -> AsyncIterator[tuple[Any, Any]]:
-    import httpx2  # noqa: PLC0415 - the SDK's transports cost 0.4 s to import; stdio-only setups never pay
+async def _transport(config: ServerConfig) -> AsyncIterator[tuple[Any, Any]]:
+    from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415 - 0.4 s, nowhere else
 
-    timeout = httpx2.Timeout(limits.connect_seconds, read=None)
-    if config.transport == "http":
-        from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
-
-        async with (
-            httpx2.AsyncClient(headers=config.headers, timeout=timeout) as client,
-            streamable_http_client(
-                config.url or "", http_client=client, max_sse_event_size=limits.message_bytes
-            ) as streams,
-        ):
-            yield streams[0], streams[1]
-    else:
-        from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415
-
-        parameters = StdioServerParameters(
-            command=config.command or "", args=list(config.args), env=dict(config.env), cwd=config.cwd
-        )
-        async with stdio_client(parameters) as streams:
-            yield streams[0], streams[1]
+    parameters = StdioServerParameters(
+        command=config.command or "", args=list(config.args), env=dict(config.env), cwd=config.cwd
+    )
+    async with stdio_client(parameters) as streams:
+        yield streams[0], streams[1]
 
 
 async def _read(reader: Any, receive: Callable[[bytes], None], ended: anyio.Event) -> None:
@@ -117,14 +106,10 @@ async def _read(reader: Any, receive: Callable[[bytes], None], ended: anyio.Even
         ended.set()
 
 
-async def _write(frames: MemoryObjectReceiveStream[bytes], writer: Any, channel: SdkChannel) -> None:
-    from mcp.shared.message import ClientMessageMetadata, SessionMessage  # noqa: PLC0415
+async def _write(frames: MemoryObjectReceiveStream[bytes], writer: Any) -> None:
+    from mcp.shared.message import SessionMessage  # noqa: PLC0415
     from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415
 
     async for frame in frames:
         message = jsonrpc_message_adapter.validate_python(envelope.value(frame), by_name=False)
-        version = channel.version or HANDSHAKE_VERSION
-        metadata = (
-            ClientMessageMetadata(headers={"MCP-Protocol-Version": version}) if channel.version else None
-        )
-        await writer.send(SessionMessage(message, metadata))
+        await writer.send(SessionMessage(message))

@@ -53,6 +53,11 @@ class SseChannel:
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             logger.debug("dropped a frame, it cannot be posted now")
 
+    def give_up(self, cause: str) -> None:
+        """Treat the stream as lost: what comes over it is of no use."""
+        self._cause = cause
+        self._end()
+
     async def wait_closed(self) -> str:
         """Wait until the stream has ended; say how, for a person."""
         await self._ended.wait()

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import signal
 import subprocess
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import IO, cast
@@ -23,16 +21,12 @@ import anyio
 import anyio.to_thread
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
 from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
 
-logger = logging.getLogger(__name__)
-
 INHERITED_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 """All that a child inherits; anything else it needs is named in its ``env``. The SDK's list."""
-
-STDERR_LINES = 20
-"""Lines of a server's stderr that an error message may quote."""
 
 EXIT_POLL_SECONDS = 0.02
 """How often an exit is looked for once it is expected."""
@@ -43,38 +37,10 @@ DEATH_POLL_SECONDS = 0.5
 EXIT_CODE_SECONDS = 0.08
 """How long an end of output waits for the exit code that explains it; callers wait no longer either."""
 
+ENDLESS_MESSAGES = 16
+"""So many times the largest message without a line end, and the server is given up."""
+
 Receive = Callable[[bytes | Oversized], None]
-
-
-class StderrTail:
-    """The last lines a server wrote to stderr, bounded in bytes and lines."""
-
-    def __init__(self, server: str, limits: Limits, redact: Callable[[str], str] = str) -> None:
-        self._server, self._limit, self._redact = server, limits.stderr_kept_bytes, redact
-        self._lines: deque[str] = deque(maxlen=STDERR_LINES)
-        self._partial = b""
-
-    def feed(self, data: bytes) -> None:
-        """Add what was read."""
-        *lines, self._partial = (self._partial + data[-self._limit :]).split(b"\n")
-        self._partial = self._partial[-self._limit :]
-        for line in lines[-STDERR_LINES:]:
-            self._add(line)
-
-    def lines(self) -> tuple[str, ...]:
-        """The last lines, oldest first, including one that is not ended yet."""
-        partial = self._redact(_printable(self._partial))
-        return (*self._lines, partial) if partial else tuple(self._lines)
-
-    def _add(self, line: bytes) -> None:
-        if text := self._redact(_printable(line)):
-            self._lines.append(text)
-            logger.debug("%s: %s", self._server, text)
-
-
-def _printable(line: bytes, width: int = 300) -> str:
-    text = line[-4 * width :].decode("utf-8", "replace").strip()
-    return "".join(char if char.isprintable() else " " for char in text)[-width:]
 
 
 def child_environment(config: ServerConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -93,6 +59,9 @@ class StdioChannel:
         self._reader: PipeReader | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._transports: list[asyncio.BaseTransport] = []
+        self._unframed = 0
+        """Bytes since the last complete line."""
+        self._given_up = ""
 
     async def connect(self, receive: Receive, message_bytes: int) -> None:
         """Attach the pipes to the event loop; frames go to `receive` from now on."""
@@ -100,14 +69,19 @@ class StdioChannel:
         framer = LineFramer(message_bytes)
 
         def feed(data: bytes) -> None:
+            self._unframed += len(data)
             for frame in framer.feed(data):
+                self._unframed = 0
                 receive(frame)
+            if self._unframed > ENDLESS_MESSAGES * message_bytes:
+                self.give_up(f"sent {self._unframed:,} bytes without a line end")
 
         process = self._process
         stdin, stdout, stderr = (
             cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)
         )
-        out, self._reader = await loop.connect_read_pipe(lambda: PipeReader(feed), stdout)
+        reader = self._reader = PipeReader(feed)
+        out, _ = await loop.connect_read_pipe(lambda: reader, stdout)
         err, _ = await loop.connect_read_pipe(lambda: PipeReader(self.stderr.feed), stderr)
         into, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
         self._stdin = into
@@ -133,6 +107,11 @@ class StdioChannel:
             raise ConnectionError("closed its input")
         self._stdin.write(frame + b"\n")
 
+    def give_up(self, cause: str) -> None:
+        """Treat the child as lost: what it sends is of no use."""
+        self._given_up = cause
+        cast("PipeReader", self._reader).ended.set()
+
     async def wait_closed(self) -> str:
         """Wait until the child is gone or has closed its output; say which, for a person."""
         reader = cast("PipeReader", self._reader)
@@ -147,7 +126,7 @@ class StdioChannel:
         """How the child ended, as the verb of a sentence."""
         code = self._process.poll()
         if code is None:
-            return "closed its output"
+            return self._given_up or "closed its output"
         if code >= 0:
             return f"exited (code {code})"
         hint = ", possibly out of memory" if -code == signal.SIGKILL else ""

@@ -105,7 +105,7 @@ async def test_an_answer_just_under_the_limit_arrives_whole(workshop: Workshop) 
     assert result["content"][0]["text"] == "x" * 16_000_000
 
 
-@pytest.mark.parametrize("depth", [100, 500])
+@pytest.mark.parametrize("depth", [100, 186])
 async def test_a_deep_result_passes_as_it_is(workshop: Workshop, depth: int, era: str) -> None:
     workshop.server("deep", tools=[tool("dig")], calls={"dig": [{"nested": depth}]})
     async with inside(workshop.config()) as proxy:
@@ -115,6 +115,17 @@ async def test_a_deep_result_passes_as_it_is(workshop: Workshop, depth: int, era
     for _ in range(depth - 1):
         (value,) = value
     assert value == []
+
+
+async def test_a_result_too_deep_for_the_parsers_of_hosts_fails_in_words(
+    workshop: Workshop, era: str
+) -> None:
+    workshop.server("deep", tools=[tool("dig")], calls={"dig": [{"nested": 500}]})
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, era).call("deep__dig")
+
+    assert result["isError"] is True
+    assert "deeper than 190 levels" in result["content"][0]["text"]
 
 
 async def test_a_lone_surrogate_escaped_in_a_result_does_no_harm(workshop: Workshop, era: str) -> None:

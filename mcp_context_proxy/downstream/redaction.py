@@ -1,0 +1,37 @@
+"""Keeps a server's secrets out of what its failures say. Results that are no failures pass as they came."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.errors import (
+    BadAnswerError,
+    CallInterruptedError,
+    DownstreamError,
+    RemoteError,
+    ServerUnavailableError,
+)
+
+
+def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
+    """The same error without the secrets that the server's own words may hold."""
+    match error:
+        case RemoteError():
+            data = Raw(redact.json(bytes(error.data))) if isinstance(error.data, Raw) else error.data
+            return RemoteError(error.server, error.code, redact(error.remote_message), data)
+        case BadAnswerError():
+            return BadAnswerError(error.server, redact(error.what), error.http_status)
+        case CallInterruptedError():
+            return CallInterruptedError(error.server, error.subject, redact(error.cause))
+        case ServerUnavailableError():
+            return ServerUnavailableError(error.server, error.state, redact(error.cause), error.stderr)
+    return error
+
+
+def redacted_result(result: Raw, redact: Redactor) -> Raw:
+    """The same result, if it is no failure that tells a secret, such as a URL with its key."""
+    data = bytes(result)
+    if b'"isError"' not in data:
+        return result
+    return Raw(redact.json(data))

@@ -1,0 +1,45 @@
+"""Decides when a server whose connection was lost is connected again. Knows no clock and no server.
+
+One that worked and died is wanted back at once. Then waiting begins, twice as long each time, with jitter, so
+that many do not come back together. One that fails again and again is left alone, and tried once in a while.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from mcp_context_proxy.config import Limits
+
+LEAST_SHARE = 0.1
+"""Of a wait: jitter never makes it shorter."""
+
+
+class Restarts:
+    """Counts the failures of one server in a row."""
+
+    def __init__(self, limits: Limits, jitter: Callable[[float, float], float] = random.uniform) -> None:
+        self._limits, self._jitter = limits, jitter
+        self.failures = 0
+        """In a row, since it was last healthy for long enough."""
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether the breaker is open."""
+        return self.failures >= self._limits.breaker_failures
+
+    def wait_seconds(self, lasted: float) -> float:
+        """How long to wait, now that a connection was lost that had been ready for `lasted` seconds.
+
+        0 for `lasted` means that it never was.
+        """
+        if lasted >= self._limits.backoff_reset_seconds:
+            self.failures = 0
+            return 0.0
+        self.failures += 1
+        if self.left_alone:
+            return self._limits.breaker_seconds
+        if lasted > 0 and self.failures == 1:
+            return 0.0
+        ceiling = self._limits.backoff_first_seconds * 2.0 ** (self.failures - 1)
+        return self._jitter(LEAST_SHARE, 1.0) * min(ceiling, self._limits.backoff_max_seconds)

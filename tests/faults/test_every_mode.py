@@ -1,0 +1,211 @@
+"""Each way a server can go wrong, through each front and in each era: one answer, in words, and no harm.
+
+One proxy has them all behind it at once, over stdio and over HTTP, and a healthy server that is called all
+the while.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from faults.cases import ANSWERS, EITHER, FAILS, HTTP, REFUSES, RELAYS, STDIO, Case
+from faults.harness import BYSTANDER, SAFE, Bystander, Ledger, faulty, nonce, twin
+from support.proxies import command, http_proxy
+from support.raw_client import RawClient, RpcError, http, stdio
+from support.servers import Workshop
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+SECRET = "s3cr3t value+123"
+CASES = [*(("stdio", case) for case in STDIO), *(("http", case) for case in HTTP)]
+LIMITS = {
+    "message_bytes": 4 << 20,
+    "sse_event_bytes": 4 << 20,
+    "pages": 30,
+    "stop_seconds": 1.0,
+    "backoff_max_seconds": 10.0,
+}
+
+
+@dataclass
+class Scene:
+    """A proxy with every faulty server behind it, and its client."""
+
+    client: RawClient
+    bystander: Bystander
+    ledger: Ledger
+    folder: Path
+    era: str
+
+
+def key(transport: str, case: Case) -> str:
+    return f"{transport[0]}-{case.mode}"
+
+
+def settings(transport: str, case: Case, era: str, ledger: Path, base: str) -> dict[str, Any]:
+    spoken = {"era": era} if case.era is None else {"era": case.era}
+    if transport == "http":
+        return {"url": f"{base}/{case.mode}/mcp"} | spoken | case.settings
+    server = faulty(case.mode, ledger, era, name=key(transport, case), **case.options)
+    return server | {"env": {"API_TOKEN": SECRET}} | spoken | case.settings
+
+
+@pytest.fixture(scope="module", params=["stdio-handshake", "stdio-modern", "http-handshake", "http-modern"])
+async def scene(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Scene]:
+    front, era = request.param.split("-")
+    folder = tmp_path_factory.mktemp("modes")
+    ledger = Ledger(folder / "ledger")
+    workshop = Workshop(folder)
+    async with AsyncExitStack() as stack:
+        base = stack.enter_context(twin(ledger.path, era, delay=0.4, size=8 << 20))
+        for transport, case in CASES:
+            workshop.server(key(transport, case)).settings = settings(transport, case, era, ledger.path, base)
+        workshop.server(BYSTANDER).settings = faulty("normal", ledger.path, era, name=BYSTANDER)
+        config = workshop.config(limits=LIMITS, expose={"mode": "all"})
+        if front == "stdio":
+            log = stack.enter_context(folder.joinpath("log").open("w", encoding="utf-8"))
+            client = await stack.enter_async_context(stdio(command(config), era, stderr=log))
+        else:
+            proxy = stack.enter_context(http_proxy(config))
+            client = await stack.enter_async_context(http(proxy.base, era))
+        await until_there(client, [f"{BYSTANDER}__{SAFE}"])
+        async with Bystander(client).calling() as bystander:
+            wanted = [f"{key(transport, case)}__{SAFE}" for transport, case in CASES if case.lists]
+            await until_there(client, wanted)
+            yield Scene(client, bystander, ledger, folder, era)
+        assert bystander.errors == []
+    assert ledger.repeated() == []
+    assert ledger.survivors() == []
+    written = [path for path in folder.iterdir() if path.suffix not in {".toml", ".json"}]
+    assert not [path.name for path in written if SECRET in path.read_text(encoding="utf-8")]
+
+
+async def until_there(client: RawClient, names: list[str]) -> None:
+    """Until all are listed; looked at seldom, because the list is long."""
+    missing = set(names)
+    with anyio.move_on_after(30):
+        while missing := set(names) - set(await client.names()):  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.25)
+    assert sorted(missing) == []
+
+
+def text_of(result: Any) -> str:
+    return str(result["content"][0]["text"])
+
+
+async def called(scene: Scene, name: str, said: str) -> Any:
+    """What a call gives: its result, or the error that it raised."""
+    try:
+        return await scene.client.call(name, {"nonce": said})
+    except RpcError as error:
+        return error
+
+
+@pytest.mark.parametrize(("transport", "case"), CASES, ids=[key(*row) for row in CASES])
+async def test_a_fault_costs_its_own_call_and_nothing_else(scene: Scene, transport: str, case: Case) -> None:
+    said, server = nonce(), key(transport, case)
+    result = await called(scene, f"{server}__tool_000", said)
+
+    if case.outcome is REFUSES:
+        assert isinstance(result, RpcError), result
+        assert re.search(case.says, result.message)
+        assert SECRET not in f"{result.message} {result.data}"
+    else:
+        assert not isinstance(result, RpcError), result
+        judge(case, server, said, result)
+    executed = scene.ledger.of("call", nonce=said)
+    assert len(executed) <= 1
+    if case.lives:
+        await until_safe(scene, server)
+    await scene.bystander.until_more()
+
+
+def judge(case: Case, server: str, said: str, result: Any) -> None:
+    failed = result.get("isError") is True
+    if case.outcome is EITHER and failed:
+        assert f"'{server}'" in text_of(result)
+    elif case.outcome in (ANSWERS, EITHER):
+        assert not failed, result
+        assert text_of(result).endswith(said)
+    elif case.outcome is FAILS:
+        assert failed, result
+        assert f"'{server}'" in text_of(result)
+        assert re.search(case.says, text_of(result), re.DOTALL), text_of(result)
+    elif case.outcome is RELAYS:
+        assert re.search(case.says, json.dumps(result), re.DOTALL), json.dumps(result)[:500]
+
+
+async def until_safe(scene: Scene, server: str) -> None:
+    """The server is there: still, or again after a restart."""
+    with anyio.fail_after(20):
+        while True:
+            said = nonce()
+            result = await scene.client.call(f"{server}__{SAFE}", {"nonce": said})
+            if not result.get("isError"):
+                return
+            assert f"'{server}'" in text_of(result)
+            await anyio.sleep(0.05)
+
+
+async def test_a_call_that_was_given_up_is_cancelled_at_the_server(scene: Scene) -> None:
+    said = nonce()
+    await called(scene, "s-hang-call__tool_000", said)
+
+    await scene.ledger.until(lambda ledger: ledger.of("cancelled") or ledger.of("cancelled", nonce=said))
+    assert scene.ledger.of("cancelled", "hang-call", nonce=said)
+
+
+async def test_a_server_that_asks_is_answered_though_the_client_can_do_nothing(scene: Scene) -> None:
+    if scene.era == "modern":
+        pytest.skip("a modern server does not ask on its own accord")
+    await called(scene, "s-ask-client__tool_000", nonce())
+
+    asked = scene.ledger.of("asked", "ask-client")[-4:]
+    assert [entry["code"] for entry in asked] == [-32601] * 4
+    assert scene.client.asked == []
+    assert scene.ledger.of("pong", "ping-client")
+
+
+async def test_what_a_child_inherits_is_a_short_list_and_its_own_settings(scene: Scene) -> None:
+    result = await scene.client.call("s-environment__tool_000", {"nonce": "n"})
+
+    facts = result["structuredContent"]
+    known = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LC_CTYPE"}
+    assert set(facts["environment"]) - known == {"API_TOKEN"}
+    assert facts["environment"]["API_TOKEN"] == SECRET
+    assert len(facts["descriptors"]) <= 4, "0, 1, 2 and the one it lists with"
+    assert facts["group"] is True
+
+
+async def test_an_old_server_is_probed_once_and_then_greeted_the_old_way(scene: Scene) -> None:
+    starts = scene.ledger.of("start", "die-on-discover")
+
+    assert len(starts) == 2
+    assert len(scene.ledger.of("start", "hang-discover")) == 1
+
+
+def test_every_mode_is_here() -> None:
+    import sys
+
+    from faults import harness
+
+    sys.path.insert(0, str(harness.PROGRAM))
+    try:
+        from faulty.__main__ import MODES  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(harness.PROGRAM))
+    on_stdio = {name for name, mode in MODES.items() if mode.stage != "http"}
+
+    assert {case.mode for case in STDIO} == on_stdio
+    assert {case.mode for case in HTTP} <= {name for name, mode in MODES.items() if mode.http}
+    assert {name for name, mode in MODES.items() if mode.stage == "http"} <= {case.mode for case in HTTP}
