@@ -36,6 +36,7 @@ from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.fusion import FITTING_COSINE
@@ -49,10 +50,14 @@ from mcp_context_proxy.store import open_store
 from mcp_context_proxy.wire.envelope import Members
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
     from mcp_context_proxy.server.sdk import SdkServer
     from mcp_context_proxy.store import Store
 
 logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
 
 Front = Callable[["Proxy", "SdkServer"], Awaitable[None]]
 """Serves hosts until it is cancelled or its host is gone."""
@@ -311,7 +316,15 @@ async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> Non
 
 
 async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
-    """Serve the host at the other end of the standard streams."""
+    """Serve the host at the other end of the standard streams, and the API where it is wanted."""
+    async with anyio.create_task_group() as group:
+        if proxy.config.http.api_port is not None:
+            group.start_soon(_api_beside, proxy, proxy.config.http.api_port)
+        await _serve_streams(proxy, server)
+        group.cancel_scope.cancel()
+
+
+async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
     if sys.platform == "win32":
         from mcp.server.stdio import stdio_server  # noqa: PLC0415 - POSIX has its own front
 
@@ -340,4 +353,30 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     policy = guard.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     logger.warning("serving http://%s:%d/mcp%s", host, port, credentials.whereabouts)
-    await http.serve(http.application(server, limits, policy, proxy.health), bound, server, limits)
+    app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
+    await http.serve(app, bound, limits, on_stop=server.listen.close)
+
+
+async def _api_beside(proxy: Proxy, port: int) -> None:
+    """Serve the API and the page on the loopback address; a host is served even where they cannot be."""
+    from mcp_context_proxy.front import guard, http  # noqa: PLC0415 - a stdio front alone needs none of it
+    from mcp_context_proxy.front.token import credentials_for  # noqa: PLC0415
+
+    try:
+        credentials = credentials_for(proxy.config.http.model_copy(update={"host": LOOPBACK}))
+        bound = http.listen(LOOPBACK, port)
+    except (ConfigError, OSError) as error:
+        logger.warning("the API is not served on port %d: %s", port, error)
+        return
+    port = bound.getsockname()[1]
+    policy = guard.policy(LOOPBACK, port, (), credentials.token)
+    logger.warning("serving http://%s:%d/api/v1 and /ui%s", LOOPBACK, port, credentials.whereabouts)
+    await http.serve(http.guarded(_web_routes(proxy), policy, proxy.health), bound, proxy.config.limits)
+
+
+def _web_routes(proxy: Proxy) -> list[BaseRoute]:
+    from mcp_context_proxy.web.api import Api  # noqa: PLC0415 - a stdio front alone does not need it
+    from mcp_context_proxy.web.routes import routes  # noqa: PLC0415
+
+    api = Api(proxy.contexts, proxy.catalog, lambda: proxy.fleet.clients, proxy.changes)
+    return routes(api, proxy.config.limits.http_body_bytes)

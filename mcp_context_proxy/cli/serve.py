@@ -20,6 +20,12 @@ from mcp_context_proxy.config import load
     "--port", type=click.IntRange(0, 65535), default=None, help="Port to listen on.  [default: 8765]"
 )
 @click.option("--no-auth", is_flag=True, help="Ask for no token; on a loopback address only.")
+@click.option(
+    "--api-port",
+    type=click.IntRange(0, 65535),
+    default=None,
+    help="Beside stdio: port of this machine for the API and the page; with --http they are there anyway.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -28,13 +34,21 @@ def command(
     host: str | None,
     port: int | None,
     no_auth: bool,
+    api_port: int | None,
 ) -> None:
-    """Serve hosts over stdio, or over HTTP: /mcp, /sse, /healthz."""
+    """Serve hosts over stdio, or over HTTP: /mcp, /sse, /healthz, and the API and page at /api/v1 and /ui."""
     from mcp_context_proxy import app
 
-    if not http and (host is not None or port is not None or no_auth):
-        raise click.UsageError("--host, --port and --no-auth need --http")
-    overrides = {"http.host": host, "http.port": port, "http.auth": False if no_auth else None}
+    if not http and (host is not None or port is not None or (no_auth and api_port is None)):
+        raise click.UsageError("--host and --port need --http; --no-auth needs it or --api-port")
+    if http and api_port is not None:
+        raise click.UsageError("--api-port is for stdio; with --http the API is at the same port")
+    overrides = {
+        "http.host": host,
+        "http.port": port,
+        "http.auth": False if no_auth else None,
+        "http.api_port": api_port,
+    }
     config = load_config(ctx, config_path, overrides)
     # What is passed over in the file was said when it was read first.
     load_again = partial(load, config.path, overrides=overrides, warn=_ignore)

@@ -152,6 +152,8 @@ class HttpConfig(Table):
     """0 takes any free port."""
     auth: Flag = True
     """False: no token is asked for; only where this machine alone can connect."""
+    api_port: Annotated[int, Field(strict=True, ge=0, le=65535)] | None = None
+    """Where the API and the page are beside a stdio front, on the loopback address; None for nowhere."""
     token_file: Path | None = None
     allowed_hosts: tuple[Text, ...] = ()
     """Host names besides our own under which clients may address us."""

@@ -76,9 +76,11 @@ class ContextEngine:
         *,
         origin: Origin = "context",
         scope: Scope | None = None,
+        remember: bool = True,
     ) -> RequestContext:
-        """What a model is to be given for a query; remembered. See `select`."""
-        return (await self.select(query, session, overrides, origin=origin, scope=scope)).context
+        """What a model is to be given for a query. See `select`."""
+        selected = await self.select(query, session, overrides, origin=origin, scope=scope, remember=remember)
+        return selected.context
 
     async def select(
         self,
@@ -88,6 +90,7 @@ class ContextEngine:
         *,
         origin: Origin = "context",
         scope: Scope | None = None,
+        remember: bool = True,
         on_progress: OnProgress | None = None,
     ) -> Selected:
         """The same, with what the search found.
@@ -98,6 +101,7 @@ class ContextEngine:
             overrides: What the request changes.
             origin: What asked.
             scope: What may be selected; None for everything that the session has not removed.
+            remember: Whether it is kept; not where somebody only looks at what would be selected.
             on_progress: Told how far indexing is, when the search has to wait for it.
         """
         of_session = NO_OVERRIDES if session is None else session.overrides
@@ -112,7 +116,8 @@ class ContextEngine:
             draft.fail(error)
             snapshot = self._catalog.snapshot
         selected = await self._searcher.off_loop(partial(self._selection.select, request, snapshot, draft))
-        self._remember(selected.context, session)
+        if remember:
+            self._remember(selected.context, session)
         return selected
 
     def _remember(self, context: RequestContext, session: SessionContext | None) -> None:

@@ -16,8 +16,11 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-OPEN_PATHS = frozenset({"/healthz"})
-"""Answered without a token: they tell nothing."""
+OPEN_PATHS = frozenset({"/healthz", "/ui"})
+"""Answered without a token: they tell nothing. The page is empty, and asks for its data with a token."""
+
+OPEN_FOLDER = "/ui/"
+"""The files of that page."""
 
 
 def is_loopback(host: str) -> bool:
@@ -68,7 +71,7 @@ class Guard:
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
         if not _same_origin(headers.getlist("origin"), hosts[0]):
             return PlainTextResponse("Requests from other origins are refused.\n", 403)
-        if self._policy.token is not None and path not in OPEN_PATHS and not self._authorized(headers):
+        if self._policy.token is not None and not _is_open(path) and not self._authorized(headers):
             text = "A bearer token is needed: Authorization: Bearer TOKEN\n"
             return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
         return None
@@ -77,6 +80,10 @@ class Guard:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         wanted = self._policy.token or ""
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted.encode())
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _same_origin(origins: list[str], host: str) -> bool:
@@ -89,7 +96,9 @@ def _same_origin(origins: list[str], host: str) -> bool:
         origin, own = urlsplit(origins[0]), urlsplit(f"//{host}")
         if origin.scheme not in ("http", "https") or origin.username is not None or origin.hostname is None:
             return False
-        if own.hostname is None or (origin.port or _default(origin.scheme)) != (own.port or 80):
+        if own.hostname is None or (origin.port or _default(origin.scheme)) != (
+            own.port or _default(origin.scheme)
+        ):
             return False
     except ValueError:
         return False

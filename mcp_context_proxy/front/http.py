@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import anyio
 import uvicorn
@@ -16,7 +16,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import Lifespan
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.guard import Guard, Policy
@@ -33,10 +34,14 @@ STOP_SECONDS = 2
 """For open responses to end by themselves when the front stops; event streams never do."""
 
 
+Health: TypeAlias = Callable[[], dict[str, Any]]
+"""Tells how the proxy is."""
+
+
 def application(
-    server: SdkServer, limits: Limits, policy: Policy, health: Callable[[], dict[str, Any]]
+    server: SdkServer, limits: Limits, policy: Policy, health: Health, more: Sequence[BaseRoute] = ()
 ) -> Starlette:
-    """The ASGI application, guarded on every route."""
+    """The ASGI application for hosts, guarded on every route, with `more` beside what hosts speak to."""
     sessions = StreamableHTTPSessionManager(
         server,
         max_request_body_size=limits.http_body_bytes,
@@ -50,23 +55,32 @@ def application(
             await server.run(reader, writer, server.create_initialization_options())
         return Response()
 
-    async def healthz(request: Request) -> Response:
-        del request
-        return JSONResponse(health())
-
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         del app
         async with sessions.run():
             yield
 
+    routes = [
+        Route("/mcp", StreamableHTTPASGIApp(sessions)),
+        Route("/sse", sse, methods=["GET"]),
+        Mount(MESSAGES_PATH, app=events.handle_post_message),
+        *more,
+    ]
+    return guarded(routes, policy, health, lifespan)
+
+
+def guarded(
+    routes: Sequence[BaseRoute], policy: Policy, health: Health, lifespan: Lifespan[Starlette] | None = None
+) -> Starlette:
+    """An ASGI application of some routes and ``/healthz``, all of them guarded."""
+
+    async def healthz(request: Request) -> Response:
+        del request
+        return JSONResponse(health())
+
     return Starlette(
-        routes=[
-            Route("/mcp", StreamableHTTPASGIApp(sessions)),
-            Route("/sse", sse, methods=["GET"]),
-            Mount(MESSAGES_PATH, app=events.handle_post_message),
-            Route("/healthz", healthz, methods=["GET"]),
-        ],
+        routes=[*routes, Route("/healthz", healthz, methods=["GET"])],
         middleware=[Middleware(Guard, policy=policy)],
         lifespan=lifespan,
     )
@@ -100,8 +114,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: Starlette, bound: socket.socket, server: SdkServer, limits: Limits) -> None:
-    """Serve on a socket until cancelled; open streams get a moment to end."""
+async def serve(
+    app: Starlette, bound: socket.socket, limits: Limits, on_stop: Callable[[], None] = lambda: None
+) -> None:
+    """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -119,7 +135,7 @@ async def serve(app: Starlette, bound: socket.socket, server: SdkServer, limits:
             try:
                 await anyio.sleep_forever()
             finally:
-                server.listen.close()
+                on_stop()
                 http.should_exit = True
 
         group.start_soon(stop_on_cancel)

@@ -75,5 +75,10 @@ def configuration() -> Page:
 
 
 @pytest.fixture
+def api() -> Page:
+    return page("docs/api.md")
+
+
+@pytest.fixture
 def how_it_works() -> Page:
     return page("docs/how-it-works.md")

@@ -1,0 +1,278 @@
+"""The REST API: sessions, request contexts and searches, for host hooks, agents, scripts and the page."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from http import HTTPStatus
+
+import anyio.to_thread
+
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.exposed import tool_definition
+from mcp_context_proxy.context import session_items
+from mcp_context_proxy.context.engine import ContextEngine, SessionState
+from mcp_context_proxy.context.options import DomainOverrides, Overrides
+from mcp_context_proxy.context.query import QUERY_CHARACTERS
+from mcp_context_proxy.context.request import RequestContext
+from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.selection import Selected
+from mcp_context_proxy.context.session import Session, SessionContext
+from mcp_context_proxy.errors import UnknownItemError
+from mcp_context_proxy.items import Item, Kind, Tool
+from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.web import messages
+from mcp_context_proxy.web.describing import Describer
+from mcp_context_proxy.web.operation import Given, Operation, RefusedError
+from mcp_context_proxy.wire import envelope
+
+TOOLS_ONLY = frozenset({Kind.TOOL})
+
+_REFUSED = (HTTPStatus.UNPROCESSABLE_ENTITY,)
+_UNKNOWN = (*_REFUSED, HTTPStatus.NOT_FOUND)
+_WITH_BODY = (
+    *_UNKNOWN,
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+)
+
+
+class Api:
+    """What the operations do."""
+
+    def __init__(
+        self,
+        contexts: ContextEngine,
+        catalog: Catalog,
+        servers: Callable[[], Iterable[str]],
+        changes: Changes,
+    ) -> None:
+        """Prepare to answer.
+
+        Args:
+            contexts: The one door to contexts.
+            catalog: Has descriptions.
+            servers: Names of those there are now.
+            changes: Tells hosts of what is changed here.
+        """
+        self._contexts, self._catalog, self._changes = contexts, catalog, changes
+        self._servers = servers
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Everything that can be asked."""
+        return (
+            Operation(
+                method="GET",
+                path="/sessions",
+                name="listSessions",
+                summary="All sessions, oldest first.",
+                handler=self._list_sessions,
+                query=messages.Describe,
+                answer=messages.SessionsAnswer,
+                problems=_REFUSED,
+            ),
+            Operation(
+                method="GET",
+                path="/sessions/{session}/context",
+                name="getSessionContext",
+                summary="What a session has in its context, whatever the query is.",
+                handler=self._session_context,
+                query=messages.Describe,
+                answer=messages.SessionAnswer,
+                problems=_UNKNOWN,
+            ),
+            Operation(
+                method="PATCH",
+                path="/sessions/{session}/context",
+                name="changeSessionContext",
+                summary="Add or remove items by hand, or change how much is selected.",
+                handler=self._change_session,
+                body=messages.SessionChanges,
+                answer=messages.SessionAnswer,
+                problems=_WITH_BODY,
+            ),
+            Operation(
+                method="GET",
+                path="/requests",
+                name="listRequests",
+                summary="The latest request contexts, newest first.",
+                handler=self._list_requests,
+                query=messages.RequestsWanted,
+                answer=messages.RequestsAnswer,
+                problems=_REFUSED,
+            ),
+            Operation(
+                method="GET",
+                path="/requests/{request}",
+                name="getRequest",
+                summary="What was chosen for one request, how and why.",
+                handler=self._request,
+                query=messages.Describe,
+                answer=messages.RequestAnswer,
+                problems=_UNKNOWN,
+            ),
+            Operation(
+                method="POST",
+                path="/context",
+                name="buildContext",
+                summary="The request context for a query.",
+                handler=self._build_context,
+                body=messages.ContextWanted,
+                answer=messages.RequestAnswer,
+                problems=_WITH_BODY,
+            ),
+            Operation(
+                method="GET",
+                path="/tools/search",
+                name="searchTools",
+                summary="Tools for a query, best first.",
+                handler=self._search_tools,
+                query=messages.SearchWanted,
+                answer=messages.SearchAnswer,
+                problems=_UNKNOWN,
+            ),
+        )
+
+    async def _list_sessions(self, given: Given) -> messages.SessionsAnswer:
+        describer = self._describer(given.query.describe)
+        states = await self._contexts.sessions()
+        return messages.SessionsAnswer([_session_answer(state, describer) for state in states])
+
+    async def _session_context(self, given: Given) -> messages.SessionAnswer:
+        state = await self._contexts.state(self._session(given.path["session"]))
+        return _session_answer(state, self._describer(given.query.describe))
+
+    async def _change_session(self, given: Given) -> messages.SessionAnswer:
+        session, wanted = self._session(given.path["session"]), given.body
+        # All names are looked up before anything is changed: a mistake in one changes nothing.
+        removed, added = self._resolved(wanted.remove), self._resolved(wanted.add)
+        with self._watching(session):
+            for item in removed:
+                session_items.remove(session, item)
+            for item in added:
+                session_items.add(session, item)
+        if wanted.options is not None:
+            session.overrides = wanted.options.overrides()
+        return _session_answer(await self._contexts.state(session), self._describer(False))
+
+    async def _list_requests(self, given: Given) -> messages.RequestsAnswer:
+        contexts = await self._contexts.requests(given.query.session, given.query.limit)
+        describer = self._describer(False)
+        behind = await self._contexts.tokens_behind()
+        return messages.RequestsAnswer([_request_answer(one, describer) for one in contexts], behind)
+
+    async def _request(self, given: Given) -> messages.RequestAnswer:
+        context = await self._contexts.request(given.path["request"])
+        if context is None:
+            detail = f"There is no request {given.path['request']!r}, or not any more."
+            raise RefusedError(HTTPStatus.NOT_FOUND, detail)
+        return _request_answer(context, self._describer(given.query.describe))
+
+    async def _build_context(self, given: Given) -> messages.RequestAnswer:
+        wanted: messages.ContextWanted = given.body
+        context = await self._contexts.build(
+            wanted.query[:QUERY_CHARACTERS],
+            None if wanted.session is None else self._session(wanted.session),
+            wanted.options.overrides(),
+            remember=wanted.record,
+        )
+        return _request_answer(context, self._describer(wanted.describe))
+
+    async def _search_tools(self, given: Given) -> messages.SearchAnswer:
+        wanted: messages.SearchWanted = given.query
+        servers = list(self._servers())
+        if wanted.server is not None and wanted.server not in servers:
+            raise RefusedError(HTTPStatus.NOT_FOUND, _no_server(wanted.server, servers))
+        selected = await self._contexts.select(
+            wanted.query[:QUERY_CHARACTERS],
+            overrides=Overrides(tools=DomainOverrides(top_n=wanted.top_k)),
+            origin="search",
+            scope=Scope(TOOLS_ONLY, wanted.server),
+        )
+        return await anyio.to_thread.run_sync(_search_answer, selected, wanted)
+
+    def _session(self, session_id: str) -> SessionContext:
+        session = self._contexts.find_session(session_id)
+        if session is None:
+            detail = f"There is no session {session_id!r}, or not any more."
+            raise RefusedError(HTTPStatus.NOT_FOUND, detail)
+        return session
+
+    def _resolved(self, names: Iterable[messages.ItemName]) -> list[Item]:
+        snapshot = self._catalog.snapshot
+        try:
+            return [session_items.resolve(snapshot, one.type, one.name, one.server) for one in names]
+        except UnknownItemError as error:
+            raise RefusedError(HTTPStatus.NOT_FOUND, f"{error}; nothing was changed") from None
+
+    def _watching(self, session: SessionContext) -> AbstractContextManager[None]:
+        """A handle's client asks for its list itself; a connection's is told that it has changed."""
+        return self._changes.watching(session) if isinstance(session, Session) else nullcontext()
+
+    def _describer(self, describe: bool) -> Describer:
+        return Describer(self._catalog.snapshot if describe else None)
+
+
+def _request_answer(context: RequestContext, describer: Describer) -> messages.RequestAnswer:
+    return messages.RequestAnswer(
+        id=context.id,
+        time=context.time,
+        query=context.query,
+        origin=context.origin,
+        session=context.session,
+        items=describer.items(context.items),
+        options=context.options,
+        dropped=describer.items(context.dropped),
+        near_misses=describer.items(context.near_misses),
+        failure=context.failure,
+        note=context.note,
+        seconds=context.seconds,
+        tokens=context.tokens,
+    )
+
+
+def _session_answer(state: SessionState, describer: Describer) -> messages.SessionAnswer:
+    return messages.SessionAnswer(
+        id=state.id,
+        kind=state.kind,
+        created=state.created,
+        query=state.query,
+        items=describer.items(state.items),
+        removed=[messages.RemovedItem(*item) for item in state.removed],
+        options=state.overrides,
+        latest_request=state.latest_request,
+    )
+
+
+def _search_answer(selected: Selected, wanted: messages.SearchWanted) -> messages.SearchAnswer:
+    context = selected.context
+    tokens = {item.name: item.tokens for item in context.of(Kind.TOOL)}
+    results = [
+        messages.ToolFound(
+            name=result.item.exposed_name,
+            server=result.item.server,
+            description=result.item.description,
+            score=round(result.score, 4),
+            why=result.why,
+            tokens=tokens.get(result.item.exposed_name, 0),
+            input_schema=envelope.members(tool_definition(result.item))["inputSchema"],
+        )
+        for result in selected.found.tools.results
+        if isinstance(result.item, Tool)
+    ]
+    facts = messages.SearchFacts(
+        result_count=len(results),
+        used_llm_rerank=False,
+        filters_applied={} if wanted.server is None else {"server": wanted.server},
+        latency_ms=round(context.seconds * 1000, 3),
+        request_id=context.id,
+    )
+    return messages.SearchAnswer(wanted.query, results, facts)
+
+
+def _no_server(name: str, servers: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, servers, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"There is no server {name!r}.{hint} There are: {', '.join(servers) or 'none'}."

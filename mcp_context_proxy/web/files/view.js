@@ -1,0 +1,152 @@
+// Builds what is seen. All text comes from strangers: it becomes text nodes and attributes, never markup.
+
+const COLUMNS = [
+  ["rule", "Rules"],
+  ["reference", "References"],
+  ["tool", "Tools"],
+];
+
+/** An element with attributes and children; text is only ever text. */
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+/** One line of the list of requests. */
+export function requestEntry(request, behind) {
+  return element(
+    "li",
+    { "data-id": request.id },
+    element(
+      "a",
+      { href: `#request=${encodeURIComponent(request.id)}` },
+      element("span", { class: "query" }, request.query),
+      element("span", { class: "facts" }, moment(request.time), " ", tokens(request.tokens, behind)),
+    ),
+  );
+}
+
+/** A whole request context. */
+export function contextView(request, behind, order, live) {
+  const facts = live ? "Not recorded" : `${moment(request.time, true)} by ${request.origin}`;
+  const session = request.session ? `, session ${request.session}` : "";
+  return [
+    element("h2", {}, live ? "Ranking for " : "", element("q", {}, request.query)),
+    element("p", { class: "facts" }, `${facts}${session}, built in ${milliseconds(request.seconds)}`),
+    element(
+      "p",
+      { class: "share" },
+      element("progress", { value: request.tokens, max: Math.max(behind, request.tokens, 1), "aria-hidden": "true" }),
+      ` ${tokens(request.tokens, behind)} are shown`,
+    ),
+    request.failure ? element("p", { class: "notice" }, `The search failed: ${request.failure}`) : null,
+    request.note ? element("p", { class: "notice" }, request.note) : null,
+    orderChoice(order),
+    element("div", { class: "columns" }, ...COLUMNS.map(([type, title]) => column(type, title, request.items, order))),
+    further("Nothing fits well. The nearest, not part of the context", request.near_misses, order),
+    further("Selected, and too dear for the token budget", request.dropped, order),
+  ].filter((part) => part !== null);
+}
+
+function column(type, title, items, order) {
+  const own = items.filter((item) => item.type === type).sort(comparison(order));
+  const id = `column-${type}`;
+  return element(
+    "section",
+    { "aria-labelledby": id, "data-type": type },
+    element("h3", { id }, `${title} `, element("span", { class: "count" }, String(own.length))),
+    own.length ? element("ul", {}, ...own.map(card)) : element("p", { class: "none" }, "None"),
+  );
+}
+
+function further(title, items, order) {
+  if (!items.length) return null;
+  const list = element("ul", {}, ...[...items].sort(comparison(order)).map(card));
+  return element("section", { class: "further" }, element("h3", {}, title), list);
+}
+
+function card(item) {
+  const description = item.description ?? "";
+  return element(
+    "li",
+    { class: "item", title: description || null, "data-name": item.name },
+    element(
+      "details",
+      {},
+      element(
+        "summary",
+        {},
+        element("span", { class: `badge ${item.include_mode}` }, item.include_mode),
+        item.score === null ? null : element("span", { class: "score", title: "Score" }, item.score.toFixed(2)),
+        item.priority === undefined
+          ? null
+          : element("span", { class: "priority", title: "Priority" }, String(item.priority).padStart(3, "0")),
+        element("span", { class: "title" }, ...title(item)),
+        description ? element("span", { class: "description" }, description) : null,
+      ),
+      element("p", { class: "why" }, `${capital(item.why)}. About ${number(item.tokens)} tokens.`),
+    ),
+  );
+}
+
+/** The server before the tool; the exposed name begins with it, and saying it twice would hide the tool. */
+function title(item) {
+  if (!item.server) return [item.name];
+  const own = item.name.startsWith(`${item.server}__`) ? item.name.slice(item.server.length + 2) : item.name;
+  return [element("span", { class: "server" }, item.server), " ", own];
+}
+
+function orderChoice(order) {
+  const choice = (value, label) =>
+    element(
+      "label",
+      {},
+      element("input", { type: "radio", name: "order", value, checked: order === value }),
+      ` ${label}`,
+    );
+  return element(
+    "fieldset",
+    { class: "order" },
+    element("legend", {}, "Order"),
+    choice("name", "by priority and name"),
+    choice("score", "by score"),
+  );
+}
+
+/** Rules and references by priority, highest first, then by name; tools by server, then by name. */
+function comparison(order) {
+  const name = (a, b) => compare(a.server ?? "", b.server ?? "") || compare(a.name, b.name);
+  if (order === "score") return (a, b) => (b.score ?? -1) - (a.score ?? -1) || name(a, b);
+  return (a, b) => (b.priority ?? 0) - (a.priority ?? 0) || name(a, b);
+}
+
+function compare(a, b) {
+  return a < b ? -1 : Number(a > b);
+}
+
+function moment(seconds, withDate = false) {
+  const time = new Date(seconds * 1000);
+  const today = time.toDateString() === new Date().toDateString();
+  const text = today && !withDate ? time.toLocaleTimeString() : time.toLocaleString();
+  return withDate ? text : element("time", { datetime: time.toISOString() }, text);
+}
+
+function tokens(shown, behind) {
+  return `${number(shown)} of ${number(behind)} tokens`;
+}
+
+function milliseconds(seconds) {
+  return `${(seconds * 1000).toFixed(1)} ms`;
+}
+
+function number(value) {
+  return value.toLocaleString("en");
+}
+
+function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

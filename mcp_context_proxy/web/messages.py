@@ -1,0 +1,199 @@
+"""What the API takes and answers: the forms, with names and numbers as in the context layer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from mcp_context_proxy.config.settings import Preset
+from mcp_context_proxy.context.options import ContextOptions, DomainOverrides, Overrides
+from mcp_context_proxy.context.request import Mode, Origin
+from mcp_context_proxy.items import Kind
+
+LISTED_MOST = 500
+"""Request contexts in one answer: more than a person looks through, some 500 kB."""
+
+SELECTED_MOST = 1000
+"""Items or chunks that may be asked for; a model reads tens."""
+
+Words = Annotated[str, Meta(min_length=1, pattern=r"\S")]
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Count = Annotated[int, Meta(ge=1, le=SELECTED_MOST)]
+Score = Annotated[float, Meta(ge=0, le=1)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is changed for tools, or for rules and references; numbers beat the preset."""
+
+    preset: Preset | None = None
+    top_k: Count | None = None
+    top_n: Count | None = None
+    include_score: Score | None = None
+
+    def overrides(self) -> DomainOverrides:
+        """As the context layer has it."""
+        return DomainOverrides(self.preset, self.top_k, self.top_n, self.include_score)
+
+
+class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a session or a request changes of how much is selected; what is not given stays."""
+
+    tools: DomainChanges = DomainChanges()
+    documents: DomainChanges = DomainChanges()
+    max_tokens: Tokens | None = None
+
+    def overrides(self) -> Overrides:
+        """As the context layer has it."""
+        return Overrides(self.tools.overrides(), self.documents.overrides(), self.max_tokens)
+
+
+class ItemName(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool by its exposed name, or by its own with its server; a rule or reference by its name."""
+
+    type: Kind
+    name: Name
+    server: Name | None = None
+
+
+class SessionChanges(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is changed in a session: all of it, or nothing where a name is unknown."""
+
+    add: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
+    remove: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
+    options: OptionChanges | None = None
+    """Replaces what the session has changed so far."""
+
+
+class ContextWanted(Struct, frozen=True, forbid_unknown_fields=True):
+    """A query that a context is wanted for."""
+
+    query: Words
+    session: Name | None = None
+    """Public id of the session whose items belong to it."""
+    options: OptionChanges = OptionChanges()
+    record: bool = True
+    """False: only looked at, and not remembered."""
+    describe: bool = False
+    """True: items come with their description and priority."""
+
+
+class Describe(Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of what has items in it."""
+
+    describe: bool = False
+
+
+class RequestsWanted(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which request contexts are listed."""
+
+    session: Name | None = None
+    limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
+
+
+class SearchWanted(Struct, frozen=True, forbid_unknown_fields=True):
+    """A search for tools."""
+
+    query: Words
+    top_k: Count | None = None
+    """How many tools; by default as configured."""
+    server: Name | None = None
+
+
+class Item(Struct, frozen=True):
+    """One item of a context."""
+
+    type: Kind
+    name: str
+    server: str | None
+    include_mode: Mode
+    score: float | None
+    tokens: int
+    why: str
+    description: str | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+
+
+class RequestAnswer(Struct, frozen=True):
+    """A request context."""
+
+    id: str
+    time: float
+    query: str
+    origin: Origin
+    session: str | None
+    items: list[Item]
+    options: ContextOptions
+    dropped: list[Item]
+    near_misses: list[Item]
+    failure: str | None
+    note: str | None
+    seconds: float
+    tokens: int
+    """Of all items together."""
+
+
+class RequestsAnswer(Struct, frozen=True):
+    """The latest request contexts, newest first."""
+
+    requests: list[RequestAnswer]
+    tokens_behind: int
+    """What a model would read if everything there is were listed."""
+
+
+class RemovedItem(Struct, frozen=True):
+    """What was removed from a session by hand."""
+
+    type: Kind
+    name: str
+
+
+class SessionAnswer(Struct, frozen=True):
+    """A session's context."""
+
+    id: str
+    kind: str
+    created: float
+    query: str | None
+    items: list[Item]
+    removed: list[RemovedItem]
+    options: Overrides
+    latest_request: str | None
+
+
+class SessionsAnswer(Struct, frozen=True):
+    """All sessions, oldest first."""
+
+    sessions: list[SessionAnswer]
+
+
+class ToolFound(Struct, frozen=True):
+    """One tool that a search found."""
+
+    name: str
+    server: str
+    description: str
+    score: float
+    why: str
+    tokens: int
+    input_schema: Raw
+    """JSON, as the server gave it."""
+
+
+class SearchFacts(Struct, frozen=True):
+    """How a search went."""
+
+    result_count: int
+    used_llm_rerank: bool
+    filters_applied: dict[str, str]
+    latency_ms: float
+    request_id: str
+
+
+class SearchAnswer(Struct, frozen=True):
+    """Tools for a query, best first; none when nothing fits."""
+
+    query: str
+    results: list[ToolFound]
+    metadata: SearchFacts

@@ -1,0 +1,21 @@
+"""The examples of docs/api.md are what the API takes and answers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mcp_context_proxy.web.messages import ContextWanted, RequestAnswer, SearchAnswer, SessionChanges
+
+
+@pytest.mark.parametrize(
+    ("position", "form"),
+    list(enumerate([ContextWanted, RequestAnswer, SessionChanges, SearchAnswer])),
+)
+def test_an_example_has_the_form_of_the_api(api, position, form):
+    examples = list(api.blocks("json"))
+
+    assert len(examples) == 4
+    read = msgspec.json.decode(examples[position], type=form)
+    assert msgspec.json.decode(examples[position]).keys() <= set(form.__struct_fields__)
+    assert read == msgspec.json.decode(msgspec.json.encode(read), type=form)

@@ -1,0 +1,48 @@
+"""What the API and the page are tested with: tools and documents of all modes, and a hostile text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from support.servers import Workshop, tool
+
+TOKEN = "a-token-for-tests"
+
+HOSTILE = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script> reads a page'
+
+
+def document(folder: Path, name: str, include: str, priority: int, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    front = f"---\ninclude: {include}\npriority: {priority}\n---\n"
+    (folder / f"{name}.md").write_text(f"{front}{text}\n", encoding="utf-8")
+
+
+def shop(workshop: Workshop) -> dict[str, Any]:
+    """Servers and documents, and the tables of their configuration."""
+    rules, references = workshop.folder / "rules", workshop.folder / "references"
+    document(rules, "tone", "always", 7, "Be polite and brief in everything that is written.")
+    document(rules, "mailing", "agent", 900, "Mail to customers: never mention prices.")
+    document(rules, "secrets", "manual", 500, "Never send a password by mail.")
+    document(references, "addresses", "agent", 40, "Addresses for mail: the team is team@example.com.")
+    workshop.server(
+        "post",
+        tools=[
+            tool("send_mail", "Send a mail to somebody"),
+            tool("list_mail", "List the mails in a mailbox"),
+            tool("clock", "Tell the time"),
+            tool("wipe", "Delete everything for good"),
+        ],
+        settings={"tools": {"clock": {"include": "always"}, "wipe": {"include": "manual"}}},
+    )
+    workshop.server("archive", tools=[tool("find_mail", "Find an old mail"), tool("browse", HOSTILE)])
+    return {
+        "documents": [{"kind": "rule", "path": str(rules)}, {"kind": "reference", "path": str(references)}],
+        "expose": {"list_all_below": 0},
+    }
+
+
+def environment() -> dict[str, str]:
+    """That of the tests, with the token."""
+    return {**os.environ, "MCP_CONTEXT_PROXY_TOKEN": TOKEN}

@@ -1,0 +1,31 @@
+"""A proxy with an HTTP front that asks for a token, and somebody who has it."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import httpx2
+import pytest
+from support.proxies import HttpProxy, http_proxy
+from support.raw_client import PATIENCE
+from support.servers import Workshop
+from support.shop import TOKEN, environment, shop
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
+    workshop = Workshop(tmp_path_factory.mktemp("web"))
+    config = workshop.config(**shop(workshop))
+    with http_proxy(config, auth=True, env=environment()) as running:
+        yield running
+    workshop.close()
+
+
+@pytest.fixture
+async def api(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
+    """Somebody who has the token, and waits until all servers are there."""
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with httpx2.AsyncClient(base_url=proxy.base, headers=headers, timeout=30) as client:
+        with anyio.fail_after(PATIENCE):
+            while "browse" not in (await client.get("/api/v1/tools/search?query=browse")).text:
+                pass
+        yield client

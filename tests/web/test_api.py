@@ -1,0 +1,238 @@
+"""The REST API over the HTTP front: contexts, sessions, requests, searches."""
+
+from typing import Any
+
+import httpx2
+import pytest
+from support.proxies import HttpProxy
+from support.raw_client import http
+from support.shop import HOSTILE, TOKEN
+
+pytestmark = pytest.mark.anyio
+
+API = "/api/v1"
+
+
+async def context(api: httpx2.AsyncClient, query: str, **more: Any) -> dict[str, Any]:
+    response = await api.post(f"{API}/context", json={"query": query, **more})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def modes(answer: dict[str, Any]) -> dict[str, str]:
+    return {item["name"]: item["include_mode"] for item in answer["items"]}
+
+
+async def test_a_query_comes_back_as_the_context_that_a_model_is_to_be_given(api: httpx2.AsyncClient) -> None:
+    answer = await context(api, "send a mail to the team")
+
+    assert (
+        modes(answer).items()
+        >= {
+            "tone": "always",
+            "post__clock": "always",
+            "post__send_mail": "agent",
+            "addresses": "agent",
+        }.items()
+    )
+    assert not modes(answer).keys() & {"secrets", "post__wipe"}
+    sent = next(item for item in answer["items"] if item["name"] == "post__send_mail")
+    assert (sent["type"], sent["server"]) == ("tool", "post")
+    assert sent["score"] > 0.3
+    assert sent["tokens"] > 10
+    assert "send mail" in sent["why"]
+    assert "description" not in sent
+    assert answer["tokens"] == sum(item["tokens"] for item in answer["items"])
+
+
+async def test_what_was_served_is_remembered_and_found_again(api: httpx2.AsyncClient) -> None:
+    first = await context(api, "send a mail to the team")
+    second = await context(api, "find an old mail")
+
+    again = await api.get(f"{API}/requests/{first['id']}")
+    latest = (await api.get(f"{API}/requests", params={"limit": 2})).json()
+
+    assert again.json() == first
+    assert [one["id"] for one in latest["requests"]] == [second["id"], first["id"]]
+    assert latest["tokens_behind"] > first["tokens"]
+
+
+async def test_what_is_only_looked_at_is_not_remembered(api: httpx2.AsyncClient) -> None:
+    looked = await context(api, "find an old mail", record=False)
+
+    assert (await api.get(f"{API}/requests/{looked['id']}")).status_code == 404
+
+
+async def test_items_come_with_descriptions_and_priorities_where_they_are_asked_for(
+    api: httpx2.AsyncClient,
+) -> None:
+    answer = await context(api, "mail to customers, browse the old ones", describe=True)
+    by_name = {item["name"]: item for item in answer["items"]}
+
+    assert by_name["archive__browse"]["description"] == HOSTILE
+    assert by_name["mailing"]["description"].startswith("Mail to customers")
+    assert by_name["mailing"]["priority"] == 900
+    assert "priority" not in by_name["archive__browse"]
+
+
+async def test_a_request_may_change_how_much_is_selected(api: httpx2.AsyncClient) -> None:
+    few = await context(api, "mail", options={"tools": {"top_n": 1}, "documents": {"top_n": 1}})
+
+    assert sum(item["include_mode"] == "agent" for item in few["items"]) == 2
+    assert few["options"]["tools"]["top_n"] == 1
+
+
+async def test_a_session_is_listed_changed_by_hand_and_its_host_told(
+    api: httpx2.AsyncClient, proxy: HttpProxy
+) -> None:
+    async with http(proxy.base, headers={"authorization": f"Bearer {TOKEN}"}) as host:
+        await host.until_listed("post__clock")
+        await host.call("search_available_tools", {"query": "find an old mail"})
+        sessions = (await api.get(f"{API}/sessions")).json()["sessions"]
+        session = next(one for one in sessions if one["query"] == "find an old mail")
+        url = f"{API}/sessions/{session['id']}/context"
+        changes = {
+            "add": [
+                {"type": "rule", "name": "secrets"},
+                {"type": "tool", "name": "wipe", "server": "post"},
+            ],
+            "remove": [{"type": "rule", "name": "tone"}],
+            "options": {"max_tokens": 5000},
+        }
+        heard = len(host.notified("notifications/tools/list_changed"))
+
+        changed = (await api.patch(url, json=changes)).json()
+        await host.until(lambda host: len(host.notified("notifications/tools/list_changed")) > heard)
+        listed = await host.names()
+        again = (await api.get(url)).json()
+        answer = await context(api, "find an old mail", session=session["id"])
+
+    assert modes(changed) == {"secrets": "manual", "post__wipe": "manual", "post__clock": "always"}
+    assert changed["removed"] == [{"type": "rule", "name": "tone"}]
+    assert changed["options"]["max_tokens"] == 5000
+    assert again == changed
+    assert "post__wipe" in listed
+    assert modes(answer)["secrets"] == "manual"
+    assert "tone" not in modes(answer)
+    assert answer["session"] == session["id"]
+
+
+async def test_requests_of_one_session_are_told_from_those_of_others(
+    api: httpx2.AsyncClient, proxy: HttpProxy
+) -> None:
+    await context(api, "find an old mail")
+    async with http(proxy.base, headers={"authorization": f"Bearer {TOKEN}"}) as host:
+        await host.call("search_available_tools", {"query": "who wrote the oldest mail"})
+        sessions = (await api.get(f"{API}/sessions")).json()["sessions"]
+        session = next(one for one in sessions if one["query"] == "who wrote the oldest mail")
+        own = (await api.get(f"{API}/requests", params={"session": session["id"]})).json()["requests"]
+
+    assert [one["query"] for one in own] == ["who wrote the oldest mail"]
+    assert own[0]["id"] == session["latest_request"]
+    assert own[0]["origin"] == "search"
+
+
+async def test_a_change_with_one_unknown_name_changes_nothing(
+    api: httpx2.AsyncClient, proxy: HttpProxy
+) -> None:
+    async with http(proxy.base, headers={"authorization": f"Bearer {TOKEN}"}) as host:
+        await host.call("search_available_tools", {"query": "a query of its own"})
+        sessions = (await api.get(f"{API}/sessions")).json()["sessions"]
+        session = next(one for one in sessions if one["query"] == "a query of its own")
+        url = f"{API}/sessions/{session['id']}/context"
+        add = [{"type": "rule", "name": "secrets"}, {"type": "tool", "name": "post__send_male"}]
+
+        refused = await api.patch(url, json={"add": add, "remove": [{"type": "rule", "name": "tone"}]})
+        after = (await api.get(url)).json()
+
+    assert refused.status_code == 404
+    assert "did you mean post__send_mail" in refused.json()["detail"]
+    assert after == session
+
+
+async def test_a_search_for_tools_says_how_it_went(api: httpx2.AsyncClient) -> None:
+    parameters = {"query": "mail", "top_k": "2", "server": "post"}
+    answer = (await api.get(f"{API}/tools/search", params=parameters)).json()
+
+    assert answer["query"] == "mail"
+    assert {one["server"] for one in answer["results"]} == {"post"}
+    assert [one["name"] for one in answer["results"]] == ["post__send_mail", "post__list_mail"]
+    assert answer["results"][0]["input_schema"]["properties"] == {"text": {"type": "string"}}
+    facts = answer["metadata"]
+    assert (facts["result_count"], facts["used_llm_rerank"]) == (2, False)
+    assert facts["filters_applied"] == {"server": "post"}
+    assert facts["latency_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "detail"),
+    [
+        ("GET", "/requests?limit=0", None, 422, "limit"),
+        ("GET", "/requests?limit=many", None, 422, "limit"),
+        ("GET", "/requests?limits=1", None, 422, "limits"),
+        ("GET", "/requests?limit=1&limit=2", None, 422, "twice"),
+        ("GET", "/requests/nothing", None, 404, "no request 'nothing'"),
+        ("GET", "/sessions/nobody/context", None, 404, "no session 'nobody'"),
+        ("PATCH", "/sessions/nobody/context", "{}", 404, "no session 'nobody'"),
+        ("GET", "/tools/search", None, 422, "query"),
+        ("GET", "/tools/search?query=%20", None, 422, "query"),
+        ("GET", "/tools/search?query=x&server=pots", None, 404, "Did you mean 'post'?"),
+        ("POST", "/context", "", 400, "not JSON"),
+        ("POST", "/context", "{", 400, "not JSON"),
+        ("POST", "/context", "[" * 100_000, 422, ""),
+        ("POST", "/context", "[]", 422, "object"),
+        ("POST", "/context", "{}", 422, "query"),
+        ("POST", "/context", '{"query": "x", "querry": "y"}', 422, "querry"),
+        ("POST", "/context", '{"query": "x", "options": {"tools": {"top_n": 0}}}', 422, "top_n"),
+        ("POST", "/context", '{"query": "x", "session": "nobody"}', 404, "no session 'nobody'"),
+        ("POST", "/context", '{"query": "' + "x" * (5 << 20) + '"}', 413, "bytes"),
+        ("DELETE", "/context", None, 405, "Method Not Allowed"),
+        ("GET", "/nowhere", None, 404, "Not Found"),
+        ("GET", "/requests/a%0Ab", None, 404, "no request"),
+        ("GET", "/%0A", None, 404, "Not Found"),
+    ],
+)
+async def test_what_is_wrong_is_told_as_a_problem(
+    api: httpx2.AsyncClient, method: str, path: str, body: str | None, status: int, detail: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = await api.request(method, API + path, content=body, headers=headers)
+
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["status"] == status
+    assert detail in response.json()["detail"]
+
+
+async def test_a_body_that_is_not_said_to_be_json_is_not_read(api: httpx2.AsyncClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        response = await api.post(f"{API}/context", content='{"query": "x"}', headers={"content-type": kind})
+        assert response.status_code == 415
+
+
+@pytest.mark.parametrize("path", ["/sessions", "/requests", "/openapi.json", "/nowhere"])
+async def test_nothing_is_told_without_the_token(proxy: HttpProxy, path: str) -> None:
+    async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
+        without = await stranger.get(API + path)
+        wrong = await stranger.get(API + path, headers={"authorization": "Bearer another"})
+        in_query = await stranger.get(f"{API}{path}?token={TOKEN}")
+
+    assert (without.status_code, wrong.status_code, in_query.status_code) == (401, 401, 401)
+
+
+async def test_a_web_page_of_others_reaches_nothing(api: httpx2.AsyncClient) -> None:
+    foreign = await api.get(f"{API}/sessions", headers={"origin": "http://evil.example"})
+    rebound = await api.get(f"{API}/sessions", headers={"host": "evil.example"})
+
+    assert (foreign.status_code, rebound.status_code) == (403, 421)
+
+
+async def test_no_answer_is_kept_by_a_cache(api: httpx2.AsyncClient) -> None:
+    assert (await api.get(f"{API}/requests")).headers["cache-control"] == "no-store"
+
+
+async def test_a_very_long_query_is_cut_and_answered(api: httpx2.AsyncClient) -> None:
+    answer = await context(api, "find an old mail. " * 10_000)
+
+    assert "archive__find_mail" in modes(answer)
+    assert len(answer["query"]) == 4000

@@ -1,0 +1,39 @@
+"""The API and the document that describes it agree, whatever is asked."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from support.proxies import HttpProxy
+from support.shop import TOKEN
+
+AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
+
+CASES = "20"
+"""Of each operation and phase, beside those that are derived from the description one by one."""
+
+
+@pytest.mark.slow
+def test_every_answer_is_as_described(proxy: HttpProxy, tmp_path: Path) -> None:
+    """Valid, invalid and hostile requests, alone and one after the other."""
+    url = f"{proxy.base}/api/v1/openapi.json"
+    options = ["--max-examples", CASES, "--seed", "1", "--generation-database", "none", "--no-color"]
+    token = ["--header", f"Authorization: {AUTHORIZED['authorization']}"]
+    command = [str(Path(sys.executable).with_name("schemathesis")), "run", url, *token, *options]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Tested: 7" in run.stdout
+
+
+def test_the_page_of_documentation_lists_everything_that_is_described(proxy: HttpProxy) -> None:
+    described = httpx2.get(f"{proxy.base}/api/v1/openapi.json", headers=AUTHORIZED).json()["paths"]
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([A-Z]+ /\S+)` \|", page, re.MULTILINE)
+
+    operations = [f"{method.upper()} {path}" for path, methods in described.items() for method in methods]
+    assert len(listed) == 7
+    assert sorted(listed) == sorted(operations)
