@@ -13,19 +13,23 @@ TOKEN = "a-token-for-tests"
 HOSTILE = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script> reads a page'
 
 
-def document(folder: Path, name: str, include: str, priority: int, text: str) -> None:
+PRIORITY = {"tone": 7, "mailing": 900, "secrets": 500, "addresses": 40}
+"""Of the documents."""
+
+
+def document(folder: Path, name: str, include: str, text: str) -> None:
     folder.mkdir(exist_ok=True)
-    front = f"---\ninclude: {include}\npriority: {priority}\n---\n"
+    front = f"---\ninclude: {include}\npriority: {PRIORITY[name]}\n---\n"
     (folder / f"{name}.md").write_text(f"{front}{text}\n", encoding="utf-8")
 
 
 def shop(workshop: Workshop) -> dict[str, Any]:
     """Servers and documents, and the tables of their configuration."""
     rules, references = workshop.folder / "rules", workshop.folder / "references"
-    document(rules, "tone", "always", 7, "Be polite and brief in everything that is written.")
-    document(rules, "mailing", "agent", 900, "Mail to customers: never mention prices.")
-    document(rules, "secrets", "manual", 500, "Never send a password by mail.")
-    document(references, "addresses", "agent", 40, "Addresses for mail: the team is team@example.com.")
+    document(rules, "tone", "always", "Be polite and brief in everything that is written.")
+    document(rules, "mailing", "agent", "Mail to customers: never mention prices.")
+    document(rules, "secrets", "manual", "Never send a password by mail.")
+    document(references, "addresses", "agent", "Addresses for mail: the team is team@example.com.")
     workshop.server(
         "post",
         tools=[

@@ -25,18 +25,19 @@ export function requestEntry(request, behind) {
       "a",
       { href: `#request=${encodeURIComponent(request.id)}` },
       element("span", { class: "query" }, request.query),
-      element("span", { class: "facts" }, moment(request.time), " ", tokens(request.tokens, behind)),
+      element("span", { class: "facts" }, moment(request.time), " \u00b7 ", tokens(request.tokens, behind)),
     ),
   );
 }
 
 /** A whole request context. */
 export function contextView(request, behind, order, live) {
-  const facts = live ? "Not recorded" : `${moment(request.time, true)} by ${request.origin}`;
-  const session = request.session ? `, session ${request.session}` : "";
+  const told = live ? ["not recorded"] : [date(request.time), request.origin];
+  const session = request.session ? [`session ${request.session}`] : [];
+  const facts = [...told, ...session, `built in ${milliseconds(request.seconds)}`].join(" \u00b7 ");
   return [
     element("h2", {}, live ? "Ranking for " : "", element("q", {}, request.query)),
-    element("p", { class: "facts" }, `${facts}${session}, built in ${milliseconds(request.seconds)}`),
+    element("p", { class: "facts" }, facts),
     element(
       "p",
       { class: "share" },
@@ -88,7 +89,7 @@ function card(item) {
         element("span", { class: "title" }, ...title(item)),
         description ? element("span", { class: "description" }, description) : null,
       ),
-      element("p", { class: "why" }, `${capital(item.why)}. About ${number(item.tokens)} tokens.`),
+      element("p", { class: "why" }, `${capital(item.why)}. About ${number(item.tokens)} ${item.tokens === 1 ? "token" : "tokens"}.`),
     ),
   );
 }
@@ -128,11 +129,15 @@ function compare(a, b) {
   return a < b ? -1 : Number(a > b);
 }
 
-function moment(seconds, withDate = false) {
+/** Today only the time of day. */
+function moment(seconds) {
   const time = new Date(seconds * 1000);
   const today = time.toDateString() === new Date().toDateString();
-  const text = today && !withDate ? time.toLocaleTimeString() : time.toLocaleString();
-  return withDate ? text : element("time", { datetime: time.toISOString() }, text);
+  return element("time", { datetime: time.toISOString() }, today ? time.toLocaleTimeString() : date(seconds));
+}
+
+function date(seconds) {
+  return new Date(seconds * 1000).toLocaleString();
 }
 
 function tokens(shown, behind) {

@@ -1,0 +1,72 @@
+"""The API and the page on a port of this machine, beside a host that is served over standard streams."""
+
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from support.ledger import until
+from support.proxies import command
+from support.raw_client import RawClient, stdio
+from support.servers import Workshop, tool
+from support.shop import TOKEN
+
+pytestmark = pytest.mark.anyio
+
+SERVING = re.compile(r"serving (http://127\.0\.0\.1:\d+)/api/v1 and /ui")
+
+
+@pytest.fixture
+def config(workshop: Workshop) -> Path:
+    workshop.server("work", tools=[tool("echo", "Say it again")])
+    return workshop.config(expose={"list_all_below": 0})
+
+
+@asynccontextmanager
+async def hosted(config: Path, *options: str) -> AsyncIterator[tuple[RawClient, Path]]:
+    """A host of the proxy, and where the proxy logs."""
+    log = config.with_suffix(".log")
+    with log.open("w", encoding="utf-8") as stderr:
+        env = {"MCP_CONTEXT_PROXY_TOKEN": TOKEN}
+        async with stdio(command(config, "serve", *options), env=env, stderr=stderr) as host:
+            yield host, log
+
+
+async def base_of(log: Path) -> str:
+    found = await until(lambda: SERVING.search(log.read_text(encoding="utf-8")))
+    return str(found[1])
+
+
+async def test_the_context_of_the_host_is_shown_to_whoever_has_the_token(config: Path) -> None:
+    async with hosted(config, "--api-port", "0") as (host, log):
+        base = await base_of(log)
+        found = await host.call("search_available_tools", {"query": "say it again"})
+        async with httpx2.AsyncClient(base_url=base) as client:
+            page = await client.get("/ui")
+            refused = await client.get("/api/v1/sessions")
+            rebound = await client.get("/ui", headers={"host": "evil.example"})
+            client.headers["authorization"] = f"Bearer {TOKEN}"
+            (session,) = (await client.get("/api/v1/sessions")).json()["sessions"]
+            served = await client.get(f"/api/v1/requests/{session['latest_request']}")
+            elsewhere = await client.post("/mcp")
+
+    assert page.status_code == 200
+    assert (refused.status_code, rebound.status_code) == (401, 421)
+    assert session["kind"] == "connection"
+    assert session["latest_request"] == found["structuredContent"]["request_id"]
+    assert [item["name"] for item in served.json()["items"]] == ["work__echo"]
+    assert elsewhere.status_code == 404
+    assert TOKEN not in log.read_text(encoding="utf-8")
+
+
+async def test_a_host_is_served_where_the_port_is_taken(config: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with hosted(config, "--api-port", str(port)) as (host, log):
+            found = await host.call("search_available_tools", {"query": "say it again"})
+
+    assert found["structuredContent"]["results"][0]["name"] == "work__echo"
+    assert f"the API is not served on port {port}: " in log.read_text(encoding="utf-8")

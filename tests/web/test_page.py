@@ -1,0 +1,268 @@
+"""The page in a real browser: what it shows, to whom, and what strangers' texts can do to it (nothing)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from support.browser import Page, browser, program
+from support.proxies import HttpProxy
+from support.shop import HOSTILE, PRIORITY, TOKEN
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)"),
+]
+
+QUERY = "mail to customers, find an old mail, browse pages"
+
+TEXTS = "[...document.querySelectorAll('{}')].map((found) => found.textContent)"
+
+CONTRASTS, ALL_MODES = (
+    (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("contrasts.js", "all_modes.js")
+)
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
+    """The page, opened by somebody who has its address, with the latest request shown."""
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    latest = httpx2.post(f"{proxy.base}/api/v1/context", json={"query": "the first one"}, headers=headers)
+    chromium.look()
+    chromium.open("about:blank")
+    chromium.open(f"{proxy.base}/ui#token={TOKEN}")
+    chromium.until(f"document.querySelector('[data-id=\"{latest.json()['id']}\"] a[aria-current]')")
+    yield chromium
+    assert chromium.errors == []
+
+
+@pytest.fixture
+async def served(api: httpx2.AsyncClient) -> dict[str, Any]:
+    """A request context that was just served."""
+    response = await api.post("/api/v1/context", json={"query": QUERY})
+    return response.json()
+
+
+def show(page: Page, request: dict[str, Any]) -> None:
+    page.value(f"location.hash = '#request={request['id']}'")
+    page.until(f"document.querySelector('[data-id=\"{request['id']}\"] a[aria-current]')")
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    return page.value(TEXTS.format(selector))
+
+
+def test_the_token_leaves_the_address_at_once_and_stays_in_the_tab(page: Page) -> None:
+    assert page.value("location.hash") == ""
+    assert TOKEN not in page.value("location.href")
+    assert page.value("Object.values(sessionStorage)") == [TOKEN]
+    assert page.value("localStorage.length") == 0
+    assert page.value("document.cookie") == ""
+
+
+def test_without_the_token_it_asks_for_it(chromium: Page, proxy: HttpProxy) -> None:
+    chromium.open(proxy.base + "/ui")
+    chromium.value("sessionStorage.clear()")
+    chromium.command("Page.reload")
+    chromium.until("document.activeElement?.id === 'token'")
+    chromium.type("wrong")
+    chromium.press("Enter")
+    chromium.until("document.getElementById('refusal').textContent")
+    hidden = chromium.value("document.getElementById('main').hidden")
+    chromium.value("document.getElementById('token').focus()")
+    chromium.type(TOKEN)
+    chromium.press("Enter")
+    chromium.until("!document.getElementById('main').hidden")
+    errors, chromium.errors = chromium.errors, []
+
+    assert hidden
+    assert chromium.value("document.getElementById('login').hidden")
+    assert errors
+    assert all("401" in error for error in errors)
+
+
+async def test_a_request_is_shown_in_three_columns_in_a_stable_order(
+    page: Page, served: dict[str, Any]
+) -> None:
+    show(page, served)
+
+    def names(kind: str) -> list[str]:
+        found = [item for item in served["items"] if item["type"] == kind]
+        return [
+            item["name"]
+            for item in sorted(found, key=lambda item: (-PRIORITY.get(item["name"], 0), item["name"]))
+        ]
+
+    rules, references, tools = names("rule"), names("reference"), names("tool")
+    counts = [f"Rules {len(rules)}", f"References {len(references)}", f"Tools {len(tools)}"]
+    assert texts(page, ".columns h3") == counts
+    assert texts(page, '[data-type="rule"] .title') == rules == ["mailing", "tone"]
+    assert texts(page, '[data-type="rule"] .priority') == ["900", "007"]
+    assert texts(page, '[data-type="rule"] .badge') == ["agent", "always"]
+    assert texts(page, '[data-type="tool"] .title') == [name.replace("__", " ") for name in tools]
+    assert [name.split("__")[0] for name in tools][:3] == ["archive", "archive", "post"]
+    scores = {item["name"]: item["score"] for item in served["items"] if item["score"] is not None}
+    assert sorted(texts(page, ".score")) == sorted(f"{score:.2f}" for score in scores.values())
+    heading = page.value("document.querySelector('#context h2').textContent")
+    assert heading == QUERY
+    assert "tokens are shown" in page.value("document.querySelector('.share').textContent")
+
+
+async def test_a_priority_has_three_digits(page: Page, api: httpx2.AsyncClient) -> None:
+    show(page, (await api.post("/api/v1/context", json={"query": "the address of the team"})).json())
+
+    assert texts(page, '[data-name="addresses"] .priority') == ["040"]
+
+
+async def test_every_mode_has_a_colour_of_its_own(page: Page) -> None:
+    page.value(ALL_MODES)
+    colour = "(badge) => getComputedStyle(badge).backgroundColor"
+    colours = page.value(f"[...document.querySelectorAll('.columns .badge')].map({colour})")
+
+    assert len(colours) == 6
+    assert len(set(colours)) == 6
+
+
+async def test_a_description_is_shown_below_its_item_and_when_pointed_at(
+    page: Page, served: dict[str, Any]
+) -> None:
+    show(page, served)
+    item = "document.querySelector('[data-name=\"mailing\"]')"
+
+    described = page.value(f"{item}.querySelector('.description').textContent")
+    assert described.startswith("Mail to customers")
+    assert page.value(f"{item}.title") == described
+
+
+async def test_a_hostile_description_stays_text(page: Page, served: dict[str, Any]) -> None:
+    show(page, served)
+    item = "document.querySelector('[data-name=\"archive__browse\"]')"
+
+    assert page.value(f"{item}.querySelector('.description').textContent") == HOSTILE
+    assert page.value(f"{item}.title") == HOSTILE
+    assert page.value("document.querySelectorAll('img, #context script').length") == 0
+    assert page.value("document.title") == "Request contexts - mcp-context-proxy"
+
+
+async def test_no_text_can_become_markup_even_by_a_mistake_of_the_page(page: Page) -> None:
+    attempt = "(() => { try { document.body.innerHTML = '<p>in'; } catch (error) { return error.name; } })()"
+
+    assert page.value(attempt) == "TypeError"
+    page.errors.clear()
+
+
+async def test_nothing_is_loaded_from_elsewhere(page: Page, proxy: HttpProxy) -> None:
+    loaded = page.value("performance.getEntriesByType('resource').map((entry) => entry.name)")
+
+    assert {one.removeprefix(proxy.base).split("?")[0] for one in loaded} >= {"/ui/page.js", "/ui/style.css"}
+    assert all(one.startswith((proxy.base, "data:")) for one in loaded)
+
+
+async def test_a_query_is_ranked_as_it_is_typed_and_not_recorded(page: Page, api: httpx2.AsyncClient) -> None:
+    before = (await api.get("/api/v1/requests?limit=1")).json()["requests"][0]["id"]
+    page.value("document.getElementById('query').focus()")
+    page.type("tell the time")
+    page.until("document.querySelector('#context q')?.textContent === 'tell the time'")
+    names = texts(page, '[data-type="tool"] .title')
+    page.type(" or find an old mail")
+    page.until("document.querySelector('#context q').textContent.endsWith('old mail')")
+    after = (await api.get("/api/v1/requests?limit=1")).json()["requests"][0]["id"]
+
+    assert names[0] == "post clock"
+    assert "archive find_mail" in texts(page, '[data-type="tool"] .title')
+    scores = [float(score) for score in texts(page, '[data-type="tool"] .score')]
+    assert scores == sorted(scores, reverse=True)
+    assert page.value("document.activeElement.id") == "query"
+    assert before == after
+
+
+async def test_a_new_request_appears_by_itself(page: Page, api: httpx2.AsyncClient) -> None:
+    answer = await api.get("/api/v1/tools/search", params={"query": "something new to find"})
+    request = answer.json()["metadata"]["request_id"]
+    entry = f"document.querySelector('#requests li:first-child[data-id=\"{request}\"]')"
+
+    text = page.until(f"{entry}?.textContent")
+
+    assert text.startswith("something new to find")
+    assert "tokens" in text
+
+
+async def test_all_of_it_can_be_reached_and_used_with_the_keyboard(
+    page: Page, served: dict[str, Any], api: httpx2.AsyncClient
+) -> None:
+    await api.get("/api/v1/tools/search", params={"query": "a later one"})
+    page.until("document.querySelector('#requests .query').textContent === 'a later one'")
+    page.value("document.getElementById('query').focus()")
+    page.press("Tab")
+    page.press("Tab")
+    assert page.value("document.activeElement.querySelector('.query').textContent") == QUERY
+    page.press("Enter")
+    page.until(f"document.querySelector('#context q')?.textContent === {QUERY!r}")
+    while page.value("document.activeElement.closest('#requests') !== null"):
+        page.press("Tab")
+    assert page.value("document.activeElement.name") == "order"
+    page.press("ArrowRight")
+    page.until("document.querySelector('input[value=score]').checked")
+    assert page.value("document.activeElement.value") == "score"
+    page.press("Tab")
+    page.press("Enter")
+    opened = page.until("document.querySelector('details[open] .why')?.textContent")
+
+    assert "tokens" in opened
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_every_text_is_readable(page: Page, dark: bool) -> None:
+    """WCAG 2.2, level AA: 4.5 to 1."""
+    page.look(dark=dark)
+    page.value(ALL_MODES)
+    page.value("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    found = page.value(CONTRASTS)
+
+    assert len(found) > 50
+    assert [pair for pair in found if pair[1] < 4.5] == []
+
+
+async def test_light_and_dark_differ(page: Page) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.value(background)
+    page.look(dark=True)
+
+    assert page.value(background) != light
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1920])
+async def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
+    page.look(width=width)
+    page.value(ALL_MODES)
+
+    assert page.value("document.documentElement.scrollWidth") <= width
+
+
+async def test_every_field_has_a_label(page: Page) -> None:
+    fields = page.value("[...document.querySelectorAll('input')].map((field) => field.labels.length)")
+
+    assert fields
+    assert all(fields)
+
+
+async def test_the_files_are_served_without_a_token_and_with_a_strict_policy(proxy: HttpProxy) -> None:
+    async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
+        for path in ("/ui", "/ui/page.js", "/ui/view.js", "/ui/style.css"):
+            answer = await stranger.get(path)
+            assert answer.status_code == 200
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert "'unsafe" not in answer.headers["content-security-policy"]
+        slash = await stranger.get("/ui/")
+        away = await stranger.get("/ui/../api/v1/requests")
+        escaped = await stranger.get("/ui/%2e%2e/api/v1/requests")
+
+    assert (slash.status_code, slash.headers["location"]) == (308, "../ui")
+    assert (away.status_code, escaped.status_code) == (401, 404)
