@@ -143,6 +143,7 @@ class DownstreamClient:
         """Follow a configuration whose connection is the same; what is open stays open."""
         self.config, self._limits = config, limits
         self._lists.configure(limits)
+        self._restarts.configure(limits)
         self._rest.configure(config)
 
     async def drain(self, seconds: float) -> None:
