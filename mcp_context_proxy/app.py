@@ -31,6 +31,7 @@ from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.embedding.opening import open_model
@@ -83,7 +84,9 @@ class Proxy:
         self.searcher = Searcher(self.engine, config, self.caught_up)
         self.library = DocumentLibrary(_folders(config.documents), config.limits)
         self._warm, self._stale, self._other_folders = False, anyio.Event(), anyio.Event()
-        self.fleet = Fleet(config.servers.values(), config.limits, self._mark_stale, self._on_event)
+        self.fleet = Fleet(
+            config.servers.values(), config.limits, self._mark_stale, self._on_event, Memory(store.listings)
+        )
         self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library)
         self.catalog.reserved = meta_tools.NAMES
         self.setup = _setup(config)
@@ -112,6 +115,7 @@ class Proxy:
     async def running(self) -> AsyncIterator[None]:
         """Start the servers without waiting for any; keep the catalog current; stop all on the way out."""
         await anyio.to_thread.run_sync(self.library.reload)
+        await self.fleet.recall()
         self.catalog.refresh()
         async with anyio.create_task_group() as group, self.fleet:
             group.start_soon(self._keep_catalog)

@@ -66,9 +66,16 @@ def command(ctx: click.Context, config_path: Path | None) -> None:
         ctx.exit(1)
     verdicts = [Verdict(Level.OK, "config", str(config.path)), _model(config), _store(config)]
     _show(console, verdicts)
-    found = run(_running, config)
+    found = run(_running, _awake(config))
     _show(console, found)
     ctx.exit(_summary(console, [*verdicts, *found], config))
+
+
+def _awake(config: Config) -> Config:
+    """With every server started, also those that would sleep until they are called."""
+    awake = {"start": "eager", "idle_timeout": None}
+    servers = {name: server.model_copy(update=awake) for name, server in config.servers.items()}
+    return config.model_copy(update={"servers": servers})
 
 
 def _model(config: Config) -> Verdict:

@@ -38,7 +38,7 @@ def address(config: ServerConfig) -> str:
 
 def failure(client: DownstreamClient) -> str:
     """Why a server is not ready; empty when it is, or was never started."""
-    return "" if client.state is State.READY else redacted(client.config, client.cause)
+    return "" if client.state in {State.READY, State.ASLEEP} else redacted(client.config, client.cause)
 
 
 def last_output(client: DownstreamClient) -> tuple[str, ...]:

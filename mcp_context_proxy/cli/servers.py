@@ -14,9 +14,9 @@ from mcp_context_proxy.cli.running import run
 from mcp_context_proxy.cli.server_facts import address, failure, last_output
 from mcp_context_proxy.cli.terminal import Terminal, messages, one_line, results
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.client import DownstreamClient, State
 
-STYLES: Final = {"ready": "green", "failed": "bold red", "disabled": "dim"}
+STYLES: Final = {"ready": "green", "asleep": "cyan", "failed": "bold red", "disabled": "dim"}
 
 ADDRESS_CELLS: Final = 40
 """With fewer, one cannot tell which server a cut command line or URL is."""
@@ -59,7 +59,7 @@ def _facts(client: DownstreamClient, seconds: float) -> dict[str, Any]:
     failed = bool(client.cause) or introduction is None
     facts: dict[str, Any] = {
         "name": client.name,
-        "state": "failed" if failed else "ready",
+        "state": "failed" if failed else "asleep" if client.state is State.ASLEEP else "ready",
         "address": address(client.config),
         "start_ms": round(seconds * 1000),
     }

@@ -16,7 +16,18 @@ from pydantic import BaseModel
 from mcp_context_proxy.config.settings import Config, ServerConfig
 
 _APPLIED_TO_RUNNING: Final = frozenset(
-    {"include", "tools", "tags", "category", "connect_timeout", "call_timeout", "enabled", "secrets"}
+    {
+        "include",
+        "tools",
+        "tags",
+        "category",
+        "connect_timeout",
+        "call_timeout",
+        "start",
+        "idle_timeout",
+        "enabled",
+        "secrets",
+    }
 )
 """Keys of a server that say nothing of its connection. What is secret shows in the keys it was put into."""
 

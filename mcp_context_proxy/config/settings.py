@@ -226,6 +226,10 @@ class ServerConfig(Table):
     """Seconds; the default is ``limits.connect_seconds``."""
     call_timeout: Seconds = 60.0
     """Seconds; the default is ``limits.call_seconds``. Progress extends it to ``limits.call_max_seconds``."""
+    start: Literal["eager", "lazy"] = "eager"
+    """``lazy`` starts it at the first call; until then what it listed last time is searched."""
+    idle_timeout: Seconds | None = None
+    """Seconds without a call after which it is stopped, until the next one; None never stops it."""
     secrets: tuple[tuple[str, str], ...] = Field(default=(), repr=False)
     """(variable, value) of what was expanded from the environment, to be redacted wherever text leaves."""
 

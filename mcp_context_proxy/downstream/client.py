@@ -12,8 +12,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 
 import anyio
+import anyio.to_thread
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -22,9 +24,11 @@ from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, de
 from mcp_context_proxy.downstream.link import PLAIN, Link, Notify, Outgoing
 from mcp_context_proxy.downstream.listing import Listing
 from mcp_context_proxy.downstream.lists import Lists
+from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Peer
 from mcp_context_proxy.downstream.redaction import redacted, redacted_result
+from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.downstream.restarts import Restarts
 from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.errors import (
@@ -53,6 +57,7 @@ class State(StrEnum):
     """Where a connection stands."""
 
     WAITING = "waiting to start"
+    ASLEEP = "asleep"
     STARTING = "still starting"
     READY = "ready"
     FAILED = "failed"
@@ -68,6 +73,7 @@ class DownstreamClient:
         limits: Limits,
         on_change: Callable[[], None],
         on_event: Notify | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Prepare a client; nothing is started until `run`.
 
@@ -76,6 +82,7 @@ class DownstreamClient:
             limits: Bounds on time and size.
             on_change: Called, without blocking, whenever the listing or the state changed.
             on_event: Takes what the server announces that belongs to no request, such as an updated resource.
+            memory: Remembers what a lazy server lists.
         """
         self.config = config
         self.name = config.name
@@ -99,6 +106,9 @@ class DownstreamClient:
         self._in_flight = 0
         self._idle = anyio.Event()
         self._learned_era: Era | None = None
+        self._memory = memory
+        self._rest = Rest(config)
+        self._recalled = False
 
     @property
     def listing(self) -> Listing:
@@ -133,6 +143,8 @@ class DownstreamClient:
         """Follow a configuration whose connection is the same; what is open stays open."""
         self.config, self._limits = config, limits
         self._lists.configure(limits)
+        self._restarts.configure(limits)
+        self._rest.configure(config)
 
     async def drain(self, seconds: float) -> None:
         """Wait until no request is under way or the client is stopped, no longer than `seconds`."""
@@ -147,9 +159,6 @@ class DownstreamClient:
         Raises:
             DownstreamError: see `Link.request`.
         """
-        connected = self._connected
-        if connected is None:
-            raise self.unavailable()
         if self._in_flight >= self._limits.in_flight_per_server:
             raise ServerUnavailableError(
                 self.name, "busy", f"{self._in_flight} requests are under way; try again"
@@ -158,7 +167,11 @@ class DownstreamClient:
             outgoing = replace(outgoing, timeout=self.config.call_timeout)
         self._in_flight += 1
         try:
-            result = await connected.link.request(method, params, outgoing)
+            if self._connected is None:
+                await self._rest.wake(self.config.connect_timeout)
+            if self._connected is None:
+                raise self.unavailable()
+            result = await self._connected.link.request(method, params, outgoing)
             if nests_deeper(bytes(result), self._limits.nesting_results):
                 raise BadAnswerError(
                     self.name, f"with a result nested deeper than {self._limits.nesting_results} levels"
@@ -168,6 +181,7 @@ class DownstreamClient:
             raise redacted(error, self._redact) from None
         finally:
             self._in_flight -= 1
+            self._rest.used()
             if not self._in_flight:
                 self._idle.set()
 
@@ -188,6 +202,7 @@ class DownstreamClient:
             starting: Bounds how many servers are being started at a time.
         """
         try:
+            await self.recall()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._keep_connected, starting)
                 await self._stop.wait()
@@ -196,9 +211,32 @@ class DownstreamClient:
             self._set_state(State.STOPPED)
             self._settled.set()
 
+    async def recall(self) -> None:
+        """Begin with what is remembered of a lazy server, so that it need not be started to be searched."""
+        if self._recalled or self._memory is None or self.config.start != "lazy":
+            return
+        self._recalled = True
+        known = await anyio.to_thread.run_sync(self._memory.recall, self.config)
+        if known is not None:
+            self.introduction = known.introduction
+            self._learned_era = known.introduction.era
+            self._lists.recall(known.listing)
+            self._rest.refresh_first = known.stale
+            self._sleep()
+
+    def _sleep(self) -> None:
+        self._rest.fall_asleep()
+        self._settled.set()
+        self._set_state(State.ASLEEP)
+
     async def _keep_connected(self, starting: anyio.Semaphore) -> None:
         while True:
+            if self._rest.allowed and self.introduction is not None:
+                self._rest.begin()
+                await self._rest.until_called()
             lasted = await self._connect_once(starting)
+            if self.state is State.ASLEEP:
+                continue
             seconds = self._restarts.wait_seconds(lasted)
             if self._restarts.left_alone:
                 logger.info("server %s: failed %d times in a row", self.name, self._restarts.failures)
@@ -217,13 +255,15 @@ class DownstreamClient:
                 async with connect(
                     self._config_for_era(), self._limits, self._stderr, self._inbound()
                 ) as connected:
-                    await self._lists.fetch(connected)
+                    await self._list(connected)
                     scope.deadline = float("inf")
                     slot.free()
                     ready_at = anyio.current_time()
                     self._become_ready(connected)
                     await self._serve(connected)
-            if scope.cancelled_caught:
+            if self._connected is None and self.state is State.ASLEEP:
+                logger.debug("server %s sleeps", self.name)
+            elif scope.cancelled_caught:
                 self._fail(f"it was not ready within {self.config.connect_timeout:g} s")
             else:
                 self._fail(f"it {connected.loss.cause}")
@@ -235,6 +275,8 @@ class DownstreamClient:
             slot.free()
             self._connected = None
             self._settled.set()
+            if self.state is not State.ASLEEP:
+                self._rest.end()
         return 0.0 if ready_at is None else anyio.current_time() - ready_at
 
     def _config_for_era(self) -> ServerConfig:
@@ -250,6 +292,19 @@ class DownstreamClient:
         if isinstance(error, CallInterruptedError) and error.subject == "server/discover":
             self._learned_era = Era.HANDSHAKE
 
+    async def _list(self, connected: Connected) -> None:
+        """Know what there is; a caller who waits need not wait for lists that were known before."""
+        if self._rest.called and self.introduction is not None:
+            self._lists.resume(connected)
+        else:
+            await self._lists.fetch(connected)
+            await self._remember(connected)
+
+    async def _remember(self, connected: Connected) -> None:
+        if self._memory is not None and self.config.start == "lazy":
+            facts = (self.config, connected.introduction, self.listing)
+            await anyio.to_thread.run_sync(self._memory.keep, *facts)
+
     def _become_ready(self, connected: Connected) -> None:
         self.introduction = connected.introduction
         self._learned_era = connected.introduction.era
@@ -257,15 +312,32 @@ class DownstreamClient:
         self.cause = ""
         self._settled.set()
         self._set_state(State.READY)
+        self._rest.used()
+        self._rest.end()
 
     async def _serve(self, connected: Connected) -> None:
         """Keep the lists current until the connection is lost."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._lists.refresh, connected)
+            group.start_soon(self._lists.refresh, connected, partial(self._remember, connected))
+            group.start_soon(self._sleep_when_idle, connected)
             if connected.introduction.era is Era.MODERN:
                 group.start_soon(self._lists.listen, connected, self._on_notification)
             await connected.loss.happened.wait()
             group.cancel_scope.cancel()
+
+    async def _sleep_when_idle(self, connected: Connected) -> None:
+        """End the connection once nobody needs it. From then on callers wait for the next one."""
+        while True:
+            await self._rest.until_idle()
+            if not self._in_use():
+                break
+            self._rest.used()
+        self._connected = None
+        self._sleep()
+        connected.loss.happened.set()
+
+    def _in_use(self) -> bool:
+        return self._in_flight > 0
 
     def _inbound(self) -> Inbound:
         return Inbound(self._on_notification, self._answer)

@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.difference import same_connection
 from mcp_context_proxy.downstream.client import DownstreamClient, State
+from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.errors import ServerUnavailableError
 from mcp_context_proxy.wire.envelope import Members
 
@@ -55,9 +56,10 @@ class Fleet:
         limits: Limits,
         on_change: Callable[[], None] = lambda: None,
         on_event: Event | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Prepare a client for each enabled server; see `DownstreamClient` for the callbacks."""
-        self._limits, self._on_change, self._on_event = limits, on_change, on_event
+        self._limits, self._on_change, self._on_event, self._memory = limits, on_change, on_event, memory
         self.clients: Mapping[str, DownstreamClient] = {
             config.name: self._client(config) for config in configs if config.enabled
         }
@@ -98,6 +100,11 @@ class Fleet:
         self._successors.clear()
         assert self._group is not None
         return await self._group.__aexit__(kind, error, trace)
+
+    async def recall(self) -> None:
+        """Know, before anything is started, what is remembered of lazy servers."""
+        for client in self.clients.values():
+            await client.recall()
 
     async def settled(self) -> None:
         """Wait until every server is ready or has failed its first attempt."""
@@ -175,7 +182,7 @@ class Fleet:
 
     def _client(self, config: ServerConfig) -> DownstreamClient:
         on_event = partial(self._on_event, config.name) if self._on_event else None
-        return DownstreamClient(config, self._limits, self._on_change, on_event)
+        return DownstreamClient(config, self._limits, self._on_change, on_event, self._memory)
 
     def _started(self, config: ServerConfig) -> DownstreamClient:
         client = self._client(config)

@@ -6,7 +6,7 @@ What was listed last stays while the connection is down, so that a server that d
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import anyio
@@ -54,6 +54,15 @@ class Lists:
         """Fetch within other bounds from now on."""
         self._limits = limits
 
+    def recall(self, listing: Listing) -> None:
+        """Begin with what was listed another time."""
+        self.current = listing
+
+    def resume(self, connected: Connected) -> None:
+        """Serve from what is known, and fetch everything anew in the background."""
+        self.current = _with_header_maps(self.current, connected)
+        self._mark_stale(set(LISTS))
+
     async def fetch(self, connected: Connected, names: set[str] | None = None) -> None:
         """Fetch the named lists, or all.
 
@@ -74,7 +83,9 @@ class Lists:
         self._mark_stale({name for name, kind in LISTS.items() if kind.changed == method})
         return True
 
-    async def refresh(self, connected: Connected) -> None:
+    async def refresh(
+        self, connected: Connected, on_fetched: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Fetch anew what has changed, at most once a second, until cancelled."""
         while True:
             await self._notice.wait()
@@ -83,6 +94,8 @@ class Lists:
             try:
                 await self.fetch(connected, set(self._stale))
                 self._on_change()
+                if on_fetched is not None:
+                    await on_fetched()
             except DownstreamError as error:
                 logger.warning(
                     "server %s: its changed list cannot be had, the old one stays: %s", self._server, error

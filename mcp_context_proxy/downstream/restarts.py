@@ -23,6 +23,10 @@ class Restarts:
         self.failures = 0
         """In a row, since it was last healthy for long enough."""
 
+    def configure(self, limits: Limits) -> None:
+        """Wait by other limits from the next failure on."""
+        self._limits = limits
+
     @property
     def left_alone(self) -> bool:
         """Whether the breaker is open."""

@@ -114,7 +114,9 @@ class Gateway:
             caller.session.log_level = level
         for client in self._fleet.clients.values():
             introduction = client.introduction
-            if client.era is Era.HANDSHAKE and introduction is not None and introduction.offers("logging"):
+            if client.link is None or introduction is None:
+                continue
+            if client.era is Era.HANDSHAKE and introduction.offers("logging"):
                 try:
                     await client.call("logging/setLevel", {"level": params["level"]})
                 except DownstreamError as error:

@@ -25,5 +25,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX requests_by_time ON requests (time)",
         "CREATE INDEX requests_by_session ON requests (session, time)",
     ),
+    (
+        """
+        CREATE TABLE listings (
+            key     TEXT PRIMARY KEY,  -- digest of how a server is connected
+            time    REAL NOT NULL,     -- seconds since 1970
+            digest  BLOB NOT NULL,     -- sha256 of key and listing
+            listing BLOB NOT NULL      -- MessagePack
+        )
+        """,
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

@@ -15,7 +15,8 @@ from typing import Final, Literal, Self
 import platformdirs
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.protocol import RequestStore, VectorStore
+from mcp_context_proxy.store.listings import SqliteListings
+from mcp_context_proxy.store.protocol import ListingStore, RequestStore, VectorStore
 from mcp_context_proxy.store.requests import SqliteRequests
 from mcp_context_proxy.store.sqlite import Database, StoreDamagedError, open_database
 from mcp_context_proxy.store.vectors import SqliteVectors
@@ -35,6 +36,7 @@ class Store:
 
     vectors: VectorStore
     requests: RequestStore
+    listings: ListingStore
     path: Path | None
     """None when nothing is kept."""
     warning: str | None
@@ -91,7 +93,9 @@ def _open_file(path: Path) -> Store:
 
 def _opened(path: Path | None, warning: str | None) -> Store:
     database = open_database(path)
-    return Store(SqliteVectors(database), SqliteRequests(database), path, warning, database)
+    return Store(
+        SqliteVectors(database), SqliteRequests(database), SqliteListings(database), path, warning, database
+    )
 
 
 def _create(path: Path) -> int:

@@ -49,3 +49,13 @@ class RequestStore(Protocol):
 
     def latest(self, limit: int, session: str | None = None) -> list[RequestRow]:
         """The latest, of one session or of all, newest first."""
+
+
+class ListingStore(Protocol):
+    """What servers listed, by a digest of how they are connected."""
+
+    def get(self, key: str) -> tuple[float, bytes] | None:
+        """When it was kept, in seconds since 1970, and what; None when it is unknown or damaged."""
+
+    def put(self, key: str, time: float, listing: bytes) -> None:
+        """Keep a listing in the place of the one before it."""

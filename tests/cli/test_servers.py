@@ -54,3 +54,17 @@ def test_secrets_are_never_shown(run: Run, workshop: Workshop) -> None:
 
 def test_without_servers_it_says_so(run: Run, workshop: Workshop) -> None:
     assert run("servers", "--config", workshop.config()).stdout == "No servers are configured.\n"
+
+
+def test_a_lazy_server_is_asleep_once_it_is_known_and_check_wakes_it(run: Run, workshop: Workshop) -> None:
+    server = workshop.server("lazy", tools=[tool("a"), tool("b")], settings={"start": "lazy"})
+    config = workshop.config(store={"path": "store.db"})
+    first = json.loads(run("servers", "--json", "--config", config).stdout)["servers"][0]
+    again = json.loads(run("servers", "--json", "--config", config).stdout)["servers"][0]
+
+    assert first["tools"] == again["tools"] == 2
+    assert (again["state"], again["era"]) == ("asleep", "handshake")
+    assert len(server.ledger.entries("start")) == 1
+    assert "lazy" in run("servers", "--config", config).stdout
+    assert run("check", "--config", config).returncode == 0
+    assert len(server.ledger.entries("start")) == 2

@@ -1,0 +1,258 @@
+"""A lazy server is listed and found from what it listed last time; its process starts at the first call."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import Host, command, inside
+from support.raw_client import stdio
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.config import load
+from mcp_context_proxy.config.settings import ServerConfig
+from mcp_context_proxy.downstream.client import State
+from mcp_context_proxy.downstream.listing import Listing
+from mcp_context_proxy.downstream.memory import STALE_SECONDS, Memory
+from mcp_context_proxy.downstream.negotiation import Introduction
+from mcp_context_proxy.store import open_store
+from mcp_context_proxy.wire.era import Era
+
+pytestmark = pytest.mark.anyio
+
+LAZY = {"start": "lazy"}
+CHANGED = "notifications/tools/list_changed"
+
+
+def starts(server: Server) -> int:
+    return len(server.ledger.entries("start"))
+
+
+def stored(workshop: Workshop, **tables: Any) -> Path:
+    """The configuration, with a store that is kept."""
+    return workshop.config(**{"store": {"path": "store.db"}, **tables})
+
+
+def respecify(server: Server, **spec: Any) -> None:
+    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | spec))
+
+
+@pytest.fixture
+def lazy(workshop: Workshop, era: str) -> Server:
+    return workshop.server(
+        "lazy",
+        era=era,
+        tools=[tool("brew", "Brew a cup of coffee")],
+        resources=[{"uri": "note://1", "name": "one"}],
+        prompts=[{"name": "greet"}],
+        settings=dict(LAZY),
+    )
+
+
+async def learned(workshop: Workshop, server: Server, **tables: Any) -> Path:
+    """The configuration, after a first run in which the server was learned and put to sleep."""
+    config = stored(workshop, **tables)
+    async with inside(config) as proxy:
+        client = proxy.fleet.clients[server.name]
+        await until(lambda: client.state is State.ASLEEP)
+        await until(lambda: server.ledger.entries("end of input"))
+    assert starts(server) == 1
+    return config
+
+
+async def test_a_server_that_was_never_seen_is_started_once_to_learn_it(
+    workshop: Workshop, lazy: Server
+) -> None:
+    await learned(workshop, lazy)
+
+    assert len(lazy.ledger.messages("tools/list")) == 1
+
+
+async def test_what_is_remembered_is_listed_and_found_at_once_without_a_process(
+    workshop: Workshop, lazy: Server
+) -> None:
+    config = await learned(workshop, lazy)
+    async with inside(config, settled=False) as proxy:
+        host = Host(proxy, "handshake")
+        assert "lazy__brew" in await host.names()
+        resources = (await host.request("resources/list"))["resources"]
+        prompts = (await host.request("prompts/list"))["prompts"]
+        found = await host.call("search_available_tools", {"query": "brew coffee"})
+        await host.request("logging/setLevel", {"level": "debug"})
+
+        assert [entry["uri"] for entry in resources] == ["note://1"]
+        assert [entry["name"] for entry in prompts] == ["lazy__greet"]
+        assert found["structuredContent"]["results"][0]["name"] == "lazy__brew"
+        assert proxy.fleet.clients["lazy"].state is State.ASLEEP
+    assert starts(lazy) == 1
+
+
+async def test_calls_start_it_once_and_all_are_answered(workshop: Workshop, lazy: Server) -> None:
+    config = await learned(workshop, lazy)
+    async with inside(config) as proxy, anyio.create_task_group() as group:
+        answers: list[Any] = []
+
+        async def call(number: int) -> None:
+            answers.append(await Host(proxy, "modern").call("lazy__brew", {"text": str(number)}))
+
+        for number in range(10):
+            group.start_soon(call, number)
+        await until(lambda: len(answers) == 10)
+
+        assert [answer for answer in answers if "isError" in answer] == []
+        assert proxy.fleet.clients["lazy"].state is State.READY
+    assert starts(lazy) == 2
+    assert len(lazy.ledger.calls()) == 10
+
+
+async def test_a_tool_that_changed_meanwhile_is_announced_after_the_first_call(workshop: Workshop) -> None:
+    server = workshop.server("lazy", tools=[tool("brew"), tool("old")], settings=dict(LAZY))
+    config = await learned(workshop, server)
+    server.path.write_text(
+        json.dumps(json.loads(server.path.read_text()) | {"tools": [tool("brew"), tool("new")]})
+    )
+    async with stdio(command(config)) as client:
+        assert {"lazy__brew", "lazy__old"} <= set(await client.names())
+        assert "isError" not in await client.call("lazy__brew")
+        await client.until(lambda client: client.notified(CHANGED))
+
+        names = await client.names()
+        assert "lazy__new" in names
+        assert "lazy__old" not in names
+    async with inside(config) as proxy:
+        assert "lazy__new" in await Host(proxy, "modern").names()
+    assert starts(server) == 2
+
+
+async def test_a_changed_configuration_forgets_what_was_listed_under_the_other(workshop: Workshop) -> None:
+    server = workshop.server("lazy", tools=[tool("secret_tool")], settings=dict(LAZY))
+    await learned(workshop, server)
+    respecify(server, tools=[tool("other")])
+    server.settings["env"] = {"ACCOUNT": "another"}
+    async with inside(stored(workshop), settled=False) as proxy:
+        assert "lazy__secret_tool" not in proxy.catalog.snapshot.tools
+        await proxy.settled()
+
+        assert list(proxy.catalog.snapshot.tools) == ["lazy__other"]
+
+
+async def test_a_damaged_memory_is_as_if_nothing_were_remembered(workshop: Workshop, lazy: Server) -> None:
+    config = await learned(workshop, lazy)
+    with sqlite3.connect(workshop.folder / "store.db") as database:
+        database.execute("UPDATE listings SET listing = replace(listing, x'62726577', x'62726578')")
+    database.close()
+    async with inside(config, settled=False) as proxy:
+        assert "lazy__brex" not in proxy.catalog.snapshot.tools
+        await proxy.settled()
+
+        assert "lazy__brew" in proxy.catalog.snapshot.tools
+    assert starts(lazy) == 2
+
+
+async def test_a_lazy_server_that_fails_tells_its_callers_and_is_tried_again_by_a_later_call(
+    workshop: Workshop,
+) -> None:
+    server = workshop.server("lazy", tools=[tool("brew")], settings=dict(LAZY))
+    config = await learned(
+        workshop, server, limits={"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02}
+    )
+    spec = json.loads(server.path.read_text())
+    server.path.write_text(json.dumps(spec | {"at_start": [{"stderr": "no licence"}, {"exit": 3}]}))
+    async with inside(config) as proxy:
+        host = Host(proxy, "modern")
+        refused = await host.call("lazy__brew")
+        assert refused["isError"]
+        assert "exited (code 3)" in refused["content"][0]["text"]
+        assert "no licence" in refused["content"][0]["text"]
+        assert "lazy__brew" in await host.names()
+        server.path.write_text(json.dumps(spec))
+        await anyio.sleep(0.1)  # longer than the back-off
+
+        with anyio.fail_after(20):
+            while "isError" in await host.call("lazy__brew"):  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.01)
+    assert starts(server) >= 3
+
+
+async def test_a_server_that_nobody_uses_is_stopped_and_wakes_for_the_next_call(
+    workshop: Workshop, era: str
+) -> None:
+    server = workshop.server("shy", era=era, tools=[tool("go")], settings={"idle_timeout": 0.2})
+    async with inside(workshop.config()) as proxy:
+        host, client = Host(proxy, "modern"), proxy.fleet.clients["shy"]
+        for times in (1, 2, 3):
+            await until(lambda: client.state is State.ASLEEP)
+            await server.ledger.until(
+                lambda ledger, times=times: len(ledger.entries("end of input")) == times
+            )
+            assert "shy__go" in await host.names()
+            assert "isError" not in await host.call("shy__go")
+    assert starts(server) == 4
+
+
+async def test_a_server_is_not_stopped_while_it_works(workshop: Workshop) -> None:
+    go = workshop.flag("go")
+    server = workshop.server(
+        "shy", tools=[tool("wait")], calls={"wait": [{"wait": str(go)}]}, settings={"idle_timeout": 0.05}
+    )
+    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+        host, answers = Host(proxy, "modern"), []
+        group.start_soon(lambda: _collect(host, answers))
+        await server.ledger.until(lambda ledger: ledger.calls())
+        ended = len(server.ledger.entries("end of input"))
+        await anyio.sleep(0.3)  # six times its idle time
+
+        assert len(server.ledger.entries("end of input")) == ended
+        go.touch()
+        await until(lambda: answers)
+        assert "isError" not in answers[0]
+
+
+async def _collect(host: Host, answers: list[Any]) -> None:
+    answers.append(await host.call("shy__wait"))
+
+
+async def test_a_server_that_becomes_eager_while_the_proxy_runs_wakes_up(
+    workshop: Workshop, lazy: Server
+) -> None:
+    config = await learned(workshop, lazy)
+    async with inside(config) as proxy:
+        lazy.settings["start"] = "eager"
+        await proxy.apply(load(stored(workshop), environ={}))
+        await until(lambda: proxy.fleet.clients["lazy"].state is State.READY)
+    assert starts(lazy) == 2
+
+
+async def test_an_old_memory_is_used_at_once_and_refreshed_in_the_background(
+    workshop: Workshop, lazy: Server
+) -> None:
+    config = await learned(workshop, lazy)
+    with sqlite3.connect(workshop.folder / "store.db") as database:
+        database.execute("UPDATE listings SET time = time - ?", (STALE_SECONDS + 1,))
+    database.close()
+    async with inside(config, settled=False) as proxy:
+        assert "lazy__brew" in await Host(proxy, "modern").names()
+        await until(lambda: len(lazy.ledger.entries("end of input")) == 2)
+        assert proxy.fleet.clients["lazy"].state is State.ASLEEP
+    async with inside(config):
+        pass
+    assert starts(lazy) == 2
+
+
+def test_definitions_are_remembered_as_the_bytes_they_are(tmp_path: Path) -> None:
+    odd = b'{"name":"a",  "extra":[1e400,"\\u0000"],"inputSchema":{}}'
+    introduction = Introduction(Era.MODERN, "2026-07-28", {"name": "s"}, {"tools": {}}, "hello")
+    config = ServerConfig(name="a", command="run")
+    with open_store(tmp_path / "s.db") as store:
+        Memory(store.listings).keep(config, introduction, Listing(tools=(odd,)))
+    with open_store(tmp_path / "s.db") as store:
+        found = Memory(store.listings).recall(config)
+        other = Memory(store.listings).recall(config.model_copy(update={"args": ("x",)}))
+        assert Memory(store.listings, lambda: 0.0).recall(config).stale
+
+    assert found is not None
+    assert (found.introduction, found.listing.tools, found.stale) == (introduction, (odd,), False)
+    assert other is None
