@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -76,12 +77,14 @@ class Proxy:
         """
         self.config, self.store = config, store
         self.model = LazyModel(partial(open_model, config))
+        answered: Counter[str] = Counter()
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
             QueryEmbedder(self.model),
             fitting_cosine(config.embedding),
+            answered.__getitem__,
         )
-        self.searcher = Searcher(self.engine, config, self.caught_up)
+        self.searcher = Searcher(self.engine, config, self.caught_up, self.model.get)
         self.library = DocumentLibrary(_folders(config.documents), config.limits)
         self._warm, self._stale, self._other_folders = False, anyio.Event(), anyio.Event()
         self.fleet = Fleet(
@@ -107,7 +110,7 @@ class Proxy:
             meta_tools.definitions(self.setup),
         )
         self.changes = Changes(self.catalog, self.tool_list)
-        calls = ToolCalls(self.catalog, self.fleet, self.caught_up)
+        calls = ToolCalls(self.catalog, self.fleet, self.caught_up, answered)
         own_tools = OwnTools(self.fleet, self.contexts, calls, self.handles, self.changes)
         self.gateway = Gateway(self.catalog, self.fleet, self.contexts, self.tool_list, calls, own_tools)
 

@@ -5,6 +5,7 @@ The first search of a snapshot has it indexed in the background, and waits for t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.options import ContextOptions, DomainOptions, configured
 from mcp_context_proxy.context.session import ItemKey
-from mcp_context_proxy.errors import EmbeddingCancelledError
+from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.ranking import Filters, Ranking, Result, SearchOptions
@@ -103,19 +104,27 @@ class _Wanted:
 class Searcher:
     """The engine as the server uses it: asynchronous, with the configured options."""
 
-    def __init__(self, engine: Engine, config: Config, caught_up: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: Config,
+        caught_up: Callable[[float], Awaitable[None]],
+        open_model: Callable[[], object],
+    ) -> None:
         """Prepare to search.
 
         Args:
             engine: Finds and ranks.
             config: Has the search options.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
+            open_model: Makes the model ready, in a thread, while servers are waited for and words are read.
         """
+        self._open_model = open_model
         self._engine, self._caught_up = engine, caught_up
         self.configure(config)
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
         self._wanted: _Wanted | None = None
-        self._asked = anyio.Event()
+        self._asked, self._begun = anyio.Event(), anyio.Event()
         self._listeners: list[OnProgress] = []
 
     def configure(self, config: Config) -> None:
@@ -125,11 +134,19 @@ class Searcher:
 
     async def run(self) -> None:
         """Index what searches want, in a thread, until cancelled; a newer snapshot goes first."""
-        while True:
-            await self._asked.wait()
-            self._asked = anyio.Event()
-            if self._wanted is not None:
-                await self._index_wanted(self._wanted)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._have_model)
+            while True:
+                await self._asked.wait()
+                self._asked = anyio.Event()
+                if self._wanted is not None:
+                    await self._index_wanted(self._wanted)
+
+    async def _have_model(self) -> None:
+        await self._begun.wait()
+        # Whoever needs it hears the same, and the log has it.
+        with contextlib.suppress(ModelError):
+            await anyio.to_thread.run_sync(self._open_model, abandon_on_cancel=True)
 
     async def _index_wanted(self, wanted: _Wanted) -> None:
         def superseded() -> bool:
@@ -152,6 +169,7 @@ class Searcher:
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Have a snapshot indexed in the background."""
+        self._begun.set()
         if self._engine.indexed(snapshot):
             return
         if self._wanted is None or self._wanted.snapshot is not snapshot or self._wanted.ended.is_set():
@@ -183,6 +201,7 @@ class Searcher:
 
     async def ready(self, catalog: Catalog, on_progress: OnProgress | None = None) -> Snapshot:
         """What to search: servers that are still starting, and indexing, are waited for a moment."""
+        self._begun.set()
         until = anyio.current_time() + self._patience
         await self._caught_up(STARTING_PATIENCE_SECONDS)
         snapshot = catalog.snapshot

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -211,15 +212,23 @@ def _base(expose: ExposeConfig, snapshot: Snapshot) -> tuple[bool, tuple[str, ..
 class ToolCalls:
     """Passes calls to the server that has the tool."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, caught_up: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        caught_up: Callable[[float], Awaitable[None]],
+        answered: Counter[str],
+    ) -> None:
         """Prepare to call.
 
         Args:
             catalog: Of everything.
             fleet: The downstream servers.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
+            answered: Counts the calls that each server has answered, for whom it is good to know.
         """
         self._catalog, self._fleet, self._caught_up = catalog, fleet, caught_up
+        self._answered = answered
 
     async def resolve(self, name: str) -> Tool:
         """The tool by its exposed name, or by its own name where only one server has it.
@@ -279,7 +288,9 @@ class ToolCalls:
         elif arguments is not None and bytes(arguments) == b"null":
             del sent["arguments"]
         client = self._fleet.client(tool.server)
-        return await forwarding.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+        result = await forwarding.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+        self._answered[tool.server] += 1
+        return result
 
 
 def failure(text: str) -> bytes:

@@ -1,6 +1,8 @@
 """A catalog that changes is indexed by what changed, and searched as if all of it were indexed anew."""
 
-from collections.abc import Callable
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.dense import EXACT_CHUNKS
 from mcp_context_proxy.retrieval.groups import Group, grouped
+from mcp_context_proxy.retrieval.indexing import embedded, read
 from mcp_context_proxy.retrieval.lexical import LexicalIndex, count_terms
 from mcp_context_proxy.retrieval.text import Fields
 
@@ -109,6 +113,54 @@ def test_a_changed_tool_is_the_only_one_that_is_read_and_embedded_again(
     assert engine.search("bake a cake", after).results[0].item is tools[7]
 
 
+def test_vectors_that_went_out_of_use_are_given_up(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    tools, index, sizes = [tool("stays", "Stays as it is.")], None, []
+    for generation in range(8):
+        changing = [tool(f"tool_{n}", f"Step {generation}.") for n in range(1_000)]
+        catalog = snapshot(*tools, *changing, generation=generation)
+        begun = read(catalog, True, index)
+        (index,) = embedded(begun, word_vectors(), True, None, lambda: False, pace=1e9)
+        sizes.append(index.pool.vectors.size)
+
+    assert max(sizes) < 7_000
+    assert any(after < before for before, after in itertools.pairwise(sizes))
+    (stays,) = catalog.sources[0].embeddings["stays"]
+    assert np.array_equal(stays.embedding, word_vectors().embed(["stays: Stays as it is."])[0])
+
+
+@pytest.mark.slow
+def test_a_large_catalog_that_changed_is_searched_as_if_all_of_it_were_indexed_anew(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    def build(changed: int, generation: int) -> Snapshot:
+        texts = [f"{WORDS[n % 8]} {WORDS[n // 8 % 8]} {n % 97}" for n in range(EXACT_CHUNKS + 500)]
+        texts[changed] = "bake a cake"
+        items = (tool(f"tool_{n}", text, server=f"s{n % 50}") for n, text in enumerate(texts))
+        return snapshot(*items, generation=generation)
+
+    engine = Engine(AnyVectors())
+    engine.index(build(EXACT_CHUNKS, 1))
+    current = build(5_000, 9)
+    engine.index(current)
+    anew = Engine(AnyVectors())
+
+    for query in ("bake a cake", "read mail. delete a note", "tool_17"):
+        found, other = engine.search(query, current), anew.search(query, build(5_000, 9))
+        assert [(r.item.exposed_name, r.score, r.terms) for r in found.results or found.near_misses] == [
+            (r.item.exposed_name, r.score, r.terms) for r in other.results or other.near_misses
+        ]
+
+
+class AnyVectors:
+    """A direction for each text, that costs little."""
+
+    def embed(self, texts: Sequence[str], on_progress: object = None) -> np.ndarray:
+        rows = np.array([np.random.default_rng(zlib.crc32(t.encode())).standard_normal(64) for t in texts])
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_thousands_of_servers_are_few_arrays(
     word_vectors: Callable[..., Any],
@@ -118,8 +170,6 @@ def test_thousands_of_servers_are_few_arrays(
 ) -> None:
     servers = 300 if several else 1
     catalog = snapshot(*(tool(f"tool_{n}", "Does it.", server=f"s{n % servers}") for n in range(300)))
-    from mcp_context_proxy.retrieval.indexing import embedded, read
-
     (index,) = embedded(read(catalog, True, None), word_vectors(), True, None, lambda: False, pace=1e9)
 
     assert (len(index.pool.vectors.slabs), len(index.lexical.groups)) == (1, 1)

@@ -101,6 +101,23 @@ def test_vectors_that_are_ready_are_used_while_others_are_made(
     assert cosines["new_file"] is None
 
 
+def test_what_has_no_vector_yet_is_not_buried_under_what_has(
+    word_vectors: Callable[..., Any],
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+    catalog: Snapshot,
+) -> None:
+    Engine(word_vectors()).index(catalog)
+    more = [tool("write_note", "Writes a note."), tool("ring_bell", "Rings a bell.")]
+    after = snapshot(*catalog.sources[0].items, *more, generation=2, before=catalog)
+    ranking = Engine(word_vectors()).search("write a note, as one reads a file.", after, wait=False)
+    names = [result.item.name for result in ranking.results]
+
+    assert names.index("write_note") < names.index("read_file")
+    assert (ranking.results[0].item.name, ranking.results[0].cosine) == ("write_note", None)
+    assert names[-1] == "ring_bell"
+
+
 def test_while_vectors_are_missing_no_common_word_is_called_a_misfit(
     word_vectors: Callable[..., Any], catalog: Snapshot
 ) -> None:
@@ -139,6 +156,32 @@ def test_vectors_can_be_searched_while_more_are_made(
     assert [ready for _, ready in steps] == [64, 128, 192, 200]
     assert all(not complete for complete, _ in steps[:-1])
     assert [len(source.embeddings) for source in catalog.sources] == [100, 100]
+
+
+def test_the_most_used_servers_are_indexed_first(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(*(tool(f"tool_{n:03}", f"Does {n}.", server=f"server{n // 64}") for n in range(256)))
+    calls = {"server2": 3, "server1": 7}
+    vectors, steps = word_vectors(), []
+    begun = read(catalog, True, None, calls=lambda key: calls.get(key, 0))
+    for index in embedded(
+        begun, vectors, True, None, lambda: False, pace=0.0, calls=lambda key: calls.get(key, 0)
+    ):
+        ready = {item.server for item, is_ready in zip(index.items, index.ready, strict=True) if is_ready}
+        steps.append(sorted(ready))
+
+    assert steps[:3] == [["server1"], ["server1", "server2"], ["server0", "server1", "server2"]]
+    assert [item.server for item in begun.items] == sorted(item.server for item in begun.items)
+
+
+def test_of_what_cannot_all_be_read_in_time_the_most_used_servers_are_read_first(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(*(tool("do", server=f"server{n}") for n in range(3)))
+    index = read(catalog, True, None, seconds=0.0, calls=lambda key: int(key == "server1"))
+
+    assert [item.server for item in index.items] == ["server1"]
 
 
 def test_sources_that_were_not_read_in_time_are_read_next(

@@ -1,0 +1,44 @@
+"""Indexing as a user meets it: whose tools come first, and that it never holds up the end."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from support.embeddings import embedding_service
+from support.proxies import Host, command, inside
+from support.raw_client import stdio
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = "search_available_tools"
+MANY = 2_000
+
+
+async def test_the_servers_that_were_called_most_are_indexed_first(workshop: Workshop) -> None:
+    for name in ("alpha", "beta", "gamma"):
+        workshop.server(name, tools=[tool(f"tool_{n}", f"Does thing {n}") for n in range(70)])
+    with embedding_service() as service:
+        table = {"model": "embedder", "endpoint": service.url}
+        async with inside(workshop.config(embedding=table)) as proxy:
+            host = Host(proxy, "modern")
+            for exposed in ("gamma__tool_1", "beta__tool_1", "gamma__tool_2"):
+                await host.call(exposed, {})
+            await proxy.searcher.index(proxy.catalog.snapshot)
+
+    order = dict.fromkeys(text.split()[0] for text in service.texts if "tool" in text)
+    assert list(order) == ["gamma", "beta", "alpha"]
+
+
+async def test_a_proxy_whose_input_ends_does_not_finish_indexing_first(workshop: Workshop) -> None:
+    workshop.server("many", tools=[tool(f"tool_{n}", f"Does thing number {n}") for n in range(MANY)])
+    store = workshop.folder / "store.sqlite3"
+    config = workshop.config(store={"path": str(store)}, limits={"indexing_wait_seconds": 0.001})
+    async with stdio(command(config)) as client:
+        await client.until_listed(SEARCH)
+        while "indexed" not in (found := await client.call(SEARCH, {"query": "thing"}))["structuredContent"]:
+            assert not found["structuredContent"]["results"]
+
+    with closing(sqlite3.connect(store)) as database:
+        ((stored,),) = database.execute("SELECT count(*) FROM vectors")
+    assert stored < MANY

@@ -1,0 +1,163 @@
+"""Where vectors are kept, and how the cosines of very many are found without computing all of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcp_context_proxy.retrieval.dense import CANDIDATES, EXACT_CHUNKS, DenseIndex
+from mcp_context_proxy.retrieval.vectors import FIRST_SLAB, NOWHERE, Pool
+
+DIMENSIONS = 384
+KINDS_OF_TOOL = 600
+QUERIES = 60
+PER_ITEM = np.array([1, 1, 1, 2])
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def scattered(count: int, dimensions: int = DIMENSIONS, seed: int = 0) -> np.ndarray:
+    return unit(np.random.default_rng(seed).standard_normal((count, dimensions)))
+
+
+class Large:
+    """A catalog past the size from which on cosines are estimated first: variations of some kinds of tool."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        kinds = scattered(KINDS_OF_TOOL)
+        self.sizes = np.resize(PER_ITEM, int(EXACT_CHUNKS * 1.1))
+        chunks = int(self.sizes.sum())
+        noise = rng.standard_normal((chunks, DIMENSIONS)) / np.sqrt(DIMENSIONS)
+        self.matrix = unit(kinds[rng.integers(KINDS_OF_TOOL, size=chunks)] + 0.5 * noise)
+        meant = rng.standard_normal((QUERIES, DIMENSIONS)) / np.sqrt(DIMENSIONS)
+        self.queries = unit(kinds[rng.integers(KINDS_OF_TOOL, size=QUERIES)] + 1.5 * meant)
+        some = rng.random((QUERIES, self.sizes.size)) < 0.02
+        self.words = (0.2 * rng.random(some.shape) * some).astype(np.float32)
+
+    def indexed(self) -> DenseIndex:
+        pool = Pool()
+        rows = pool.add(self.matrix)
+        return DenseIndex.build(pool.vectors, [rows], [self.sizes])
+
+
+@pytest.fixture(scope="module")
+def large() -> Large:
+    return Large()
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    pieces=st.lists(st.integers(1, FIRST_SLAB), min_size=1, max_size=5),
+    dimensions=st.sampled_from([3, 64, 100]),
+)
+def test_vectors_are_the_same_in_whatever_pieces_they_came(pieces: list[int], dimensions: int) -> None:
+    vectors, queries = scattered(sum(pieces), dimensions), scattered(2, dimensions, seed=9)
+    whole, pool = Pool(), Pool()
+    rows = np.concatenate([pool.add(piece) for piece in np.split(vectors, np.cumsum(pieces)[:-1])])
+
+    assert (whole.add(vectors) == rows).all()
+    assert np.array_equal(pool.vectors.copied(rows), vectors)
+    assert np.array_equal(pool.vectors.cosines(queries), whole.vectors.cosines(queries))
+    assert np.array_equal(pool.vectors.estimates(queries), whole.vectors.estimates(queries))
+
+
+def test_a_cosine_does_not_depend_on_what_else_is_computed() -> None:
+    pool, queries = Pool(), scattered(3, seed=9)
+    rows = pool.add(scattered(5_000))
+    every = pool.vectors.cosines(queries)
+    some = rows[np.random.default_rng(2).permutation(rows.size)[:777]]
+
+    assert np.array_equal(pool.vectors.cosines_of(some, queries), every[:, some])
+    assert np.array_equal(pool.vectors.cosines(queries[1:2])[0], every[1])
+
+
+def test_rows_that_are_added_later_do_not_show_in_what_was_there_before() -> None:
+    pool, queries = Pool(), scattered(1, seed=9)
+    pool.add(scattered(10))
+    before = pool.vectors
+    cosines = before.cosines(queries)
+    pool.add(scattered(FIRST_SLAB, seed=3))
+
+    assert np.array_equal(before.cosines(queries), cosines)
+    assert before.size == 11
+
+
+def test_nobody_can_change_a_vector() -> None:
+    pool = Pool()
+    rows = pool.add(scattered(1))
+    (view,) = pool.vectors.views(rows)
+
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+
+
+def test_a_text_without_a_vector_is_near_to_nothing() -> None:
+    pool = Pool()
+    pool.add(scattered(3))
+
+    assert pool.vectors.cosines(scattered(2, seed=9))[:, NOWHERE].tolist() == [0, 0]
+    assert pool.vectors.estimates(scattered(2, seed=9))[:, NOWHERE].tolist() == [0, 0]
+
+
+def test_an_estimate_is_near_the_cosine() -> None:
+    pool = Pool()
+    pool.add(scattered(4_000))
+    queries = np.concatenate([scattered(3, seed=9), scattered(3)])
+    errors = pool.vectors.estimates(queries) - pool.vectors.cosines(queries)
+
+    assert abs(errors.mean()) < 0.005
+    assert errors.std() < 0.05
+
+
+def test_of_a_large_catalog_the_best_ten_are_those_of_all_cosines(large: Large) -> None:
+    index, found = large.indexed(), 0
+    for query, words in zip(large.queries, large.words, strict=True):
+        every = index.by_item(index.vectors.cosines(query[None])[:, index.rows])[0] + words
+        computed = index.by_item(index.similarities(query[None], words))[0] + words
+        found += np.intersect1d(np.argsort(-every)[:10], np.argsort(-computed)[:10]).size
+
+    assert found >= 0.995 * 10 * QUERIES
+
+
+def test_in_a_large_catalog_every_cosine_that_is_given_is_exact(large: Large) -> None:
+    index, query = large.indexed(), large.queries[:2]
+    every = index.vectors.cosines(query)[:, index.rows]
+    given_ones = index.similarities(query, large.words[0])
+    known = np.isfinite(given_ones)
+
+    assert np.array_equal(given_ones[known], every[known])
+    assert CANDIDATES <= known[0].sum() < index.rows.size / 2
+
+
+def test_what_is_certain_and_what_the_words_say_is_never_left_out(large: Large) -> None:
+    index, words = large.indexed(), np.zeros(large.sizes.size, np.float32)
+    far = np.argsort(index.by_item(index.similarities(large.queries[:1], words))[0])[:2]
+    words[far[0]] = 0.01
+    cosines = index.by_item(index.similarities(large.queries[:1], words, certain=[int(far[1])]))[0]
+
+    assert np.isfinite(cosines[far]).all()
+
+
+def test_what_a_filter_leaves_of_a_large_catalog_is_searched_whole(large: Large) -> None:
+    index, words = large.indexed(), np.full(large.sizes.size, -np.inf, np.float32)
+    words[1_000:2_000] = 0
+    known = np.isfinite(index.by_item(index.similarities(large.queries[:1], words))[0])
+
+    assert np.array_equal(known, np.isfinite(words))
+
+
+def test_where_vectors_lie_changes_nothing_in_a_large_catalog(large: Large) -> None:
+    pool, rng = Pool(), np.random.default_rng(4)
+    pool.add(scattered(3_000, seed=5))
+    order = rng.permutation(len(large.matrix))
+    rows = np.empty(len(order), np.int32)
+    rows[order] = pool.add(large.matrix[order])
+    other = DenseIndex.build(pool.vectors, [rows], [large.sizes])
+
+    assert np.array_equal(
+        other.similarities(large.queries[:2], large.words[0]),
+        large.indexed().similarities(large.queries[:2], large.words[0]),
+    )
