@@ -78,6 +78,10 @@ class Result:
     """The lexical score by field and term."""
     why: str
     """One short sentence for a person."""
+    matched: str | None = None
+    """What of the query is nearest to that chunk: all of it or a sentence; None in a lexical search."""
+    serves: str | None = None
+    """The sentence of the query that ``need`` was added for; None where nothing was."""
 
 
 @dataclass(frozen=True, slots=True)
