@@ -92,5 +92,6 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
         return 0
     if options.share_of_best is None:
         return min(options.top_n, scores.size)
-    near = int((scores >= options.share_of_best * scores.max()).sum())
+    best_ones = np.sort(scores)[::-1][: options.best]
+    near = int((scores >= options.share_of_best * best_ones.mean()).sum())
     return min(max(near, options.at_least), options.at_most, scores.size)
