@@ -41,7 +41,7 @@ from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.fusion import FITTING_COSINE
+from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.server.changes import Changes
@@ -81,7 +81,7 @@ class Proxy:
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
             QueryEmbedder(self.model),
-            fitting_cosine(config.embedding),
+            fitting(config.embedding),
             answered.__getitem__,
         )
         self.searcher = Searcher(self.engine, config, self.caught_up, self.model.get)
@@ -215,11 +215,11 @@ class Proxy:
             self.searcher.prepare(self.catalog.snapshot)
 
 
-def fitting_cosine(embedding: EmbeddingConfig) -> float | None:
-    """Below which nothing fits; None for a model of which nobody said it."""
-    if embedding.fitting_cosine is None and embedding.packaged:
-        return FITTING_COSINE
-    return embedding.fitting_cosine
+def fitting(embedding: EmbeddingConfig) -> Fitting:
+    """What counts as near enough to be meant; anything, for a model of which nobody said it."""
+    if embedding.fitting_cosine is not None:
+        return embedding.fitting_cosine
+    return "background" if embedding.packaged else "anything"
 
 
 def store_location(config: Config) -> Path | Literal["memory"] | None:

@@ -94,7 +94,7 @@ def _expect(files: tuple[Path, ...], counts: tuple[int, ...], message: str) -> N
 def _of_corpus(
     config: Config, corpus: Path, queries_file: Path, method: Method, top_k: int, store: Path | None
 ) -> Evaluation:
-    from mcp_context_proxy.app import fitting_cosine
+    from mcp_context_proxy.app import fitting
     from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
     from mcp_context_proxy.embedding.opening import open_model
     from mcp_context_proxy.embedding.queries import QueryEmbedder
@@ -110,7 +110,7 @@ def _of_corpus(
         engine = Engine(
             None if words_only else CachedEmbedder(model, opened.vectors),
             QueryEmbedder(model),
-            fitting_cosine(config.embedding),
+            fitting(config.embedding),
         )
         with progress.indexing(messages()) as report:
             engine.index(snapshot, report)

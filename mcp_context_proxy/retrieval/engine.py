@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot
-from mcp_context_proxy.retrieval.fusion import FITTING_COSINE
+from mcp_context_proxy.retrieval.background import BACKGROUND
+from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.retrieval.index import Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.parts import Calls
+from mcp_context_proxy.retrieval.query_vectors import query_vectors
 from mcp_context_proxy.retrieval.ranking import Filters, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.scored import Scored
-from mcp_context_proxy.retrieval.text import query_texts
 
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
@@ -36,7 +38,7 @@ class Engine:
         self,
         embedder: EmbedTexts | None,
         query_embedder: EmbedTexts | None = None,
-        fitting_cosine: float | None = FITTING_COSINE,
+        fitting: Fitting = "background",
         calls: Calls = lambda _key: 0,
     ) -> None:
         """Prepare an engine.
@@ -44,10 +46,11 @@ class Engine:
         Args:
             embedder: For texts of the catalog; None searches by words alone.
             query_embedder: For queries, which should not end up in a store; by default the same.
-            fitting_cosine: Below it nothing fits, which depends on the model; None never says so.
+            fitting: What counts as near enough to be meant, which depends on the model.
             calls: How often each source was used; the most used are indexed first.
         """
-        self._fitting_cosine = fitting_cosine
+        self._fitting = fitting
+        self._background: NDArray[np.float32] | None = None
         self._embedder = embedder
         self._query_embedder = query_embedder or embedder
         self._calls = calls
@@ -98,7 +101,7 @@ class Engine:
         scored = Scored.of(query, index, vectors, filters, options.method)
         selected = scored.selected(options)
         results = tuple(scored.result(item) for item in selected)
-        fits = scored.fits(self._fitting_cosine)
+        fits = scored.fits(self._fitting, self._background)
         indexed = None if index.complete or index.note else scored.indexed()
         return Ranking(
             query=query,
@@ -131,7 +134,15 @@ class Engine:
             for further in steps:
                 index = further
                 self._keep(index)
+            self._learn_background()
             return index
+
+    def _learn_background(self) -> None:
+        if self._background is not None or self._embedder is None or self._fitting != "background":
+            return
+        # Without it "nothing fits" is said less often; whoever searches has been told why there is no model.
+        with suppress(ModelError):
+            self._background = self._embedder.embed(BACKGROUND)
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
         """An index of the snapshot's words, or a better one that is there; of more words than ``before``."""
@@ -156,11 +167,8 @@ class Engine:
     def _query_vectors(self, query: str, index: Index) -> tuple[NDArray[np.float32] | None, str | None]:
         if index.dense is None or self._query_embedder is None:
             return None, index.note
-        texts = query_texts(query)
-        if not texts:
-            return None, None
         try:
-            return self._query_embedder.embed(texts), None
+            return query_vectors(query, self._query_embedder.embed), None
         except ModelError as error:
             return None, self._give_up(index, error)
 

@@ -15,15 +15,6 @@ from mcp_context_proxy.retrieval.vectors import DECIMALS
 LEXICAL_FACTOR = np.float32(0.025)
 """What one point of BM25F is worth in cosine; 0.015 to 0.04 changes recall by less than 0.6 points."""
 
-FITTING_COSINE = 0.255
-"""Of the whole query: below it nothing is meant. Chosen so that 97 % of the queries over six public sets
-reach it in their own catalog; what it catches is in benchmarks/retrieval.md. The best sentence, where a query
-has several, catches less: among many tools some sentence always comes near to one."""
-
-STRONG_COVERAGE = 0.6
-"""Share of a query's idf the best item must have for its words alone to say that something is meant."""
-
-
 RRF_K = 60
 """Of reciprocal rank fusion, as its authors set it."""
 
@@ -101,5 +92,6 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
         return 0
     if options.share_of_best is None:
         return min(options.top_n, scores.size)
-    near = int((scores >= options.share_of_best * scores.max()).sum())
+    best_ones = np.sort(scores)[::-1][: options.best]
+    near = int((scores >= options.share_of_best * best_ones.mean()).sum())
     return min(max(near, options.at_least), options.at_most, scores.size)

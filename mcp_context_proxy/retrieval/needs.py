@@ -31,26 +31,33 @@ STEP = np.float32(10**-DECIMALS)
 """By which a raised score stays below the one above it."""
 
 
-def serve(scores: NDArray[np.float32], sentences: NDArray[np.float32]) -> NDArray[np.float32]:
+def serve(
+    scores: NDArray[np.float32], sentences: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], dict[int, int]]:
     """The scores, raised where an item serves a sentence better than every item that comes before it.
+
+    With them, for each item that was raised, the sentence that raised it most.
 
     Args:
         scores: Of all items; -inf where an item may not be found.
         sentences: [sentences, items]: the cosine of each with each.
     """
-    raised = scores.copy()
+    raised, serving = scores.copy(), dict[int, int]()
     candidates = _candidates(scores, sentences)
     cosines, plain = np.maximum(sentences[:, candidates], NEAR), scores[candidates]
     served = np.full(len(sentences), np.inf, np.float32)
     above, left = np.float32(np.inf), np.ones(candidates.size, bool)
     for _ in range(min(PLACES, candidates.size)):
-        worth = np.where(left, plain + np.maximum(cosines - served[:, None], 0).max(axis=0), -np.inf)
+        gains = np.maximum(cosines - served[:, None], 0)
+        worth = np.where(left, plain + gains.max(axis=0), -np.inf)
         place = int(worth.argmax())
         above = min(np.float32(worth[place]), above - STEP)
         raised[candidates[place]] = max(above, plain[place])
+        if raised[candidates[place]] > plain[place]:
+            serving[int(candidates[place])] = int(gains[:, place].argmax())
         left[place] = False
         served = np.maximum(np.where(np.isinf(served), 0, served), cosines[:, place])
-    return np.round(raised, DECIMALS)
+    return np.round(raised, DECIMALS), serving
 
 
 def _candidates(scores: NDArray[np.float32], sentences: NDArray[np.float32]) -> NDArray[np.intp]:

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.explanation import explain
-from mcp_context_proxy.retrieval.fusion import STRONG_COVERAGE, best, count_selected, expected, fuse
+from mcp_context_proxy.retrieval.fitting import LEAST_EVIDENCE, STRONG_COVERAGE, Fitting, evidence
+from mcp_context_proxy.retrieval.fusion import best, count_selected, expected, fuse
 from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval.lexical import K1
 from mcp_context_proxy.retrieval.needs import serve
 from mcp_context_proxy.retrieval.parts import KINDS
 from mcp_context_proxy.retrieval.ranking import Filters, Method, Result, SearchOptions
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
-from mcp_context_proxy.retrieval.text import QUERY_LIMIT
+from mcp_context_proxy.retrieval.text import QUERY_LIMIT, query_texts
 
 SEVERAL = 2
 """Texts of a query from which on it has more than one sentence: the query itself and the only one are one."""
@@ -30,13 +32,19 @@ class Scored:
     """The scores of a query; -inf where a filter forbids the item."""
 
     index: Index
+    texts: Sequence[str]
+    """The query and its sentences, in the order of the vectors."""
+    vector: NDArray[np.float32] | None
+    """Of the query as a whole; None in a lexical search."""
     terms: Mapping[str, str]
     """Index terms of the query, each with its word."""
     allowed: NDArray[np.bool_]
     exact: frozenset[int]
     """Allowed items whose name the query is."""
     similarities: NDArray[np.float32] | None
-    """By chunk; None in a lexical search, as is `cosine`."""
+    """By chunk, the best of all texts; None in a lexical search, as is `cosine`."""
+    by_text: NDArray[np.float32] | None
+    """By text and chunk."""
     cosine: NDArray[np.float32] | None
     whole: float | None
     """The best cosine of any item allowed with the query as a whole."""
@@ -47,6 +55,8 @@ class Scored:
     """Cosine and lexical score as one."""
     fused: NDArray[np.float32]
     """The same, raised for items that serve a need of their own."""
+    serving: Mapping[int, int]
+    """For each item that was raised, the text of the query it serves."""
 
     @classmethod
     def of(
@@ -64,7 +74,7 @@ class Scored:
         weighed = index.lexical.weigh(terms)
         lexical = np.where(allowed, weighed.scores, 0).astype(np.float32)
         exact = frozenset(item for item in index.named(name_key(query)) if allowed[item])
-        similarities = cosine = cosines = None
+        by_text = similarities = cosine = cosines = None
         if index.dense is not None and vectors is not None:
             words = np.where(allowed, 0 if method == "dense" else fuse(None, lexical), -np.inf)
             by_text = index.dense.similarities(vectors, words.astype(np.float32), exact)
@@ -73,10 +83,24 @@ class Scored:
         near = cosine if cosine is None or index.complete else expected(cosine, lexical, index.ready)
         plain = np.where(allowed, fuse(near, lexical, method), -np.inf).astype(np.float32)
         served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
-        fused = serve(plain, cosines[1:]) if served and cosines is not None else plain
+        fused, sentences = serve(plain, cosines[1:]) if served and cosines is not None else (plain, {})
         whole = None if cosines is None or not allowed.any() else float(cosines[0].max())
         return cls(
-            index, terms, allowed, exact, similarities, cosine, whole, lexical, weighed.idf, plain, fused
+            index=index,
+            texts=query_texts(query),
+            vector=None if vectors is None else vectors[0],
+            terms=terms,
+            allowed=allowed,
+            exact=exact,
+            similarities=similarities,
+            by_text=by_text,
+            cosine=cosine,
+            whole=whole,
+            lexical=lexical,
+            idf=weighed.idf,
+            plain=plain,
+            fused=fused,
+            serving={item: 1 + sentence for item, sentence in sentences.items()},
         )
 
     def indexed(self) -> tuple[int, int]:
@@ -101,30 +125,45 @@ class Scored:
     def _is_near(self, item: np.intp, cosine: float) -> bool:
         return self.cosine is not None and bool(self.cosine[item] >= cosine)
 
-    def fits(self, cosine: float | None) -> bool:
+    def fits(self, fitting: Fitting, background: NDArray[np.float32] | None) -> bool:
         """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.
 
-        ``cosine`` is what counts as near; None where that is not known. Without vectors, or while some are
-        missing, any common word will do: there is nothing else to go by.
+        Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
         """
-        if self.cosine is None or not self.index.complete:
-            common = bool(self.exact) or bool((self.lexical > 0).any())
-            if common or self.cosine is None:
-                return common
-        near = self.whole is not None and (cosine is None or self.whole >= cosine)
-        return near or bool(self.exact) or self._coverage() >= STRONG_COVERAGE
+        if self.exact:
+            return True
+        if self.whole is None:
+            return self._has_a_word()
+        near = fitting == "anything" or (isinstance(fitting, float) and self.whole >= fitting)
+        if fitting == "background" and background is not None and self.index.complete:
+            return self.evidence(background) >= LEAST_EVIDENCE
+        if fitting == "background" or not self.index.complete:
+            return near or self._has_a_word()
+        return near or self._coverage() >= STRONG_COVERAGE
+
+    def evidence(self, background: NDArray[np.float32]) -> float:
+        """How much says that something is meant, beside general requests."""
+        if self.whole is None or self.vector is None:
+            return 0.0
+        most = (K1 + 1) * sum(self.idf.values())
+        coverage = float(self.lexical.max()) / most if most else 0.0
+        return evidence(self.whole, self.vector, background, coverage)
 
     def result(self, item: int) -> Result:
         """An item with its scores and reasons."""
         cosine = float(self.cosine[item]) if self.cosine is not None and self.index.ready[item] else None
         parts = tuple(self.index.lexical.parts(item, self.idf))
+        text, chunk = self._best_pair(item)
+        serving = self.serving.get(item)
         return Result(
             item=self.index.items[item],
             score=float(self.fused[item]),
             cosine=cosine,
             lexical=float(self.lexical[item]),
             need=float(self.fused[item] - self.plain[item]),
-            chunk=self._chunk(item),
+            chunk=chunk,
+            matched=None if cosine is None else text,
+            serves=None if serving is None else self.texts[serving],
             terms=parts,
             why=explain(item in self.exact, cosine, parts, self.terms),
         )
@@ -155,11 +194,17 @@ class Scored:
         matched = {term for _, term, _ in self.index.lexical.parts(int(self.lexical.argmax()), self.idf)}
         return sum(self.idf[term] for term in matched) / sum(self.idf.values())
 
-    def _chunk(self, item: int) -> str:
-        texts = self.index.chunks[item]
-        if self.index.dense is None or self.similarities is None:
-            return texts[0]
-        return texts[self.index.dense.best_chunk(item, self.similarities)]
+    def _best_pair(self, item: int) -> tuple[str | None, str]:
+        """The text of the query and the chunk of an item that are nearest to each other."""
+        chunks = self.index.chunks[item]
+        if self.index.dense is None or self.similarities is None or self.by_text is None:
+            return None, chunks[0]
+        chunk = self.index.dense.best_chunk(item, self.similarities)
+        column = self.by_text[:, int(self.index.dense.starts[item]) + chunk]
+        return self.texts[int(column.argmax())], chunks[chunk]
+
+    def _has_a_word(self) -> bool:
+        return bool((self.lexical > 0).any())
 
 
 def _allowed(index: Index, filters: Filters) -> NDArray[np.bool_]:

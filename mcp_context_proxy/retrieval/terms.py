@@ -48,6 +48,7 @@ _PART = re.compile(
     "|\\d+"
     f"|(?:[^\\W\\d_{_UPPER}{_LOWER}{_UNSPACED}]|[{_MARKS}])+"
 )
+_WRITTEN = re.compile(r"[\w'-]+")
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 """Marks people leave out when typing: Latin, Greek, Cyrillic accents, Hebrew and Arabic vowel points."""
 
@@ -94,6 +95,11 @@ def query_terms(query: str) -> dict[str, str]:
         if word not in STOP_WORDS:
             found.setdefault(stem(word), word)
     return found
+
+
+def telling_words(text: str) -> str:
+    """A text without its stop words, otherwise as it is written."""
+    return " ".join(word for word in _WRITTEN.findall(text) if word.lower() not in STOP_WORDS)
 
 
 @lru_cache(maxsize=STEMS_KEPT)

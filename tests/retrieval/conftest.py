@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,14 @@ import pytest
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Source, Tool
+from mcp_context_proxy.retrieval.background import BACKGROUND
 
 
 class WordVectors:
-    """A text is the sum of its words; whether anything fails is decided by `error`."""
+    """A text is the sum of its words; whether anything fails is decided by `error`.
+
+    Remembers what it was asked to embed, but for the general requests every catalog is compared with.
+    """
 
     def __init__(self, error: ModelError | None = None) -> None:
         self.error = error
@@ -22,7 +27,8 @@ class WordVectors:
     def embed(
         self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
     ) -> np.ndarray:
-        self.calls.append(list(texts))
+        if texts is not BACKGROUND:
+            self.calls.append(list(texts))
         if self.error is not None:
             raise self.error
         if on_progress is not None:
@@ -38,6 +44,7 @@ class WordVectors:
         return total / np.linalg.norm(total)
 
     @staticmethod
+    @cache
     def _direction(word: str) -> np.ndarray:
         seed = int.from_bytes(
             hashlib.sha256(word.strip(".,:").encode("utf-8", "replace")).digest()[:8], "big"

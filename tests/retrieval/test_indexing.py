@@ -34,7 +34,7 @@ def test_the_first_search_embeds_everything_in_one_pass(
     vectors, progress = word_vectors(), []
     Engine(vectors).search("a file", two, on_progress=lambda done, total: progress.append((done, total)))
 
-    assert vectors.calls == [["read file: Reads a file.", "send mail: Sends a mail."], ["a file"]]
+    assert vectors.calls == [["read file: Reads a file.", "send mail: Sends a mail."], ["a file", "file"]]
     assert progress == [(2, 2)]
 
 
@@ -64,7 +64,7 @@ def test_searching_again_embeds_the_query_only(word_vectors: Callable[..., Any],
     engine.search("a file", two)
     engine.search("a mail", two)
 
-    assert vectors.calls[1:] == [["a file"], ["a mail"]]
+    assert vectors.calls[1:] == [["a file", "file"], ["a mail", "mail"]]
 
 
 def test_embeddings_that_are_there_are_used(word_vectors: Callable[..., Any], two: Snapshot) -> None:

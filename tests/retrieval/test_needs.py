@@ -21,26 +21,31 @@ def test_an_item_that_serves_another_sentence_comes_before_a_twin_of_the_first()
     scores = floats(0.9, 0.85, 0.7)
     sentences = floats([0.9, 0.85, 0.1], [0.1, 0.1, 0.7])
 
-    raised = serve(scores, sentences)
+    raised, serving = serve(scores, sentences)
 
     assert order(raised) == [0, 2, 1]
     assert raised[1] == scores[1]
     assert scores[2] < raised[2] < raised[0]
+    assert serving == {2: 1}
 
 
 def test_the_best_stays_the_best_with_its_own_score():
     scores = floats(0.8, 0.79)
 
-    raised = serve(scores, floats([0.8, 0.1], [0.1, 0.79]))
+    raised, serving = serve(scores, floats([0.8, 0.1], [0.1, 0.79]))
 
     assert raised[0] == scores[0]
     assert raised[1] < raised[0]
+    assert serving == {1: 1}
 
 
 def test_a_sentence_that_nothing_is_near_to_raises_nothing():
     scores = floats(0.9, 0.6, 0.5)
 
-    assert serve(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEAR])).tolist() == scores.tolist()
+    raised, serving = serve(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEAR]))
+
+    assert raised.tolist() == scores.tolist()
+    assert serving == {}
 
 
 def test_no_score_is_lowered_and_what_may_not_be_found_stays_out():
@@ -49,11 +54,11 @@ def test_no_score_is_lowered_and_what_may_not_be_found_stays_out():
     scores[::7] = -np.inf
     sentences = random.random((5, 200)).astype(np.float32)
 
-    raised = serve(scores, sentences)
+    raised, serving = serve(scores, sentences)
 
     assert (raised >= scores - 1e-6).all()
     assert np.isneginf(raised[::7]).all()
-    assert (raised > scores + 1e-5).any()
+    assert set(np.flatnonzero(raised > scores + 1e-5)) == set(serving)
 
 
 @pytest.mark.parametrize("method", ["hybrid", "dense"])
@@ -76,3 +81,15 @@ def test_a_query_of_one_sentence_is_scored_as_ever(word_vectors, tool, snapshot)
 
     for result in Engine(word_vectors()).search("send mail and draw chart of numbers", catalog).results:
         assert result.need == 0
+
+
+def test_a_result_tells_which_sentence_it_serves(word_vectors, tool, snapshot):
+    twins = [tool(f"send_mail_{i}", "send mail to people", server=f"mail{i}") for i in range(4)]
+    catalog = snapshot(*twins, tool("make_chart", "draw chart of numbers kept in table", server="charts"))
+
+    ranking = Engine(word_vectors()).search("Send mail to people. Draw chart of numbers.", catalog)
+
+    by_name = {result.item.name: result for result in ranking.results}
+    assert by_name["make_chart"].serves == "Draw chart of numbers."
+    assert by_name["make_chart"].matched == "Draw chart of numbers."
+    assert all((result.serves is None) == (result.need == 0) for result in ranking.results)
