@@ -93,11 +93,15 @@ class Fleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        self.stop()
+        assert self._group is not None
+        return await self._group.__aexit__(kind, error, trace)
+
+    def stop(self) -> None:
+        """Ask every server to stop, without waiting for any."""
         for client in (*self.clients.values(), *self._successors.values(), *self._retiring):
             client.stop()
         self._successors.clear()
-        assert self._group is not None
-        return await self._group.__aexit__(kind, error, trace)
 
     async def settled(self) -> None:
         """Wait until every server is ready or has failed its first attempt."""

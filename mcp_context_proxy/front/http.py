@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.front.connections import bounded
 from mcp_context_proxy.front.guard import Guard, Policy
 from mcp_context_proxy.server.sdk import SdkServer
 
@@ -108,7 +109,9 @@ async def serve(app: Starlette, bound: socket.socket, server: SdkServer, limits:
         access_log=False,
         server_header=False,
         timeout_keep_alive=int(limits.http_idle_seconds),
-        limit_concurrency=limits.http_connections,
+        http=bounded(limits),
+        # Uvicorn refuses the connection that reaches its number.
+        limit_concurrency=limits.http_connections + 1,
         timeout_graceful_shutdown=STOP_SECONDS,
         ws="none",
     )
