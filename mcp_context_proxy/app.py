@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +32,7 @@ from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Sessions
+from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.embedding.cache import CachedEmbedder
@@ -51,6 +53,9 @@ from mcp_context_proxy.server.tools import ToolCalls, ToolList
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.wire.envelope import Members
 
+if sys.platform != "win32":
+    import resource
+
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
@@ -60,6 +65,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+
+FILES = 65_536
+"""Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
 
 Front = Callable[["Proxy", "SdkServer"], Awaitable[None]]
 """Serves hosts until it is cancelled or its host is gone."""
@@ -270,43 +278,66 @@ def _setup(config: Config) -> meta_tools.Setup:
 
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
+    raise_file_limit()
     # Listened for before any server is started: none may outlive a proxy that is stopped at once.
-    with ExitStack() as receiver:
-        signals = receiver.enter_context(anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
-        async with open_proxy(config) as proxy:
-            # Half a second of imports, in which the servers start.
-            await load_sdk()
-            from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as listening:
+            asked = anyio.Event()
+            listening.start_soon(_listen_for_signals, signals, asked)
+            async with open_proxy(config) as proxy:
+                # Half a second of imports, in which the servers start.
+                await load_sdk()
+                from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
 
-            server = SdkServer(
-                proxy.gateway,
-                proxy.changes,
-                meta_tools.instructions(proxy.setup),
-                proxy.tool_list.header_schema,
-            )
+                server = SdkServer(
+                    proxy.gateway,
+                    proxy.changes,
+                    meta_tools.instructions(proxy.setup),
+                    proxy.tool_list.header_schema,
+                )
 
-            async def apply(changed: Config) -> None:
-                await proxy.apply(changed)
-                server.instructions = meta_tools.instructions(proxy.setup)
+                async def apply(changed: Config) -> None:
+                    await proxy.apply(changed)
+                    server.instructions = meta_tools.instructions(proxy.setup)
 
-            proxy.reloader = Reloader(config, load_again, apply)
-            async with anyio.create_task_group() as group:
-                group.start_soon(_stop_on_signal, signals, receiver, group.cancel_scope)
-                group.start_soon(proxy.reloader.run)
-                group.start_soon(_reload_on_hangup, proxy.reloader, group.cancel_scope)
-                await front(proxy, server)
-                group.cancel_scope.cancel()
+                proxy.reloader = Reloader(config, load_again, apply)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_stop_when_asked, asked, proxy, group.cancel_scope)
+                    group.start_soon(proxy.reloader.run)
+                    group.start_soon(_reload_on_hangup, proxy.reloader, group.cancel_scope)
+                    await front(proxy, server)
+                    group.cancel_scope.cancel()
+            listening.cancel_scope.cancel()
 
 
-async def _stop_on_signal(
-    signals: AsyncIterator[signal.Signals], receiver: ExitStack, scope: anyio.CancelScope
-) -> None:
-    """Stop in order on the first signal; a second one ends the process at once."""
+async def _listen_for_signals(signals: AsyncIterator[signal.Signals], asked: anyio.Event) -> None:
+    """Ask to stop in order on the first signal; end everything at once on the second."""
     async for number in signals:
+        if asked.is_set():
+            groups.kill_all()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         logger.info("stopping on %s", number.name)
-        receiver.close()
-        scope.cancel()
+        asked.set()
+
+
+async def _stop_when_asked(asked: anyio.Event, proxy: Proxy, scope: anyio.CancelScope) -> None:
+    await asked.wait()
+    await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
+    # The servers begin to stop while the front still closes its connections.
+    proxy.fleet.stop()
+    scope.cancel()
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: each server takes four, each connection one."""
+    if sys.platform == "win32":
         return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> None:

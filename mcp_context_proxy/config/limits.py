@@ -45,7 +45,7 @@ class Limits(BaseModel):
     stop_seconds: Seconds = 2.0
     """For each step of stopping a server (end of input, then SIGTERM), before SIGKILL."""
     drain_seconds: Seconds = 10.0
-    """For calls in flight when the proxy stops or a server is removed."""
+    """For requests under way when the proxy is told to stop, or their server is removed."""
 
     starts_at_once: Count = 8
     """Servers starting at the same time: more only makes all of them slower."""
@@ -83,8 +83,6 @@ class Limits(BaseModel):
     """All pages of one listing together."""
     description_shown_bytes: Count = 16 * KIB
     """Of one description in a list: longer ones are cut, since the model pays for each word."""
-    description_indexed_bytes: Count = 8 * KIB
-    """Of one description in the index: later text says little about what a tool is for."""
     schema_bytes: Count = 256 * KIB
     """One input or output schema; a larger one is withheld with its tool."""
     schema_nodes: Count = 10_000
@@ -95,6 +93,8 @@ class Limits(BaseModel):
     stderr_lines_per_second: Count = 100
     """Logged from one server; the rest is counted."""
 
+    stalled_seconds: Seconds = 30.0
+    """A host that has read nothing for so long, with answers waiting, is gone."""
     http_header_seconds: Seconds = 10.0
     """To receive the headers of a request: a slow sender must not hold a connection."""
     http_body_seconds: Seconds = 30.0

@@ -95,11 +95,15 @@ class Fleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        self.stop()
+        assert self._group is not None
+        return await self._group.__aexit__(kind, error, trace)
+
+    def stop(self) -> None:
+        """Ask every server to stop, without waiting for any."""
         for client in (*self.clients.values(), *self._successors.values(), *self._retiring):
             client.stop()
         self._successors.clear()
-        assert self._group is not None
-        return await self._group.__aexit__(kind, error, trace)
 
     async def recall(self) -> None:
         """Know, before anything is started, what is remembered of lazy servers."""

@@ -21,6 +21,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
 from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
@@ -145,6 +146,7 @@ class StdioChannel:
                 await self._exited()
         # Also when the child has gone: whoever it left behind in its group would live on.
         self._signal(signal.SIGKILL)
+        groups.ended(self._process.pid)
         await self._exited()
         for transport in self._transports:
             transport.close()
@@ -170,6 +172,7 @@ async def open_stdio(
         ConnectionError: it cannot be started; the message says why and what to do.
     """
     process = await anyio.to_thread.run_sync(_spawn, config)
+    groups.started(process.pid)
     channel = StdioChannel(process, stderr)
     try:
         await channel.connect(receive, limits.message_bytes)

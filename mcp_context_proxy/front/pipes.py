@@ -19,8 +19,13 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import anyio
+
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
 from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the host reads."""
 
 COPY_SECONDS = 2.0
 """For what is written to be copied to a file or a terminal at the end."""
@@ -50,6 +55,28 @@ class StandardPipes:
         loop = asyncio.get_running_loop()
         self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
         await reader.ended.wait()
+
+    def pause_reading(self) -> None:
+        """Read nothing more of the host for now."""
+        if self._into is not None and self._into.is_reading():
+            self._into.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._into is not None and not self._into.is_closing() and not self._into.is_reading():
+            self._into.resume_reading()
+
+    async def stalled(self, seconds: float) -> None:
+        """Wait until the host has taken nothing for `seconds`, though the pipe is full."""
+        loop = asyncio.get_running_loop()
+        unsent, since = 0, loop.time()
+        while loop.time() - since < seconds:
+            await anyio.sleep(min(LOOK_SECONDS, seconds / 4))
+            left = self._out.get_write_buffer_size()
+            if self._writer.writable.is_set() or left < unsent:
+                since = loop.time()
+            unsent = left
+        self._out.abort()
 
     def close(self) -> None:
         """Close both directions."""

@@ -97,6 +97,7 @@ class StdioFront:
             self._group = group
             async with open_standard_pipes() as pipes:
                 self.pipes = pipes
+                group.start_soon(self._watch_host)
                 group.start_soon(self._relay_sdk, for_host)
                 group.start_soon(server.run, for_sdk, to_host, server.create_initialization_options())
                 await pipes.read(self._limits.message_bytes, self._receive)
@@ -151,7 +152,7 @@ class StdioFront:
             self._pass_to_sdk(frame)
         elif len(self._in_flight) >= self._limits.in_flight:
             text = f"busy: {len(self._in_flight)} requests are under way"
-            self.pipes.send_nowait(envelope.error_reply(request_id, INVALID_REQUEST, text))
+            self._refuse(envelope.error_reply(request_id, INVALID_REQUEST, text))
         else:
             self._in_flight[request_id] = anyio.CancelScope()
             self._group.start_soon(self._answer, request_id, method, params, caller)
@@ -179,7 +180,7 @@ class StdioFront:
     async def _answer(self, request_id: RequestId, method: str, params: Members, caller: StdioCaller) -> None:
         scope = self._in_flight[request_id]
         try:
-            with scope:
+            with scope, self._gateway.drain.busy():
                 try:
                     reply = envelope.reply(request_id, await self._gateway.handle(method, params, caller))
                 except RequestError as error:
@@ -188,6 +189,22 @@ class StdioFront:
         finally:
             del self._in_flight[request_id]
             self._note_idle()
+
+    def _refuse(self, reply: bytes) -> None:
+        """Answer a request that is one too many; a host that does not read is not read either."""
+        if not self.pipes.send_nowait(reply):
+            self.pipes.pause_reading()
+            self._group.start_soon(self._refuse_later, reply)
+
+    async def _refuse_later(self, reply: bytes) -> None:
+        await self.pipes.send(reply)
+        self.pipes.resume_reading()
+
+    async def _watch_host(self) -> None:
+        """End when the host takes nothing any more: whatever it is, it is no host."""
+        await self.pipes.stalled(self._limits.stalled_seconds)
+        logger.warning("the host has read nothing for %g s: stopping", self._limits.stalled_seconds)
+        self._group.cancel_scope.cancel()
 
     def _note_idle(self) -> None:
         """Once the input has ended: whether everything that came is answered."""

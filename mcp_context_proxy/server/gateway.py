@@ -15,6 +15,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.draining import Drain
 from mcp_context_proxy.server.forwarding import SERVER_INFO
 from mcp_context_proxy.server.own_tools import OwnTools
 from mcp_context_proxy.server.prompts import Prompts
@@ -54,6 +55,8 @@ class Gateway:
         prompts = Prompts(catalog, fleet, resources)
         self._fleet, self._tool_calls, self._own_tools = fleet, tool_calls, own_tools
         self._contexts = contexts
+        self.drain = Drain()
+        """Ends what is under way, in order, when the proxy is told to stop."""
         self._handlers: Mapping[str, Handler] = {
             "tools/list": _fitted("tools/list", tool_list.answer),
             "tools/call": self._call,
@@ -85,7 +88,8 @@ class Gateway:
         if caller.session is not None:
             self._contexts.register(caller.session)
         try:
-            return await handler(params, caller)
+            with self.drain.request():
+                return await handler(params, caller)
         except RequestError:
             raise
         except Exception:
@@ -94,6 +98,7 @@ class Gateway:
             raise RequestError(
                 INTERNAL_ERROR, "internal error of the proxy; its log has the details"
             ) from None
+        raise AssertionError("a request that is given up raises")
 
     async def _call(self, params: Members, caller: Caller) -> bytes:
         arguments = params.get("arguments")

@@ -65,8 +65,9 @@ def rss(pid: int) -> int:
 
 def children(pid: int) -> list[int]:
     """The children of a process."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
-    return [int(child) for child in text.split()]
+    # Each thread has those that it started itself.
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text(encoding="utf-8").split()]
 
 
 def faulty(mode: str, ledger: Path, era: str = "handshake", **options: Any) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""Bounds what an HTTP connection may take: time for headers, for a body and for reading, and a place.
+
+Uvicorn has a limit for kept-alive connections only. Here a peer that sends slowly, or takes nothing of what
+it asked for, is disconnected; and where all places are taken, who has not asked yet makes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum, auto
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mcp_context_proxy.config import Limits
+
+logger = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    """What a connection is waiting for."""
+
+    HEADERS = auto()
+    BODY = auto()
+    ANSWER = auto()
+    """Nothing of the peer: it waits for us, or rests between two requests."""
+
+
+class BoundedConnection(H11Protocol):
+    """One connection with deadlines. `bounded` makes the class that knows the limits."""
+
+    limits: Limits
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._phase = Phase.ANSWER
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._unsent = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Give it a place; if there is none, that of the one that has kept us waiting longest."""
+        if len(self.connections) >= self.limits.http_connections:
+            self._make_room()
+        super().connection_made(transport)
+        self._enter(Phase.HEADERS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadlines."""
+        self._enter(Phase.ANSWER)
+        self._unstall()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and see what is still missing."""
+        super().data_received(data)
+        self._enter(self._missing())
+
+    def on_response_complete(self) -> None:
+        """A request is answered; the next one has all the idle time to begin."""
+        super().on_response_complete()
+        self._enter(Phase.ANSWER)
+
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as it is answered."""
+        super().pause_writing()
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self.limits.stalled_seconds, self._stalled)
+
+    def resume_writing(self) -> None:
+        """The peer has read."""
+        super().resume_writing()
+        self._unstall()
+
+    def _missing(self) -> Phase:
+        if self.transport.is_closing():
+            return Phase.ANSWER
+        if self.conn.their_state is h11.IDLE:
+            return Phase.HEADERS
+        return Phase.BODY if self.conn.their_state is h11.SEND_BODY else Phase.ANSWER
+
+    def _enter(self, phase: Phase) -> None:
+        """Start the time of a phase, unless it is running already."""
+        if phase is self._phase:
+            return
+        self._phase = phase
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if phase is not Phase.ANSWER:
+            headers = phase is Phase.HEADERS
+            seconds = self.limits.http_header_seconds if headers else self.limits.http_body_seconds
+            self._deadline = self.loop.call_later(seconds, self._expired)
+
+    def _expired(self) -> None:
+        if self._phase is Phase.BODY and self.flow.read_paused:
+            # It is we who do not take the body.
+            self._phase = Phase.ANSWER
+            self._enter(Phase.BODY)
+            return
+        logger.info("closed a connection that took too long to send its %s", self._phase.name.lower())
+        self.transport.abort()
+
+    def _stalled(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self._unsent = unsent
+            self._stall = self.loop.call_later(self.limits.stalled_seconds, self._stalled)
+            return
+        logger.info("closed a connection that did not read its answer")
+        self.transport.abort()
+
+    def _unstall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _make_room(self) -> None:
+        waiting = [
+            other
+            for other in self.connections
+            if isinstance(other, BoundedConnection) and other._phase is Phase.HEADERS and other._deadline
+        ]
+        oldest = min(
+            waiting, key=lambda other: other._deadline.when() if other._deadline else 0, default=None
+        )
+        if oldest is not None:
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+
+def bounded(limits: Limits) -> type[BoundedConnection]:
+    """The class of connections within `limits`, as uvicorn wants it."""
+    return type("Connection", (BoundedConnection,), {"limits": limits})

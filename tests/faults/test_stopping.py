@@ -1,0 +1,174 @@
+"""The proxy is told to stop, or its host goes: what is under way is finished or told, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from faults.harness import SAFE, Ledger, faulty, nonce, runs
+from support.ledger import until
+from support.proxies import command, http_proxy
+from support.raw_client import HANDSHAKE, RawClient, RpcError, http, stdio
+from support.servers import Workshop
+
+pytestmark = pytest.mark.anyio
+
+
+class Setup:
+    """A proxy's configuration in the making."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workshop, self.ledger = Workshop(folder), Ledger(folder / "ledger")
+
+    def server(self, mode: str, **options: Any) -> None:
+        self.workshop.server(mode).settings = faulty(mode, self.ledger.path, **options)
+
+    @asynccontextmanager
+    async def client(self, front: str, **limits: Any) -> AsyncIterator[tuple[RawClient, int]]:
+        """A client, and the process id of its proxy."""
+        config = self.workshop.config(limits={"stop_seconds": 0.5} | limits)
+        if front == "stdio":
+            async with stdio(command(config)) as client:
+                assert client.process is not None
+                yield client, client.process.pid
+        else:
+            with http_proxy(config) as proxy:
+                async with http(proxy.base, "modern") as client:
+                    yield client, proxy.process.pid
+                assert proxy.process.wait(20) == 0
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)
+
+
+@pytest.fixture(params=["stdio", "http"])
+def front(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def stop(pid: int) -> None:
+    import os
+
+    os.kill(pid, signal.SIGTERM)
+
+
+async def test_calls_under_way_are_finished_before_it_stops(setup: Setup, front: str) -> None:
+    setup.server("slow-call", delay=1.0)
+    async with setup.client(front) as (client, pid):
+        await client.until_listed(f"slow-call__{SAFE}")
+        params = [{"name": "slow-call__tool_000", "arguments": {"nonce": nonce()}} for _ in range(100)]
+        futures = [(await client.start("tools/call", each))[1] for each in params]
+        await setup.ledger.until(lambda ledger: len(ledger.of("call")) == 100)
+        stop(pid)
+        with anyio.fail_after(20):
+            texts = [(await future)["content"][0]["text"] for future in futures]
+        await until(lambda: not runs(pid))
+
+    assert texts == [each["arguments"]["nonce"] for each in params]
+    assert setup.ledger.survivors() == []
+
+
+async def test_what_comes_after_the_signal_is_refused_and_does_not_run(setup: Setup) -> None:
+    setup.server("slow-call", delay=1.0)
+    async with setup.client("stdio") as (client, pid):
+        await client.until_listed(f"slow-call__{SAFE}")
+        _, early = await client.start("tools/call", {"name": "slow-call__tool_000", "arguments": {}})
+        await setup.ledger.until(lambda ledger: ledger.of("call"))
+        stop(pid)
+        refused = None
+        while refused is None:
+            said = nonce()
+            try:
+                await client.call(f"slow-call__{SAFE}", {"nonce": said})
+            except RpcError as error:
+                refused = error
+        await early
+
+    assert refused.code == -32000
+    assert "shutting down" in refused.message
+    assert setup.ledger.of("call", nonce=said) == []
+
+
+async def test_a_call_that_outlasts_the_drain_is_told_and_cancelled(setup: Setup, front: str) -> None:
+    setup.server("hang-call")
+    async with setup.client(front, drain_seconds=0.5) as (client, pid):
+        await client.until_listed(f"hang-call__{SAFE}")
+        _, hanging = await client.start("tools/call", {"name": "hang-call__tool_000", "arguments": {}})
+        await setup.ledger.until(lambda ledger: ledger.of("call"))
+        stop(pid)
+        with pytest.raises(RpcError, match="may or may not have run") as given_up, anyio.fail_after(20):
+            await hanging
+        await setup.ledger.until(lambda ledger: ledger.of("cancelled"))
+
+    assert given_up.value.code == -32000
+    assert setup.ledger.survivors() == []
+
+
+def spoken(calls: int, tool: str) -> bytes:
+    """What a host writes that opens a session and calls a tool."""
+    opening = {
+        "protocolVersion": HANDSHAKE,
+        "capabilities": {},
+        "clientInfo": {"name": "raw", "version": "1"},
+    }
+    lines = [
+        {"id": 1, "method": "initialize", "params": opening},
+        {"method": "notifications/initialized"},
+        *(
+            {"id": number, "method": "tools/call", "params": {"name": tool, "arguments": {}}}
+            for number in range(2, 2 + calls)
+        ),
+    ]
+    return "".join(json.dumps({"jsonrpc": "2.0"} | line) + "\n" for line in lines).encode()
+
+
+async def test_a_second_signal_ends_everything_at_once(setup: Setup, tmp_path: Path) -> None:
+    setup.server("ignore-sigterm")
+    setup.server("hang-call")
+    config = setup.workshop.config(limits={"stop_seconds": 60.0, "drain_seconds": 60.0})
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as stderr:
+        async with await anyio.open_process(
+            command(config, "--log-level", "info", "serve"), stderr=stderr
+        ) as process:
+            assert process.stdin is not None
+            await process.stdin.send(spoken(1, "hang-call__tool_000"))
+            await setup.ledger.until(lambda ledger: ledger.of("call") and len(ledger.of("start")) == 2)
+            process.send_signal(signal.SIGTERM)
+            await until(lambda: "stopping on SIGTERM" in log.read_text(encoding="utf-8"))
+            process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(10):
+                assert await process.wait() == -signal.SIGTERM
+
+    await until(lambda: setup.ledger.survivors() == [])
+
+
+async def test_a_host_that_goes_cancels_what_it_asked_for(setup: Setup) -> None:
+    setup.server("hang-call")
+    async with setup.client("stdio") as (client, _):
+        await client.until_listed(f"hang-call__{SAFE}")
+        await client.start("tools/call", {"name": "hang-call__tool_000", "arguments": {}})
+        await setup.ledger.until(lambda ledger: ledger.of("call"))
+
+    assert setup.ledger.of("cancelled")
+    assert setup.ledger.survivors() == []
+
+
+async def test_a_host_that_reads_nothing_is_left_and_nothing_with_it(setup: Setup) -> None:
+    setup.server("huge-result", size=1 << 20)
+    config = setup.workshop.config(limits={"stalled_seconds": 1.0, "stop_seconds": 0.5})
+    async with await anyio.open_process(command(config), stderr=None) as deaf:
+        assert deaf.stdin is not None
+        await deaf.stdin.send(spoken(200, "huge-result__tool_000"))
+        with anyio.fail_after(30):
+            assert await deaf.wait() == 0
+    assert setup.ledger.survivors() == []
+    assert setup.ledger.repeated() == []

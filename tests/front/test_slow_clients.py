@@ -1,0 +1,135 @@
+"""Over HTTP nobody has unlimited time, and no crowd of slow ones keeps out who behaves."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from support.proxies import HttpProxy, http_proxy
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = {
+    "http_header_seconds": 0.6,
+    "http_body_seconds": 0.6,
+    "http_idle_seconds": 1.0,
+    "http_connections": 20,
+    "stalled_seconds": 0.6,
+}
+HTTP = "http://"
+HEAD = "POST /mcp HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
+    workshop = Workshop(tmp_path_factory.mktemp("slow"))
+    workshop.server("work", tools=[tool("dump")], calls={"dump": [{"large": 8_000_000}]})
+    with http_proxy(workshop.config(limits=LIMITS)) as running:
+        yield running
+
+
+def address(proxy: HttpProxy) -> tuple[str, int]:
+    host, port = proxy.base.removeprefix(HTTP).split(":")
+    return host, int(port)
+
+
+def opened(proxy: HttpProxy) -> socket.socket:
+    made = socket.create_connection(address(proxy), timeout=20)
+    made.settimeout(20)
+    return made
+
+
+def sent(proxy: HttpProxy, text: str) -> socket.socket:
+    made = opened(proxy)
+    made.sendall(text.format(proxy.base.removeprefix(HTTP)).encode())
+    return made
+
+
+def until_closed(peer: socket.socket) -> bytes:
+    """Everything until the proxy closes the connection, which must happen."""
+    received = b""
+    try:
+        while data := peer.recv(1 << 16):
+            received += data
+    except ConnectionResetError:
+        pass
+    return received
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="silent"),
+        pytest.param("POST /mc", id="half-a-line"),
+        pytest.param(HEAD, id="half-the-headers"),
+        pytest.param(HEAD + "content-length: 100\r\n\r\n" + "[1,", id="half-the-body"),
+        pytest.param("GET /healthz HTTP/1.1\r\nhost: {}\r\n\r\n", id="idle-after-an-answer"),
+    ],
+)
+def test_who_does_not_go_on_is_disconnected(proxy: HttpProxy, text: str) -> None:
+    with sent(proxy, text) as peer:
+        until_closed(peer)
+
+
+def test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same(proxy: HttpProxy) -> None:
+    with sent(proxy, HEAD) as peer:
+        peer.settimeout(0.1)
+        closed = False
+        while not closed:
+            try:
+                peer.sendall(b"x")
+                closed = peer.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                closed = True
+
+
+async def test_who_reads_nothing_of_a_large_answer_is_disconnected(proxy: HttpProxy) -> None:
+    call: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    prefix = "io.modelcontextprotocol/"
+    meta = {prefix + "protocolVersion": "2026-07-28", prefix + "clientCapabilities": {}}
+    call["params"] = {"name": "work__dump", "arguments": {}, "_meta": meta}
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": "2026-07-28",
+        "mcp-method": "tools/call",
+        "mcp-name": "work__dump",
+    }
+    async with httpx2.AsyncClient(timeout=20) as client:
+        with pytest.raises(httpx2.HTTPError):
+            async with client.stream("POST", proxy.base + "/mcp", json=call, headers=headers) as answer:
+                assert answer.status_code == 200
+                chunks = answer.aiter_bytes()
+                await anext(chunks)
+                await anyio.sleep(2.5)  # what is tested is that somebody does nothing
+                async for _ in chunks:
+                    pass
+
+
+async def test_a_crowd_that_asks_for_nothing_keeps_nobody_out(proxy: HttpProxy) -> None:
+    with ExitStack() as stack:
+        for _ in range(3 * LIMITS["http_connections"]):
+            stack.enter_context(sent(proxy, "POST /mcp HTTP/1.1\r\n"))
+        async with httpx2.AsyncClient(timeout=20) as client:
+            statuses = [(await client.get(proxy.base + "/healthz")).status_code for _ in range(5)]
+
+    assert statuses == [200] * 5
+
+
+def test_a_request_in_pieces_that_comes_in_time_is_served(proxy: HttpProxy) -> None:
+    with opened(proxy) as peer:
+        for piece in (
+            "GET /healthz HT",
+            f"TP/1.1\r\nhost: {proxy.base.removeprefix(HTTP)}\r\n",
+            "connection: close\r\n\r\n",
+        ):
+            peer.sendall(piece.encode())
+
+        assert until_closed(peer).startswith(b"HTTP/1.1 200")
