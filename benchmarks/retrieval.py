@@ -24,10 +24,13 @@ from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.evaluation.corpus import read_corpus
 from mcp_context_proxy.evaluation.evaluation import Latency, evaluate, measured, tools_of
 from mcp_context_proxy.evaluation.intervals import Estimate, estimate, macro_estimate
+from mcp_context_proxy.evaluation.metrics import recall
 from mcp_context_proxy.evaluation.queries import Query, read_queries
 from mcp_context_proxy.evaluation.run import Answer
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE, EmbedTexts, Engine
+from mcp_context_proxy.retrieval.fusion import count_selected
+from mcp_context_proxy.retrieval.terms import telling_words
 from mcp_context_proxy.store import open_store
 
 DEPTH = 10
@@ -35,7 +38,13 @@ LEFT_OUT = {"metatool_full"}
 """Unless it is named: it contains another set and takes ten times as long as all the rest."""
 
 HYBRID = "this"
-AGAINST = ("plain BM25", "seed design", "RRF")
+AGAINST = ("plain BM25", "seed design", "RRF", "query alone")
+SHARES = np.arange(0.5, 0.9, 0.01)
+"""Of the selection rule: one of these is chosen with each set left out."""
+
+MOST_RETURNED = 6.0
+"""Tools on average, over the sets the share is chosen with."""
+
 COLUMNS = (
     "recall@1",
     "recall@3",
@@ -66,6 +75,8 @@ class Measured:
 
     of: PublicSet
     rows: dict[str, Rows]
+    answers: list[Answer]
+    """Of this."""
     latency: Latency
 
 
@@ -83,6 +94,22 @@ class Remembering:
         missing = [text for text in dict.fromkeys(texts) if text not in self._known]
         self._known |= dict(zip(missing, self._embedder.embed(missing), strict=True)) if missing else {}
         return np.array([self._known[text] for text in texts], np.float32)
+
+
+class WithoutTellingWords:
+    """The query as it is: what is embedded beside it becomes itself."""
+
+    def __init__(self, embedder: EmbedTexts) -> None:
+        self._embedder = embedder
+
+    def embed(
+        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
+    ) -> np.ndarray:
+        """One row per text."""
+        if telling_words(texts[0]) in ("", texts[0]):
+            return self._embedder.embed(texts)
+        rows = self._embedder.embed(texts[:-1])
+        return np.concatenate([rows, rows[:1]])
 
 
 def main() -> None:
@@ -131,14 +158,17 @@ def measure_set(
     rrf = evaluate(
         Engine(catalog, remembering), one.snapshot, one.queries, replace(ADAPTIVE, method="rrf"), DEPTH
     )
+    alone = evaluate(
+        Engine(catalog, WithoutTellingWords(remembering)), one.snapshot, one.queries, ADAPTIVE, DEPTH
+    )
     rank_by = {
         "plain BM25": PlainBM25(one.snapshot).rank,
         "seed design": SeedDesign(one.snapshot, catalog, remembering).rank,
     }
     score = partial(measured, one.queries, tools=tools_of(one.snapshot), depth=DEPTH)
-    rows = {HYBRID: score(hybrid.answers), "RRF": score(rrf.answers)}
+    rows = {HYBRID: score(hybrid.answers), "RRF": score(rrf.answers), "query alone": score(alone.answers)}
     rows |= {name: score([answer(query, rank) for query in one.queries]) for name, rank in rank_by.items()}
-    return Measured(one, rows, hybrid.report.latency_ms)
+    return Measured(one, rows, hybrid.answers, hybrid.report.latency_ms)
 
 
 def answer(query: Query, rank: Callable[[str, int], Ranked]) -> Answer:
@@ -157,6 +187,7 @@ def page(found: Sequence[Measured]) -> list[str]:
         "- **plain BM25**: k1 1.2, b 0.75, words of name and description (`benchmarks/baselines.py`).",
         "- **seed design**: best cosine of the whole query with a chunk of `name: description`, same model.",
         "- **RRF**: reciprocal rank fusion, k = 60, of this project's BM25F and cosine.",
+        "- **query alone**: as this, but without the query's telling words embedded beside it.",
         "- **this**: what the proxy does: `cosine + 0.025 * BM25F + need` (docs/how-it-works.md).",
         "",
         "The macro row is the mean of the sets.",
@@ -170,6 +201,7 @@ def page(found: Sequence[Measured]) -> list[str]:
         *advantage(found),
         *details(found),
         *selection(found),
+        *shares_left_out(found),
     ]
 
 
@@ -205,7 +237,10 @@ def details(found: Sequence[Measured]) -> list[str]:
 
 def selection(found: Sequence[Measured]) -> list[str]:
     """How many tools the rule returns, and what is among them; how long a search takes."""
-    rule = f"score >= {ADAPTIVE.share_of_best:g} of the best, {ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools"
+    rule = (
+        f"score >= {ADAPTIVE.share_of_best:g} of the mean of the best {ADAPTIVE.best}, "
+        f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools"
+    )
     columns = ("selected", "selected_recall", "kept")
     rows = [
         [one.of.name]
@@ -216,6 +251,40 @@ def selection(found: Sequence[Measured]) -> list[str]:
     macro = [spoken(macro_estimate([values(one, HYBRID, column) for one in found])) for column in columns]
     head = ["set", "tools returned", "recall", "queries that fit", "p50 ms", "p95 ms"]
     return [f"## Selection: {rule}", "", *table(head, [*rows, ["**macro**", *macro, "", ""]])]
+
+
+def shares_left_out(found: Sequence[Measured]) -> list[str]:
+    """What each set gets from the share that is chosen on the others."""
+    if len(found) < 2:
+        return []
+    by_share = [[selected_by(one, share) for one in found] for share in SHARES]
+    rows = []
+    for at, one in enumerate(found):
+        kept = [np.mean([n for place, (n, _) in enumerate(row) if place != at]) for row in by_share]
+        chosen = next((i for i, mean in enumerate(kept) if mean <= MOST_RETURNED), len(SHARES) - 1)
+        returned, share_found = by_share[chosen][at]
+        rows.append([one.of.name, f"{SHARES[chosen]:.2f}", f"{returned:.2f}", f"{share_found:.3f}"])
+    macro = [f"{np.mean([float(row[column]) for row in rows]):.3f}" for column in (2, 3)]
+    fixed = [np.mean([np.mean(values(one, HYBRID, f"recall@{depth}")) for one in found]) for depth in (5, 10)]
+    return [
+        f"The lowest share that returns at most {MOST_RETURNED:g} tools on average over the other sets:",
+        "",
+        *table(["set left out", "share", "tools returned", "recall"], [*rows, ["**macro**", "", *macro]]),
+        f"A fixed number, macro: 5 tools have {fixed[0]:.3f} of what is needed, 10 tools {fixed[1]:.3f}.",
+        "",
+    ]
+
+
+def selected_by(one: Measured, share: float) -> tuple[float, float]:
+    """Tools returned and recall with another share."""
+    rule = replace(ADAPTIVE, share_of_best=float(share))
+    counts = [count_selected(np.array([s for *_, s in a.ranking], np.float32), rule) for a in one.answers]
+    found = [
+        recall(query.needs, answer.keys[:count])
+        for query, answer, count in zip(one.of.queries, one.answers, counts, strict=True)
+        if query.needs
+    ]
+    return float(np.mean(counts)), float(np.mean(found))
 
 
 def values(one: Measured, method: str, measure: str) -> list[float]:

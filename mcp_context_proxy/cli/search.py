@@ -99,12 +99,11 @@ async def _search(
 def _data(query: str, found: Found, failed: dict[str, str], explain: bool) -> dict[str, Any]:
     """The same facts as the structured answer of ``search_available_tools``, and what failed."""
     ranked = [*found.tools.results, *(found.documents.results if found.documents else ())]
-    near = () if ranked else _nearest(found)
     return {
         "query": query,
         "fits": bool(ranked),
         "results": [_item_data(result, explain) for result in ranked],
-        "near_misses": [_item_data(result, explain) for result in near],
+        "near_misses": [_item_data(result, explain) for result in found.near_misses],
         "method": found.tools.method,
         "note": found.tools.note,
         "known": found.known,
@@ -116,7 +115,15 @@ def _item_data(result: Result, explain: bool) -> dict[str, Any]:
     data = dict(rendering.structured(result, with_schema=True))
     if explain:
         terms = [{"field": field, "term": term, "added": added} for field, term, added in result.terms]
-        data |= {"cosine": result.cosine, "lexical": result.lexical, "terms": terms, "chunk": result.chunk}
+        data |= {
+            "cosine": result.cosine,
+            "lexical": result.lexical,
+            "need": result.need,
+            "serves": result.serves,
+            "terms": terms,
+            "chunk": result.chunk,
+            "matched": result.matched,
+        }
     return data
 
 
@@ -130,16 +137,12 @@ def _show(console: Terminal, query: str, found: Found, explain: bool) -> None:
         console.say(Text(asked, style="bold"), f"  {_summary(tools, len(documents), found.known)}")
         _show_all(console, "Tools", tools.results, explain)
         _show_all(console, "Rules and references", documents, explain)
-    elif near := _nearest(found):
+        _show_all(console, "No tool fits well; the nearest", found.near_misses, explain)
+    elif found.near_misses:
         console.say(f"Nothing fits {asked} well. The nearest of {found.known}, in case one is meant:")
-        _show_all(console, "", near, explain)
+        _show_all(console, "", found.near_misses, explain)
     else:
         console.say(f"Nothing was found for {asked} among {counted(found.known, 'item')}.")
-
-
-def _nearest(found: Found) -> tuple[Result, ...]:
-    """What comes closest when nothing fits: tools, or documents where no tools were searched."""
-    return found.tools.near_misses or (found.documents.near_misses if found.documents else ())
 
 
 def _summary(tools: Ranking, documents: int, known: int) -> str:
@@ -160,7 +163,12 @@ def _show_all(console: Terminal, title: str, ranked: tuple[Result, ...], explain
 
 def _explain(console: Terminal, result: Result) -> None:
     meaning = "-" if result.cosine is None else f"{result.cosine:.3f}"
-    console.say(f"meaning {meaning}, words {result.lexical:.2f}", indent=hits.INDENT)
+    need = f", need {result.need:.3f}" if result.need > 0 else ""
+    console.say(f"meaning {meaning}, words {result.lexical:.2f}{need}", indent=hits.INDENT)
     rows = [(f"{added:.2f}", field, term) for field, term, added in result.terms]
     console.columns(rows, indent=hits.INDENT + 2, right=(0,))
-    console.prose(Text(f"text: {one_line(result.chunk)}", style="dim"), hits.INDENT, hanging=6)
+    for label, text in (("serves", result.serves), ("query", result.matched), ("text", result.chunk)):
+        if text:
+            console.prose(
+                Text(f"{label}: {one_line(text)}", style="dim"), hits.INDENT, hanging=len(label) + 2
+            )

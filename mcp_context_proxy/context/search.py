@@ -85,10 +85,11 @@ class Found:
 
     @property
     def near_misses(self) -> tuple[Result, ...]:
-        """Where nothing fits: what comes nearest, tools, or documents where no tools were searched."""
-        if self.results:
+        """Where no tool fits: what comes nearest, tools, then documents if they do not fit either."""
+        if self.tools.results:
             return ()
-        return self.tools.near_misses or (self.documents.near_misses if self.documents else ())
+        documents = self.documents.near_misses if self.documents else ()
+        return self.tools.near_misses + documents
 
 
 @dataclass(frozen=True, slots=True, eq=False)

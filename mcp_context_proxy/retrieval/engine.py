@@ -113,6 +113,7 @@ class Engine:
             near_misses=() if fits else results,
             others=tuple(scored.result(item) for item in scored.following(selected, options)),
             best_cosine=scored.whole,
+            evidence=scored.evidence(self._background),
             seconds=time.perf_counter() - started,
             indexed=indexed,
         )

@@ -57,9 +57,9 @@ class SearchOptions:
 
 
 ADAPTIVE = SearchOptions(share_of_best=0.7, best=3, at_least=4, at_most=10, include_score=inf)
-"""Selects by how near the others come to the best: few for a clear need, more for a vague or long one. It finds
-more of what is needed than a fixed number of the same average; benchmarks/retrieval.md has the comparison, and
-what each set gets from the share that is best for the others."""
+"""Selects by how near the others come to the best: few for a clear need, more for a vague or long one. It
+finds more of what is needed than a fixed number of the same average. benchmarks/retrieval.md compares them,
+and tells what each public set gets from the share that is chosen without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ class Ranking:
     others: tuple[Result, ...] = ()
     """What follows those selected, or the near misses, down to `SearchOptions.depth`."""
     best_cosine: float | None = None
-    """The highest of the whole query with any item, which ``fits`` goes by; None in a lexical search."""
+    """The highest of the whole query with any item; None in a lexical search."""
+    evidence: float | None = None
+    """How much says that something is meant, which ``fits`` goes by (`fitting`); None where it cannot."""
     indexed: tuple[int, int] | None = None
     """While indexing is under way: how many of the items considered have their vectors, and of how many. The
     others were searched by words. None when all is indexed."""

@@ -135,16 +135,16 @@ class Scored:
         if self.whole is None:
             return self._has_a_word()
         near = fitting == "anything" or (isinstance(fitting, float) and self.whole >= fitting)
-        if fitting == "background" and background is not None and self.index.complete:
-            return self.evidence(background) >= LEAST_EVIDENCE
+        if (found := self.evidence(background)) is not None:
+            return found >= LEAST_EVIDENCE
         if fitting == "background" or not self.index.complete:
             return near or self._has_a_word()
         return near or self._coverage() >= STRONG_COVERAGE
 
-    def evidence(self, background: NDArray[np.float32]) -> float:
-        """How much says that something is meant, beside general requests."""
-        if self.whole is None or self.vector is None:
-            return 0.0
+    def evidence(self, background: NDArray[np.float32] | None) -> float | None:
+        """How much says that something is meant, beside general requests; None where that is not known."""
+        if background is None or self.whole is None or self.vector is None or not self.index.complete:
+            return None
         most = (K1 + 1) * sum(self.idf.values())
         coverage = float(self.lexical.max()) / most if most else 0.0
         return evidence(self.whole, self.vector, background, coverage)

@@ -116,8 +116,8 @@ class OwnTools:
             "request_id": selected.context.id,
             **more,
         }
-        if not found.results:
-            data["near_misses"] = [rendering.structured(result, with_schema) for result in tools.near_misses]
+        if found.near_misses or not found.results:
+            data["near_misses"] = [rendering.structured(result, with_schema) for result in found.near_misses]
         if tools.indexed is not None:
             data["indexed"] = dict(zip(("done", "total"), tools.indexed, strict=True))
         notes = [note for note in (tools.note, self._missing_servers()) if note]

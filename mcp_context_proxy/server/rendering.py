@@ -129,24 +129,19 @@ def _why(result: Result) -> str:
 
 def answer_text(query: str, answer: Found, notes: Sequence[str], with_schema: bool) -> str:
     """The whole answer to a search for a model to read."""
-    tools, documents, known = answer.tools, answer.documents, answer.known
-    found = [
-        *_texts(tools.results, with_schema),
-        *_texts(documents.results if documents else (), with_schema),
-    ]
+    asked, known = json.dumps(query, ensure_ascii=False), answer.known
     parts = [f"Note: {note}" for note in notes]
-    if found:
-        parts.append(f"{len(found)} best matches of {known} for {json.dumps(query, ensure_ascii=False)}:")
-        parts += found
+    if answer.results:
+        parts.append(f"{len(answer.results)} best matches of {known} for {asked}:")
+        parts += _texts(answer.results, with_schema)
+        if answer.near_misses:
+            parts.append(f"No tool fits well. The nearest: {', '.join(map(_named, answer.near_misses))}.")
         parts.append("Call a tool by its name, or through call_tool with its name and arguments.")
-    elif tools.near_misses:
-        parts.append(
-            f"Nothing fits {json.dumps(query, ensure_ascii=False)} well. "
-            f"The nearest of {known}, in case one is meant:"
-        )
-        parts += _texts(tools.near_misses, with_schema)
+    elif answer.near_misses:
+        parts.append(f"Nothing fits {asked} well. The nearest of {known}, in case one is meant:")
+        parts += _texts(answer.near_misses, with_schema)
     else:
-        parts.append(f"Nothing was found for {json.dumps(query, ensure_ascii=False)} among {known} tools.")
+        parts.append(f"Nothing was found for {asked} among {known} tools.")
     return "\n\n".join(parts)
 
 
@@ -157,6 +152,11 @@ def _texts(results: Iterable[Result], with_schema: bool) -> list[str]:
         else document_text(result, result.item)
         for result in results
     ]
+
+
+def _named(result: Result) -> str:
+    item = result.item
+    return f"{item.exposed_name} [{item.server}]" if isinstance(item, Tool) else item.uri
 
 
 def structured(result: Result, with_schema: bool) -> Mapping[str, Any]:
