@@ -4,6 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says nothing on a machine that is busy.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 pytest.register_assert_rewrite("support")
 

@@ -105,13 +105,13 @@ def loads_or_tells(data: bytes, name: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "name"), [(TOML, "c.toml"), (TOML_SMALL, "c.toml"), (JSON, "c.json")])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(edits=EDITS)
 def test_an_edited_file_loads_or_tells_what_is_wrong(text, name, edits):
     loads_or_tells(mutated(text, edits), name)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=80), name=st.sampled_from(["c.toml", "c.json", "c"]))
 def test_any_bytes_load_or_tell_what_is_wrong(data, name):
     loads_or_tells(data, name)

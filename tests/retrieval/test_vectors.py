@@ -48,7 +48,7 @@ def large() -> Large:
     return Large()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     pieces=st.lists(st.integers(1, FIRST_SLAB), min_size=1, max_size=5),
     dimensions=st.sampled_from([3, 64, 100]),
