@@ -25,6 +25,7 @@ from mcp_context_proxy.catalog.watch import watch
 from mcp_context_proxy.config import Config, DocumentsConfig, EmbeddingConfig
 from mcp_context_proxy.config.reload import Load, Reloader, Standing
 from mcp_context_proxy.config.secrets import RedactingFilter, secrets_of
+from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.handles import Handles
@@ -39,13 +40,15 @@ from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.embedding.remembered import RememberedQueries
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.sdk import load_sdk
-from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.server import context_prompt, meta_tools
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.own_tools import OwnTools
@@ -86,12 +89,14 @@ class Proxy:
         self.config, self.store = config, store
         self.model = LazyModel(partial(open_model, config))
         answered: Counter[str] = Counter()
+        queries = RememberedQueries(QueryEmbedder(self.model))
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
-            QueryEmbedder(self.model),
+            queries,
             fitting(config.embedding),
             answered.__getitem__,
         )
+        self.expander = Expander(self.engine.index_of, queries)
         self.searcher = Searcher(self.engine, config, self.caught_up, self.model.get)
         self.library = DocumentLibrary(_folders(config.documents), config.limits)
         self._warm, self._stale, self._other_folders = False, anyio.Event(), anyio.Event()
@@ -99,7 +104,7 @@ class Proxy:
             config.servers.values(), config.limits, self._mark_stale, self._on_event, Memory(store.listings)
         )
         self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library)
-        self.catalog.reserved = meta_tools.NAMES
+        self.catalog.reserved = meta_tools.RESERVED | {context_prompt.NAME}
         self.setup = _setup(config)
         self.reloader: Reloader | None = None
         """Follows the configuration file while a front is served."""
@@ -107,7 +112,13 @@ class Proxy:
         self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
         self.records = RequestRecords(config.limits, kept)
         self.contexts = ContextEngine(
-            self.catalog, self.searcher, sessions, self.records, configured(config), Costs(TokenCounter())
+            self.catalog,
+            self.searcher,
+            sessions,
+            self.records,
+            configured(config),
+            Costs(TokenCounter()),
+            Companions(self.expander, config.context.expansion_rules),
         )
         self.tool_list = ToolList(
             config.expose,
@@ -118,9 +129,13 @@ class Proxy:
             meta_tools.definitions(self.setup),
         )
         self.changes = Changes(self.catalog, self.tool_list)
-        calls = ToolCalls(self.catalog, self.fleet, self.caught_up, answered)
-        own_tools = OwnTools(self.fleet, self.contexts, calls, self.handles, self.changes)
-        self.gateway = Gateway(self.catalog, self.fleet, self.contexts, self.tool_list, calls, own_tools)
+        calls = ToolCalls(
+            self.catalog, self.fleet, self.contexts, self.handles, self.caught_up, answered
+        )
+        own_tools = OwnTools(self.fleet, self.contexts, calls, self.handles, self.changes, self.setup.manage)
+        self.gateway = Gateway(
+            self.catalog, self.fleet, self.contexts, self.handles, self.tool_list, calls, own_tools
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

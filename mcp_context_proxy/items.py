@@ -40,6 +40,10 @@ class Kind(StrEnum):
     REFERENCE = "reference"
 
 
+DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
+"""What is read rather than called."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool of one downstream server. Its definition stays the bytes that came over the wire."""

@@ -216,7 +216,7 @@ class Catalog:
         names = (
             {pair: naming.exposed_name(*pair, length) for pair in pairs}
             if self._expose.prefix
-            else naming.bare_names(pairs, (), length)
+            else naming.bare_names(pairs, self.reserved, length)
         )
         prompts = [
             Prompt(server, name, names[server, name], definition) for server, name, definition in found

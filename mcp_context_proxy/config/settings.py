@@ -127,6 +127,22 @@ class ContextConfig(Table):
 
     max_tokens: Count | None = None
     """What one request's context may cost; None for no bound."""
+    expansion_depth: Annotated[int, Field(strict=True, ge=0, le=5)] = 0
+    """Steps from what is selected to what is near to it; 0 takes none."""
+    expansion_threshold: Score = 0.75
+    """Cosine from which an item is near to another."""
+    expansion_top_n: Count = 3
+    """Items of each step."""
+    expansion_rules: dict[Text, tuple[Text, ...]] = {}
+    """Items that come with others: by exposed name, or by their own."""
+    history: Annotated[int, Field(strict=True, ge=0, le=20)] = 0
+    """Earlier queries of a session that join the next one, each with half the weight of the one after it."""
+    expand_results: Flag = False
+    """The answer of a call may bring items that are near to it into the next context of its session."""
+    manage_tool: Flag = False
+    """Whether models get ``manage_context``, to add and remove items by hand."""
+    retain_requests: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
+    """For how many requests of a session a tool that was used stays selected."""
     keep_requests: Flag = True
     """Request contexts, with their queries, are kept in the store; false: only until the proxy stops."""
 

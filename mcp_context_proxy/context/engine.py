@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.context import session_items
+from mcp_context_proxy.context import answers, session_items
+from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.options import NO_OVERRIDES, ContextOptions, Overrides, overridden
 from mcp_context_proxy.context.records import RequestRecords
@@ -18,7 +19,7 @@ from mcp_context_proxy.context.request import ContextItem, Draft, Origin, Reques
 from mcp_context_proxy.context.search import EVERYTHING, OnProgress, Scope, Searcher
 from mcp_context_proxy.context.selection import Request, Selected, Selection
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class ContextEngine:
         records: RequestRecords,
         options: ContextOptions,
         costs: Costs,
+        companions: Companions,
     ) -> None:
         """Put together what it needs.
 
@@ -59,10 +61,11 @@ class ContextEngine:
             records: Remembers request contexts.
             options: The agent's.
             costs: Estimates tokens.
+            companions: Knows what comes with what was found.
         """
         self._catalog, self._searcher, self._sessions = catalog, searcher, sessions
         self._records, self._options, self._costs = records, options, costs
-        self._selection = Selection(searcher, costs)
+        self._selection = Selection(searcher, companions, costs)
 
     def configure(self, options: ContextOptions) -> None:
         """Select by these options of the agent's from now on."""
@@ -106,7 +109,7 @@ class ContextEngine:
         """
         of_session = NO_OVERRIDES if session is None else session.overrides
         options = overridden(self._options, of_session, overrides)
-        view = NO_SESSION if session is None else session.view()
+        view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
         request = Request(query, origin, options, view, replace(scope or EVERYTHING, without=view.removed))
         draft = Draft(query, origin, view.id, options)
         try:
@@ -120,11 +123,21 @@ class ContextEngine:
             self._remember(selected.context, session)
         return selected
 
+    async def current(
+        self, query: str | None, session: SessionContext | None, kinds: frozenset[Kind]
+    ) -> RequestContext:
+        """What is in force now, looked at and not remembered; without a query what the session has."""
+        if query is not None and query.strip():
+            return await self.build(query, session, scope=Scope(kinds), remember=False)
+        draft = Draft("", "context", None if session is None else session.id, self._options)
+        draft.add(item for item in await self.items(session) if item.type in kinds)
+        return draft.finished()
+
     def _remember(self, context: RequestContext, session: SessionContext | None) -> None:
         self._records.add(context)
         if session is not None:
             self._sessions.register(session)
-            session.query, session.latest_request = context.query, context.id
+            session.asked(context.id, context.query)
 
     def register(self, session: SessionContext) -> None:
         """List a session from now on, for as long as somebody keeps it."""
@@ -177,6 +190,11 @@ class ContextEngine:
             UnknownItemError: there is no such item.
         """
         session_items.remove(session, session_items.resolve(self._catalog.snapshot, kind, name, server))
+
+    def called(self, session: SessionContext, tool: Tool, result: bytes) -> None:
+        """A tool was called in a session: it stays selected for a while, and its answer may bring others."""
+        options = overridden(self._options, session.overrides)
+        session.called(tool, answers.text_of(result) if options.expand_results else None)
 
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
         """The latest request contexts, of one session (by public id) or of all, newest first."""

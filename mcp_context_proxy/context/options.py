@@ -15,6 +15,8 @@ from mcp_context_proxy.config import Config, DomainSearch
 from mcp_context_proxy.config.settings import PRESETS, Preset
 
 Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[int, Meta(ge=0, le=100)]
+Depth = Annotated[int, Meta(ge=0, le=5)]
 Score = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -44,6 +46,18 @@ class ContextOptions:
     documents: DomainOptions
     max_tokens: int | None = None
     """What all items together may cost; None for no bound."""
+    expansion_depth: int = 0
+    """Steps from what is selected to what is near to it."""
+    expansion_threshold: float = 0.75
+    """Cosine from which an item is near to another."""
+    expansion_top_n: int = 3
+    """Items of each step."""
+    history: int = 0
+    """Earlier queries of the session that join this one."""
+    retain_requests: int = 3
+    """For how many requests a tool that was used stays selected."""
+    expand_results: bool = False
+    """Whether the answer of the latest call may bring items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,12 @@ class Overrides:
     tools: DomainOverrides = DomainOverrides()
     documents: DomainOverrides = DomainOverrides()
     max_tokens: Count | None = None
+    expansion_depth: Depth | None = None
+    expansion_threshold: Score | None = None
+    expansion_top_n: Count | None = None
+    history: Amount | None = None
+    retain_requests: Amount | None = None
+    expand_results: bool | None = None
 
 
 NO_OVERRIDES = Overrides()
@@ -75,6 +95,12 @@ def configured(config: Config) -> ContextOptions:
         tools=DomainOptions.of(search.resolved("tools", calibrated)),
         documents=DomainOptions.of(search.resolved("documents", calibrated)),
         max_tokens=context.max_tokens,
+        expansion_depth=context.expansion_depth,
+        expansion_threshold=context.expansion_threshold,
+        expansion_top_n=context.expansion_top_n,
+        history=context.history,
+        retain_requests=context.retain_requests,
+        expand_results=context.expand_results,
     )
 
 

@@ -48,15 +48,13 @@ def query_of(
     return None
 
 
-def handle_of(
-    params: Members, handles: Handles, principal: str | None = None, context_id: str | None = None
-) -> Handle | None:
-    """The context that a request names, as an argument or in its ``_meta``; None when it names none.
+def handle_of(params: Members, handles: Handles, principal: str | None = None) -> Handle | None:
+    """The context that a request names in its ``_meta``; None when it names none.
 
     Raises:
         RequestError: it is unknown, was forgotten, or is somebody else's.
     """
-    wanted = context_id or envelope.text(era.meta_of(params).get(era.CONTEXT_KEY))
+    wanted = envelope.text(era.meta_of(params).get(era.CONTEXT_KEY))
     if wanted is None:
         return None
     handle = handles.get(wanted, principal)

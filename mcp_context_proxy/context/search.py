@@ -23,7 +23,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.options import ContextOptions, DomainOptions, configured
 from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.items import DOCUMENT_KINDS, Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.ranking import Filters, Ranking, Result, SearchOptions
 
@@ -40,7 +40,6 @@ DOCUMENT_SHARE = 0.65
 """Documents that score less than this share of the best one are not shown."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
-DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
 
 T = TypeVar("T")
 
@@ -72,6 +71,8 @@ class Found:
     """None when no documents were searched."""
     snapshot: Snapshot
     """What was searched."""
+    brought: tuple[Result, ...] = ()
+    """What was not found itself, and comes with what was."""
 
     @property
     def known(self) -> int:
@@ -80,8 +81,8 @@ class Found:
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """What was selected: tools, best first, then documents."""
-        return self.tools.results + (self.documents.results if self.documents else ())
+        """What was selected: tools, best first, then documents, then what comes with them."""
+        return self.tools.results + (self.documents.results if self.documents else ()) + self.brought
 
     @property
     def near_misses(self) -> tuple[Result, ...]:
@@ -213,15 +214,30 @@ class Searcher:
         """What a function that searches returns, a few of them at a time."""
         return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
 
-    def find(self, query: str, snapshot: Snapshot, options: ContextOptions, scope: Scope) -> Found:
-        """Search a snapshot as far as it is indexed. Blocks."""
+    def find(
+        self,
+        query: str,
+        snapshot: Snapshot,
+        options: ContextOptions,
+        scope: Scope,
+        history: tuple[str, ...] = (),
+    ) -> Found:
+        """Search a snapshot as far as it is indexed. Blocks.
+
+        Args:
+            query: In the user's or model's words.
+            snapshot: What there is.
+            options: How much is selected.
+            scope: What may be found.
+            history: What was asked before, the latest first.
+        """
         servers = None if scope.server is None else frozenset({scope.server})
         documents = DOCUMENT_KINDS & (scope.kinds or DOCUMENT_KINDS)
         with_documents = bool(snapshot.documents) and bool(documents) and scope.server is None
         tools = TOOL_ONLY & (scope.kinds or TOOL_ONLY)
 
         def ranked(filters: Filters, options: SearchOptions) -> Ranking:
-            return self._engine.search(query, snapshot, filters, options, wait=False)
+            return self._engine.search(query, snapshot, filters, options, wait=False, history=history)
 
         return Found(
             tools=ranked(Filters(servers, tools, scope.without), tool_search(options.tools)),

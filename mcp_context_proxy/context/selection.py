@@ -1,4 +1,4 @@
-"""Puts a request context together: the session's items, then what is selected for the query. Blocks.
+"""Puts a request context together: the session's items, what the query selects, what comes with it. Blocks.
 
 Nothing here fails because the search did: its failure is part of what is recorded.
 """
@@ -6,11 +6,20 @@ Nothing here fails because the search did: its failure is part of what is record
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mcp_context_proxy.context import budget
+from mcp_context_proxy.context.companions import Companion, Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.options import ContextOptions
-from mcp_context_proxy.context.request import SESSION_MODES, ContextItem, Draft, Mode, Origin, RequestContext
+from mcp_context_proxy.context.request import (
+    SESSION_MODES,
+    ContextItem,
+    Draft,
+    Mode,
+    Origin,
+    RequestContext,
+)
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, key_of
 from mcp_context_proxy.context.session_items import session_items
@@ -38,7 +47,7 @@ class Selected:
     context: RequestContext
     snapshot: Snapshot
     found: Found
-    """What the search found; the session's items when it failed."""
+    """What the search found and the context took; the session's items when the search failed."""
 
     @property
     def tool_names(self) -> list[str]:
@@ -50,8 +59,15 @@ class Selected:
 class Selection:
     """Selects items for requests."""
 
-    def __init__(self, searcher: Searcher, costs: Costs) -> None:
-        self._searcher, self._costs = searcher, costs
+    def __init__(self, searcher: Searcher, companions: Companions, costs: Costs) -> None:
+        """Prepare to select.
+
+        Args:
+            searcher: Finds what fits a query.
+            companions: Knows what comes with what was found.
+            costs: Estimates tokens.
+        """
+        self._searcher, self._companions, self._costs = searcher, companions, costs
 
     def select(self, request: Request, snapshot: Snapshot, draft: Draft) -> Selected:
         """The context of a request."""
@@ -59,10 +75,13 @@ class Selection:
         found = None if draft.failure else self._found(request, snapshot, draft)
         if found is None:
             return Selected(draft.finished(), snapshot, _instead(request, snapshot, draft))
-        draft.add(map(self._selected, found.results))
-        draft.near_misses = tuple(map(self._selected, found.near_misses))
         draft.note = found.tools.note
-        return Selected(draft.finished(), snapshot, found)
+        draft.near_misses = tuple(self._selected(result) for result in found.near_misses)
+        draft.add(self._selected(result) for result in found.results)
+        brought = self._brought(request, snapshot, found, draft)
+        draft.add(self._companion(companion) for companion in brought)
+        budget.keep(draft)
+        return Selected(draft.finished(), snapshot, _taken(found, brought, draft))
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         """The items a session has whatever the query is."""
@@ -71,19 +90,56 @@ class Selection:
 
     def _found(self, request: Request, snapshot: Snapshot, draft: Draft) -> Found | None:
         try:
-            return self._searcher.find(request.query, snapshot, request.options, request.scope)
+            return self._searcher.find(
+                request.query, snapshot, request.options, request.scope, request.session.history
+            )
         except Exception as error:
             # boundary: a request must not fail because its selection did
             draft.fail(error)
             return None
 
+    def _brought(self, request: Request, snapshot: Snapshot, found: Found, draft: Draft) -> list[Companion]:
+        """What comes with what was found; without it where it cannot be told."""
+        items = [result.item for result in found.results]
+        try:
+            return self._companions.of(
+                items, request.query, snapshot, request.options, request.session, request.scope
+            )
+        except Exception as error:
+            # boundary: a request must not fail because its selection did
+            draft.fail(error)
+            return []
+
     def _selected(self, result: Result) -> ContextItem:
         return self._context_item(result.item, Mode.AGENT, round(result.score, 4), result.why)
+
+    def _companion(self, companion: Companion) -> ContextItem:
+        return self._context_item(companion.item, companion.mode, companion.score, companion.why)
 
     def _context_item(self, item: Item, mode: Mode, score: float | None, why: str) -> ContextItem:
         kind, name = key_of(item)
         server = item.server if isinstance(item, Tool) else None
         return ContextItem(kind, name, server, mode, score, self._costs.of(item), why)
+
+
+def _taken(found: Found, brought: list[Companion], draft: Draft) -> Found:
+    """What was found, without what did not fit into the budget, and with what it brought."""
+    dropped = {(item.type, item.name) for item in draft.dropped}
+    expanded = [one.result() for one in brought if one.mode is Mode.EXPANSION]
+    known = {key_of(result.item) for result in found.results} | dropped
+
+    def fitting(ranking: Ranking) -> Ranking:
+        if not dropped:
+            return ranking
+        results = tuple(result for result in ranking.results if key_of(result.item) not in dropped)
+        return replace(ranking, results=results)
+
+    return replace(
+        found,
+        tools=fitting(found.tools),
+        documents=None if found.documents is None else fitting(found.documents),
+        brought=tuple(result for result in expanded if key_of(result.item) not in known),
+    )
 
 
 def _instead(request: Request, snapshot: Snapshot, draft: Draft) -> Found:

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
-from mcp_context_proxy.items import Document, Item, Kind
+from mcp_context_proxy.items import Document, Item, Kind, Tool
+from mcp_context_proxy.retrieval.terms import identifier_words
 
 ID_BYTES = 8
 """Of a session's public id: it is shown in lists and opens nothing by itself."""
+
+HISTORY_KEPT = 20
+"""What was asked and called that is remembered: with half the weight a step, more would say nothing."""
+
+HISTORY_CHARACTERS = 500
+"""Of a query that is remembered: a chunk."""
+
+USED_KEPT = 100
+"""Tools called that are remembered."""
 
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """Of the protocol, least severe first."""
@@ -38,6 +50,12 @@ class SessionView:
     id: str | None = None
     added: tuple[ItemKey, ...] = ()
     removed: frozenset[ItemKey] = frozenset()
+    used: tuple[str, ...] = ()
+    """Exposed names of tools that were called lately, the latest first."""
+    history: tuple[str, ...] = ()
+    """What was asked and called lately, the latest first."""
+    answer: tuple[str, str] | None = None
+    """Exposed name of the tool called last, and what its answer says."""
 
 
 NO_SESSION = SessionView()
@@ -67,6 +85,14 @@ class SessionContext:
     overrides: Overrides = NO_OVERRIDES
     latest_request: str | None = None
     """Id of its latest request context."""
+    requests: int = 0
+    """How many request contexts it has had."""
+    used: dict[str, int] = field(default_factory=dict)
+    """By exposed name of a tool: how many requests there had been when it was last called."""
+    history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_KEPT))
+    """What was asked and called, the latest first."""
+    answer: tuple[str, str] | None = None
+    """Exposed name of the tool called last, and what its answer says; None where none was looked at."""
 
     @property
     def kind(self) -> str:
@@ -78,9 +104,33 @@ class SessionContext:
         """Whether its list can differ from everybody's."""
         return bool(self.shown or self.added or self.removed)
 
-    def view(self) -> SessionView:
-        """What it has now."""
-        return SessionView(self.id, tuple(self.added), frozenset(self.removed))
+    def asked(self, request_id: str, query: str) -> None:
+        """A request context was built for a query."""
+        self.query, self.latest_request = query, request_id
+        self.requests += 1
+        self.history.appendleft(query[:HISTORY_CHARACTERS])
+
+    def called(self, tool: Tool, answer: str | None) -> None:
+        """A tool was called; its answer where that is to be looked at."""
+        self.used.pop(tool.exposed_name, None)
+        self.used[tool.exposed_name] = self.requests
+        if len(self.used) > USED_KEPT:
+            del self.used[next(iter(self.used))]
+        self.history.appendleft(identifier_words(tool.name))
+        self.answer = None if answer is None else (tool.exposed_name, answer)
+
+    def view(self, retained: int = 0, history: int = 0) -> SessionView:
+        """What it has now, with the tools called in as many requests and as much of its history."""
+        since = self.requests - retained
+        used = [name for name, at in reversed(self.used.items()) if at > since]
+        return SessionView(
+            id=self.id,
+            added=tuple(self.added),
+            removed=frozenset(self.removed),
+            used=tuple(used),
+            history=tuple(islice(self.history, history)),
+            answer=self.answer,
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -71,6 +72,10 @@ class Engine:
         """
         self._complete(snapshot, on_progress, cancelled)
 
+    def index_of(self, snapshot: Snapshot) -> Index:
+        """As much of a snapshot's index as is ready."""
+        return self._known(snapshot) or self._read(snapshot)
+
     def indexed(self, snapshot: Snapshot) -> bool:
         """Whether all of a snapshot is indexed."""
         index = self._known(snapshot)
@@ -84,6 +89,7 @@ class Engine:
         options: SearchOptions = _DEFAULTS,
         on_progress: OnProgress | None = None,
         wait: bool = True,
+        history: Sequence[str] = (),
     ) -> Ranking:
         """Rank what a snapshot holds for a query.
 
@@ -94,10 +100,13 @@ class Engine:
             options: How much is returned.
             on_progress: Told how far indexing is, where the search does it.
             wait: Whether to index everything first, or to make do with what is ready.
+            history: What was asked before, the latest first: it pulls the query as a whole towards it.
         """
         started = time.perf_counter()
         index = self._complete(snapshot, on_progress, lambda: False) if wait else self._read(snapshot)
-        vectors, note = (None, None) if options.method == "lexical" else self._query_vectors(query, index)
+        vectors, note = (
+            (None, None) if options.method == "lexical" else self._query_vectors(query, index, history)
+        )
         scored = Scored.of(query, index, vectors, filters, options.method)
         selected = scored.selected(options)
         results = tuple(scored.result(item) for item in selected)
@@ -165,11 +174,13 @@ class Engine:
     def _known(self, snapshot: Snapshot) -> Index | None:
         return next((index for index in self._indexes if index.snapshot is snapshot), None)
 
-    def _query_vectors(self, query: str, index: Index) -> tuple[NDArray[np.float32] | None, str | None]:
+    def _query_vectors(
+        self, query: str, index: Index, history: Sequence[str]
+    ) -> tuple[NDArray[np.float32] | None, str | None]:
         if index.dense is None or self._query_embedder is None:
             return None, index.note
         try:
-            return query_vectors(query, self._query_embedder.embed), None
+            return query_vectors(query, self._query_embedder.embed, history), None
         except ModelError as error:
             return None, self._give_up(index, error)
 

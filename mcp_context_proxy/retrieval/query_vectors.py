@@ -17,17 +17,31 @@ from mcp_context_proxy.retrieval.text import query_texts
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
-def query_vectors(query: str, embed: Embed) -> NDArray[np.float32] | None:
-    """One row of norm 1 for each of `query_texts`; None for a query without a letter."""
+HISTORY_DECAY = 0.5
+"""Of the weight of what was asked before, with each step back."""
+
+
+def query_vectors(query: str, embed: Embed, history: Sequence[str] = ()) -> NDArray[np.float32] | None:
+    """One row of norm 1 for each of `query_texts`; None for a query without a letter.
+
+    What was asked before, the latest first, pulls the whole towards it. Its words do not join those of the
+    query: an old one that is rare would outweigh what is asked now.
+    """
     texts = query_texts(query)
     if not texts:
         return None
     words = telling_words(texts[0])
-    if words in ("", texts[0]):
-        return embed(texts)
-    vectors = embed([*texts, words])
-    both = vectors[0] + vectors[-1]
-    norm = np.linalg.norm(both)
-    rows = vectors[:-1].copy()
-    rows[0] = both / norm if norm > 0 else vectors[0]
+    telling = [] if words in ("", texts[0]) else [words]
+    vectors = embed([*texts, *telling, *history])
+    rows = vectors[: len(texts)].copy()
+    if telling:
+        rows[0] = _normal(rows[0] + vectors[len(texts)], rows[0])
+    if history:
+        weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
+        rows[0] = _normal(rows[0] + weights @ vectors[-len(history) :], rows[0])
     return rows
+
+
+def _normal(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:
+    norm = np.linalg.norm(vector)
+    return vector / norm if norm > 0 else otherwise

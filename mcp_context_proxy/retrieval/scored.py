@@ -17,7 +17,7 @@ from mcp_context_proxy.retrieval.fitting import LEAST_EVIDENCE, STRONG_COVERAGE,
 from mcp_context_proxy.retrieval.fusion import best, count_selected, expected, fuse
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.lexical import K1
-from mcp_context_proxy.retrieval.needs import serve
+from mcp_context_proxy.retrieval.needs import represented, serve
 from mcp_context_proxy.retrieval.parts import KINDS
 from mcp_context_proxy.retrieval.ranking import Filters, Method, Result, SearchOptions
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
@@ -57,6 +57,8 @@ class Scored:
     """The same, raised for items that serve a need of their own."""
     serving: Mapping[int, int]
     """For each item that was raised, the text of the query it serves."""
+    sentences: NDArray[np.float32] | None
+    """[sentences, items]: cosines, where the query has several and each is to be served."""
 
     @classmethod
     def of(
@@ -83,7 +85,8 @@ class Scored:
         near = cosine if cosine is None or index.complete else expected(cosine, lexical, index.ready)
         plain = np.where(allowed, fuse(near, lexical, method), -np.inf).astype(np.float32)
         served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
-        fused, sentences = serve(plain, cosines[1:]) if served and cosines is not None else (plain, {})
+        sentences = cosines[1:] if served and cosines is not None else None
+        fused, serving = (plain, {}) if sentences is None else serve(plain, sentences)
         whole = None if cosines is None or not allowed.any() else float(cosines[0].max())
         return cls(
             index=index,
@@ -100,7 +103,8 @@ class Scored:
             idf=weighed.idf,
             plain=plain,
             fused=fused,
-            serving={item: 1 + sentence for item, sentence in sentences.items()},
+            serving={item: 1 + sentence for item, sentence in serving.items()},
+            sentences=sentences,
         )
 
     def indexed(self) -> tuple[int, int]:
@@ -112,7 +116,8 @@ class Scored:
         ordered = self._ordered(options.top_k)
         count = count_selected(self.fused[ordered], options)
         more = [item for item in ordered[count:] if self._is_near(item, options.include_score)]
-        return [int(item) for item in (*ordered[:count], *more[: max(0, options.top_k - count)])]
+        selected = [int(item) for item in (*ordered[:count], *more[: max(0, options.top_k - count)])]
+        return selected if self.sentences is None else represented(selected, self.sentences, self.allowed)
 
     def following(self, selected: Sequence[int], options: SearchOptions) -> list[int]:
         """What comes after those selected, best first, down to the depth asked for."""

@@ -37,6 +37,9 @@ QUERY_SENTENCES = 12
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*")
+_NEED = re.compile(_SENTENCE.pattern + r"|;\s+|,?\s+and\s+then\s+")
+"""Where one need of a query ends and another may begin."""
+_BULLET = re.compile(r"^(?:[-*+•–]|\d{1,2}[.)])\s+")
 _WORD = re.compile(r"\s+")
 _LETTER = re.compile(r"[^\W_]")
 
@@ -91,9 +94,10 @@ def chunks(text: str, limit: int = CHUNK_LIMIT) -> tuple[str, ...]:
 
 
 def query_texts(query: str) -> list[str]:
-    """A query and its sentences, each once: what is embedded to search for it."""
+    """A query and its sentences, each once and as chunks: what is embedded to search for it, in one batch."""
     query = _clean(query[:QUERY_LIMIT]).strip()
-    sentences = [part.strip() for part in _SENTENCE.split(query) if _LETTER.search(part)]
+    parts = [_BULLET.sub("", part.strip()) for part in _NEED.split(query)]
+    sentences = [chunk for part in parts if _LETTER.search(part) for chunk in chunks(part)]
     return list(dict.fromkeys([query, *sentences[:QUERY_SENTENCES]]))
 
 

@@ -11,10 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.handles import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.context_prompt import ContextPrompt
+from mcp_context_proxy.server.context_resources import ContextResources
 from mcp_context_proxy.server.draining import Drain
 from mcp_context_proxy.server.forwarding import SERVER_INFO
 from mcp_context_proxy.server.own_tools import OwnTools
@@ -47,12 +50,13 @@ class Gateway:
         catalog: Catalog,
         fleet: Fleet,
         contexts: ContextEngine,
+        handles: Handles,
         tool_list: ToolList,
         tool_calls: ToolCalls,
         own_tools: OwnTools,
     ) -> None:
-        resources = Resources(catalog, fleet)
-        prompts = Prompts(catalog, fleet, resources)
+        resources = Resources(catalog, fleet, ContextResources(catalog, contexts, handles))
+        prompts = Prompts(catalog, fleet, resources, ContextPrompt(contexts, handles))
         self._fleet, self._tool_calls, self._own_tools = fleet, tool_calls, own_tools
         self._contexts = contexts
         self.drain = Drain()
@@ -105,7 +109,7 @@ class Gateway:
         if arguments is not None and bytes(arguments)[:1] not in (b"{", b'"', b"n"):
             raise RequestError(INVALID_PARAMS, "the arguments of a tool must be an object")
         name = envelope.text(params.get("name"))
-        if name is not None and name in meta_tools.NAMES:
+        if name is not None and name in meta_tools.RESERVED:
             result = await self._own_tools.call(name, params, caller)
             return era.upward("tools/call", result, caller.era, SERVER_INFO)
         return await self._tool_calls.call(params, caller)

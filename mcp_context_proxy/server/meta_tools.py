@@ -18,7 +18,10 @@ from mcp_context_proxy.wire import envelope
 SEARCH = "search_available_tools"
 CALL = "call_tool"
 SET_CONTEXT = "set_context"
+MANAGE = "manage_context"
 NAMES = frozenset({SEARCH, CALL, SET_CONTEXT})
+RESERVED = NAMES | {MANAGE}
+"""No tool of a server gets one of these, whether it is switched on or not."""
 
 SERVERS_NAMED = 40
 """Servers that a description lists by name."""
@@ -51,12 +54,24 @@ class ContextArguments(msgspec.Struct, forbid_unknown_fields=True):
     context_id: str | None = None
 
 
+class ManageArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of `manage_context`."""
+
+    action: Literal["add", "remove", "list"]
+    type: Literal["tool", "rule", "reference"] | None = None
+    name: str | None = None
+    server: str | None = None
+    context_id: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What the descriptions speak of."""
 
     servers: Sequence[str]
     has_documents: bool
+    manage: bool = False
+    """Whether the model may change its session's context by hand."""
 
 
 def instructions(setup: Setup) -> str:
@@ -70,7 +85,8 @@ def instructions(setup: Setup) -> str:
 
 def definitions(setup: Setup) -> list[Raw]:
     """The definitions of the meta tools, in the order they are listed."""
-    return [envelope.raw(tool) for tool in (_search(setup), _call(), _set_context())]
+    tools = [_search(setup), _call(), _set_context(), *([_manage()] if setup.manage else [])]
+    return [envelope.raw(tool) for tool in tools]
 
 
 def _names(setup: Setup) -> str:
@@ -90,7 +106,7 @@ def _search(setup: Setup) -> dict[str, Any]:
             f"Find tools across all connected servers ({_names(setup)}). Most of their tools are not "
             "listed: search before you conclude that something cannot be done. Say in plain words what you "
             "want to do, one need a sentence; the best matching tools come back with their parameters, ready "
-            "to be called." + documents
+            "to call." + documents
         ),
         "inputSchema": {
             "type": "object",
@@ -100,19 +116,16 @@ def _search(setup: Setup) -> dict[str, Any]:
                     "type": "integer",
                     "minimum": 1,
                     "maximum": 50,
-                    "description": "How many to return; by default about 5",
+                    "description": "How many; by default about 5",
                 },
                 "server": {"type": "string", "description": "Search only this server"},
-                "include_schema": {
-                    "type": "boolean",
-                    "default": True,
-                    "description": "Return the parameters too",
-                },
+                "include_schema": {"type": "boolean", "description": "False: names only"},
                 "kinds": {
                     "type": "array",
                     "items": {"type": "string", "enum": ["tool", "rule", "reference"]},
-                    "description": "What to search for; by default everything",
+                    "description": "By default all",
                 },
+                "context_id": {"type": "string"},
             },
             "required": ["query"],
             "additionalProperties": False,
@@ -135,6 +148,7 @@ def _call() -> dict[str, Any]:
             "properties": {
                 "name": {"type": "string", "description": "The tool's name as the search gives it"},
                 "arguments": {"type": "object", "description": "The tool's arguments"},
+                "context_id": {"type": "string"},
             },
             "required": ["name"],
             "additionalProperties": False,
@@ -148,19 +162,44 @@ def _set_context() -> dict[str, Any]:
         "title": "Set the context",
         "description": (
             "Say what the conversation is about, so that the listed tools fit it. Returns what was selected, "
-            "and a context_id for clients that ask for lists by context."
+            "and a context_id for later calls."
         ),
         "inputSchema": {
             "type": "object",
             "properties": {
-                "query": {"type": "string", "description": "The task at hand, in plain words"},
+                "query": {"type": "string", "description": "The task at hand"},
                 "intent": {"type": "string", "description": "What is to come of it"},
+                "context_id": {"type": "string"},
             },
             "required": ["query"],
             "additionalProperties": False,
         },
         "outputSchema": _found_schema(context_id={"type": "string"}),
         "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    }
+
+
+def _manage() -> dict[str, Any]:
+    return {
+        "name": MANAGE,
+        "title": "Manage the context",
+        "description": (
+            "Add an item to the context of this conversation, remove one, or list what is in it. What is "
+            "added is part of every later request, what is removed of none."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "action": {"type": "string", "enum": ["add", "remove", "list"]},
+                "type": {"type": "string", "enum": ["tool", "rule", "reference"]},
+                "name": {"type": "string"},
+                "server": {"type": "string"},
+                "context_id": {"type": "string"},
+            },
+            "required": ["action"],
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
     }
 
 
@@ -179,13 +218,13 @@ def _found_schema(**more: Any) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "query": {"type": "string"},
-            "fits": {"type": "boolean", "description": "False when nothing matches well"},
+            "fits": {"type": "boolean", "description": "Whether anything matches well"},
             "results": {"type": "array", "items": item},
             "near_misses": {"type": "array", "items": item},
             "method": {"type": "string", "enum": ["hybrid", "lexical"]},
-            "known": {"type": "integer", "description": "How many items were searched"},
+            "known": {"type": "integer", "description": "Items searched"},
             "request_id": {"type": "string"},
-            "indexed": {"type": "object", "description": "While indexing goes on: done of total"},
+            "indexed": {"type": "object", "description": "Done, of total"},
             "note": {"type": "string"},
             **more,
         },

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 import logging
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.handles import Handles
+from mcp_context_proxy.context.handles import Handle, Handles
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.query import handle_of
 from mcp_context_proxy.context.search import OnProgress, Scope
 from mcp_context_proxy.context.selection import Selected
-from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, UnknownItemError
 from mcp_context_proxy.items import Kind
@@ -41,9 +42,10 @@ class OwnTools:
         calls: ToolCalls,
         handles: Handles,
         changes: Changes,
+        manage: bool,
     ) -> None:
         self._fleet, self._contexts, self._calls = fleet, contexts, calls
-        self._handles, self._changes = handles, changes
+        self._handles, self._changes, self._with_manage = handles, changes, manage
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
         """The result of calling the meta tool `name`, not yet fitted to an era."""
@@ -53,6 +55,8 @@ class OwnTools:
                 return await self._search(_arguments(raw, meta_tools.SearchArguments), params, caller)
             if name == meta_tools.SET_CONTEXT:
                 return await self._set_context(_arguments(raw, meta_tools.ContextArguments), params, caller)
+            if name == meta_tools.MANAGE:
+                return await self._manage(_arguments(raw, meta_tools.ManageArguments), params, caller)
             return await self._call(_arguments(raw, meta_tools.CallArguments), params, caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
@@ -69,7 +73,7 @@ class OwnTools:
         number = DomainOverrides(top_n=wanted.top_n)
         selected = await self._contexts.select(
             wanted.query,
-            handle_of(params, self._handles, caller.principal, wanted.context_id) or caller.session,
+            self._handle(wanted.context_id, params, caller) or caller.session,
             Overrides(number, number),
             origin="search",
             scope=Scope(kinds, wanted.server),
@@ -82,9 +86,7 @@ class OwnTools:
         self, wanted: meta_tools.ContextArguments, params: Members, caller: Caller
     ) -> bytes:
         query = wanted.query if wanted.intent is None else f"{wanted.query}\n{wanted.intent}"
-        handle = handle_of(params, self._handles, caller.principal, wanted.context_id)
-        if handle is None:
-            handle = self._handles.create(caller.principal)
+        handle = self._handle(wanted.context_id, params, caller) or self._handles.create(caller.principal)
         selected = await self._contexts.select(
             query, handle, origin="set_context", on_progress=_progress(params, caller)
         )
@@ -92,13 +94,54 @@ class OwnTools:
         self._show(caller.session, selected)
         return self._answer(selected, True, context_id=handle.secret)
 
+    async def _manage(self, wanted: meta_tools.ManageArguments, params: Members, caller: Caller) -> bytes:
+        """Add or remove an item of the caller's session by hand, and say what is in it then."""
+        if not self._with_manage:
+            return failure(f"{meta_tools.MANAGE} is switched off; [context] manage_tool switches it on")
+        session = self._handle(wanted.context_id, params, caller) or caller.session
+        if session is None:
+            session = self._handles.create(caller.principal)
+        if wanted.action != "list":
+            self._change(wanted, session, caller.session)
+        items = await self._contexts.items(session)
+        context_id = {"context_id": session.secret} if isinstance(session, Handle) else {}
+        lines = [f"- {item.type} {item.name} ({item.include_mode})" for item in items]
+        text = "\n".join(["In the context of every request:", *lines] if lines else ["The context is empty."])
+        data = {"items": items, **context_id}
+        return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
+
+    def _change(
+        self, wanted: meta_tools.ManageArguments, session: SessionContext, shown_to: Session | None
+    ) -> None:
+        if wanted.type is None or wanted.name is None:
+            raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
+        change = self._contexts.add if wanted.action == "add" else self._contexts.remove
+        watched = nullcontext() if shown_to is None else self._changes.watching(shown_to)
+        try:
+            with watched:
+                change(session, Kind(wanted.type), wanted.name, wanted.server)
+        except UnknownItemError as error:
+            raise _UnusableArgumentsError(str(error)) from error
+
+    def _handle(self, context_id: str | None, params: Members, caller: Caller) -> Handle | None:
+        """The context that a call names; what a model gave is answered in words that it can act on."""
+        if context_id is None:
+            return handle_of(params, self._handles, caller.principal)
+        handle = self._handles.get(context_id, caller.principal)
+        if handle is None:
+            raise _UnusableArgumentsError(
+                f"unknown or expired context_id; {meta_tools.SET_CONTEXT} gives one"
+            )
+        return handle
+
     async def _call(self, wanted: meta_tools.CallArguments, params: Members, caller: Caller) -> bytes:
-        if wanted.name in meta_tools.NAMES - {meta_tools.CALL}:
+        if wanted.name in meta_tools.RESERVED - {meta_tools.CALL}:
             return await self.call(wanted.name, {**params, "arguments": _or_empty(wanted.arguments)}, caller)
         try:
             tool = await self._calls.resolve(wanted.name)
             sent = {**params, "arguments": _or_empty(wanted.arguments)}
-            return await self._calls.call_tool(tool, sent, caller)
+            session = self._handle(wanted.context_id, params, caller) if wanted.context_id else None
+            return await self._calls.call_tool(tool, sent, caller, session)
         except UnknownItemError as error:
             return failure(f"{error}\n{meta_tools.SEARCH} finds tools by what they do.")
         except (DownstreamError, RequestError) as error:
@@ -118,9 +161,11 @@ class OwnTools:
         }
         if found.near_misses or not found.results:
             data["near_misses"] = [rendering.structured(result, with_schema) for result in found.near_misses]
+        if dropped := selected.context.dropped:
+            data["dropped"] = [{"name": item.name, "tokens": item.tokens} for item in dropped]
         if tools.indexed is not None:
             data["indexed"] = dict(zip(("done", "total"), tools.indexed, strict=True))
-        notes = [note for note in (tools.note, self._missing_servers()) if note]
+        notes = [note for note in (tools.note, _too_dear(selected), self._missing_servers()) if note]
         if notes:
             data["note"] = " ".join(notes)
         text = rendering.answer_text(query, found, notes, with_schema)
@@ -158,6 +203,15 @@ def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
 
 def _or_empty(arguments: Any) -> Raw:
     return Raw(b"{}") if arguments is UNSET or bytes(arguments) == b"null" else arguments
+
+
+def _too_dear(selected: Selected) -> str:
+    """What was found and does not fit into the budget, for the model to know that it is there."""
+    context = selected.context
+    if not context.dropped:
+        return ""
+    named = ", ".join(f"{item.name} ({item.tokens:,} tokens)" for item in context.dropped)
+    return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}."
 
 
 def _progress(params: Members, caller: Caller) -> OnProgress | None:

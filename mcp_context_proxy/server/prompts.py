@@ -11,18 +11,19 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
 from mcp_context_proxy.items import Prompt
-from mcp_context_proxy.server import forwarding
+from mcp_context_proxy.server import context_prompt, forwarding
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.context_prompt import ContextPrompt
 from mcp_context_proxy.server.resources import Resources
-from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 
 
 class Prompts:
     """Answers the ``prompts/*`` methods and ``completion/complete``."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, resources: Resources) -> None:
-        self._catalog, self._fleet, self._resources = catalog, fleet, resources
+    def __init__(self, catalog: Catalog, fleet: Fleet, resources: Resources, own: ContextPrompt) -> None:
+        self._catalog, self._fleet, self._resources, self._own = catalog, fleet, resources, own
 
     async def list(self, params: Members, caller: Caller) -> bytes:
         """The result of ``prompts/list``."""
@@ -30,7 +31,7 @@ class Prompts:
         if envelope.text(params.get("cursor")):
             raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
         prompts = [exposed.prompt_definition(prompt) for prompt in self._catalog.snapshot.prompts.values()]
-        return envelope.encode({"prompts": prompts})
+        return envelope.encode({"prompts": [*prompts, context_prompt.DEFINITION]})
 
     async def get(self, params: Members, caller: Caller) -> bytes:
         """The result of ``prompts/get``.
@@ -38,7 +39,11 @@ class Prompts:
         Raises:
             RequestError: nobody has the prompt, or its server could not be asked.
         """
-        prompt = self._resolve(envelope.text(params.get("name")))
+        name = envelope.text(params.get("name"))
+        if name == context_prompt.NAME:
+            result = await self._own.get(params, caller)
+            return era.upward("prompts/get", result, caller.era, forwarding.SERVER_INFO)
+        prompt = self._resolve(name)
         sent = {**params, "name": envelope.raw(prompt.name)}
         return await self._forward(prompt.server, "prompts/get", sent, caller, f"prompt {prompt.name!r}")
 
@@ -52,6 +57,9 @@ class Prompts:
             reference = envelope.members(params["ref"])
         except (KeyError, msgspec.DecodeError):
             raise RequestError(INVALID_PARAMS, "completion/complete needs a ref") from None
+        if envelope.text(reference.get("name")) == context_prompt.NAME:
+            result = envelope.encode({"completion": {"values": [], "total": 0, "hasMore": False}})
+            return era.upward("completion/complete", result, caller.era, forwarding.SERVER_INFO)
         if envelope.text(reference.get("type")) == "ref/prompt":
             prompt = self._resolve(envelope.text(reference.get("name")))
             server, reference = prompt.server, {**reference, "name": envelope.raw(prompt.name)}

@@ -183,6 +183,11 @@ def structured(result: Result, with_schema: bool) -> Mapping[str, Any]:
     }
 
 
+def shortened(text: str, length: int) -> str:
+    """Text of a server in one line of at most ``length`` characters."""
+    return _cut(_one_line(text), length)
+
+
 def _one_line(text: str) -> str:
     return " ".join(clean(text).split())
 

@@ -15,8 +15,9 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.items import Document, Snapshot
-from mcp_context_proxy.server import forwarding
+from mcp_context_proxy.server import context_resources, forwarding
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.context_resources import ContextResources
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.wire.era import Era
@@ -35,8 +36,8 @@ _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 class Resources:
     """Answers the ``resources/*`` methods."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet) -> None:
-        self._catalog, self._fleet = catalog, fleet
+    def __init__(self, catalog: Catalog, fleet: Fleet, contexts: ContextResources) -> None:
+        self._catalog, self._fleet, self._contexts = catalog, fleet, contexts
 
     async def list(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/list``: ours, then the servers'."""
@@ -45,14 +46,14 @@ class Resources:
         snapshot = self._catalog.snapshot
         own = [_described(document) for document in snapshot.documents.values()]
         foreign = [envelope.members(resource.definition) for resource in snapshot.resources.values()]
-        return envelope.encode({"resources": [*own, *foreign]})
+        return envelope.encode({"resources": [*own, *foreign, *context_resources.LISTED]})
 
     async def templates(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/templates/list``."""
         del caller
         _one_page(params)
         templates = [envelope.members(template.definition) for template in self._catalog.snapshot.templates]
-        return envelope.encode({"resourceTemplates": templates})
+        return envelope.encode({"resourceTemplates": [*templates, context_resources.TEMPLATE]})
 
     async def read(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/read``.
@@ -65,6 +66,10 @@ class Resources:
         if document is not None:
             content = {"uri": uri, "mimeType": "text/markdown", "text": document.text}
             return envelope.encode({"contents": [content]})
+        if uri.startswith(context_resources.SCHEME):
+            read = await self._contexts.read(uri, params, caller)
+            if read is not None:
+                return read
         return await self._forward("resources/read", uri, params, caller)
 
     async def subscribe(self, params: Members, caller: Caller) -> bytes:

@@ -22,7 +22,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.handles import Handles
-from mcp_context_proxy.context.query import Query, query_of
+from mcp_context_proxy.context.query import Query, handle_of, query_of
 from mcp_context_proxy.context.request import SESSION_MODES
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import Session, SessionContext
@@ -216,6 +216,8 @@ class ToolCalls:
         self,
         catalog: Catalog,
         fleet: Fleet,
+        contexts: ContextEngine,
+        handles: Handles,
         caught_up: Callable[[float], Awaitable[None]],
         answered: Counter[str],
     ) -> None:
@@ -224,11 +226,13 @@ class ToolCalls:
         Args:
             catalog: Of everything.
             fleet: The downstream servers.
+            contexts: Told what is called in which session.
+            handles: Of contexts that clients carry themselves.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
             answered: Counts the calls that each server has answered, for whom it is good to know.
         """
         self._catalog, self._fleet, self._caught_up = catalog, fleet, caught_up
-        self._answered = answered
+        self._answered, self._contexts, self._handles = answered, contexts, handles
 
     async def resolve(self, name: str) -> Tool:
         """The tool by its exposed name, or by its own name where only one server has it.
@@ -275,7 +279,9 @@ class ToolCalls:
         except (DownstreamError, UnknownItemError) as error:
             return era.upward("tools/call", failure(str(error)), caller.era, forwarding.SERVER_INFO)
 
-    async def call_tool(self, tool: Tool, params: Members, caller: Caller) -> bytes:
+    async def call_tool(
+        self, tool: Tool, params: Members, caller: Caller, session: SessionContext | None = None
+    ) -> bytes:
         """Call a tool with the params of a ``tools/call``; its result, fitted to the caller's era.
 
         Raises:
@@ -290,7 +296,17 @@ class ToolCalls:
         client = self._fleet.client(tool.server)
         result = await forwarding.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
         self._answered[tool.server] += 1
+        session = session or self._session(params, caller)
+        if session is not None:
+            self._contexts.called(session, tool, result)
         return result
+
+    def _session(self, params: Members, caller: Caller) -> SessionContext | None:
+        """The session of a call; a handle that has gone is not worth failing it."""
+        try:
+            return handle_of(params, self._handles, caller.principal) or caller.session
+        except RequestError:
+            return caller.session
 
 
 def failure(text: str) -> bytes:

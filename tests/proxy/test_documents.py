@@ -35,7 +35,13 @@ async def test_they_are_listed_and_read_beside_the_resources_of_servers(config: 
             await client.request("resources/read", {"uri": "rule://../secrets"})
 
     by_uri = {entry["uri"]: entry for entry in listed}
-    assert list(by_uri) == ["reference://billing", "rule://commits", "note://1"]
+    assert list(by_uri) == [
+        "reference://billing",
+        "rule://commits",
+        "note://1",
+        "context://current",
+        "context://requests",
+    ]
     assert by_uri["rule://commits"]["description"] == "How commits are worded"
     assert by_uri["rule://commits"]["mimeType"] == "text/markdown"
     (content,) = read["contents"]

@@ -296,7 +296,7 @@ async def test_a_prompt_is_had_under_a_prefixed_name(client: RawClient, server: 
     listed = (await client.request("prompts/list"))["prompts"]
     got = await client.request("prompts/get", {"name": f"{server.name}__greet", "arguments": {"who": "you"}})
 
-    assert [entry["name"] for entry in listed] == ["new__greet", "old__greet"]
+    assert [entry["name"] for entry in listed] == ["new__greet", "old__greet", "with_context"]
     received = json.loads(got["messages"][0]["content"]["text"])
     assert (received["name"], received["arguments"]) == ("greet", {"who": "you"})
 

@@ -61,9 +61,10 @@ async def use(client: Client) -> None:
     found = await client.call_tool("search_available_tools", {"query": "create an issue in a project"})
     assert found.structured_content is not None
     assert found.structured_content["results"][0]["name"] == "gitlab__create_issue"
-    assert [str(entry.uri) for entry in (await client.list_resources()).resources] == ["note://1"]
+    resources = [str(entry.uri) for entry in (await client.list_resources()).resources]
+    assert resources == ["note://1", "context://current", "context://requests"]
     assert (await client.read_resource("note://1")).contents
-    assert [entry.name for entry in (await client.list_prompts()).prompts] == ["work__greet"]
+    assert [entry.name for entry in (await client.list_prompts()).prompts] == ["work__greet", "with_context"]
     assert (await client.get_prompt("work__greet", {"who": "you"})).messages
 
 

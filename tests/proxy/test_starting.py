@@ -162,6 +162,11 @@ async def test_resources_and_prompts_that_change_are_announced_too(workshop: Wor
         (updated,) = await client.until(lambda client: client.notified("notifications/resources/updated"))
         assert updated == {"uri": "note://1"}
         listed = (await client.request("resources/list"))["resources"]
-        assert [entry["uri"] for entry in listed] == ["note://1", "note://2"]
+        assert [entry["uri"] for entry in listed] == [
+            "note://1",
+            "note://2",
+            "context://current",
+            "context://requests",
+        ]
         prompts = (await client.request("prompts/list"))["prompts"]
-        assert [entry["name"] for entry in prompts] == ["work__greet", "work__part"]
+        assert [entry["name"] for entry in prompts] == ["work__greet", "work__part", "with_context"]

@@ -1,0 +1,248 @@
+"""What comes into a request context beside what search finds, and what a budget leaves out of it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from anyio import to_thread
+from numpy.typing import NDArray
+from support.proxies import Host
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.context.companions import Companions
+from mcp_context_proxy.context.cost import Costs
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.options import DomainOverrides, Overrides, configured
+from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.request import ContextItem, Mode, RequestContext
+from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.context.session import Session, Sessions
+from mcp_context_proxy.embedding import CachedEmbedder
+from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.items import Kind
+from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.server.own_tools import OwnTools
+from mcp_context_proxy.server.tools import ToolCalls
+from mcp_context_proxy.wire import envelope
+
+pytestmark = pytest.mark.anyio
+
+ONE_TOOL = Overrides(tools=DomainOverrides(top_n=1))
+READ = "read the contents of a file from disk"
+
+
+def by_mode(context: RequestContext, mode: Mode) -> dict[str, ContextItem]:
+    return {item.name: item for item in context.items if item.include_mode is mode}
+
+
+def tools(context: RequestContext) -> list[str]:
+    return [item.name for item in context.of(Kind.TOOL)]
+
+
+async def call(proxy: Proxy, host: Host, name: str, **meta: Any) -> None:
+    assert "isError" not in await host.call(name, {"text": "x"}, **meta)
+
+
+async def test_every_need_of_a_query_finds_a_tool(opened: Any) -> None:
+    overrides = Overrides(tools=DomainOverrides(top_n=2))
+    async with opened() as proxy:
+        queries = ["Read the file and then mail it to Bob", "Read the file.\n- Mail it to Bob\n"]
+        for query in queries:
+            found = tools(await proxy.contexts.build(query, None, overrides))
+            assert set(found) == {"files__read_file", "mail__send_mail"}, query
+
+
+async def test_expansion_is_off_unless_it_is_asked_for(opened: Any) -> None:
+    async with opened() as proxy:
+        context = await proxy.contexts.build(READ, None, ONE_TOOL)
+
+    assert tools(context) == ["files__read_file"]
+
+
+async def test_expansion_brings_what_is_near_and_says_what_brought_it(opened: Any) -> None:
+    context_table = {"expansion_depth": 1, "expansion_top_n": 1, "expansion_threshold": 0.5}
+    async with opened(context=context_table) as proxy:
+        context = await proxy.contexts.build(READ, None, ONE_TOOL)
+
+    (brought,) = by_mode(context, Mode.EXPANSION).values()
+    assert brought.name in {"files__write_file", "files__delete_file"}
+    assert "files__read_file" in brought.why
+    assert brought.score is not None
+    assert brought.score >= 0.5
+
+
+async def test_each_step_of_expansion_starts_from_what_the_one_before_brought(opened: Any) -> None:
+    near = Overrides(tools=ONE_TOOL.tools, expansion_threshold=0.3, expansion_top_n=1, expansion_depth=1)
+    far = Overrides(tools=ONE_TOOL.tools, expansion_threshold=0.3, expansion_top_n=1, expansion_depth=2)
+    async with opened() as proxy:
+        one = by_mode(await proxy.contexts.build(READ, None, near), Mode.EXPANSION)
+        two = by_mode(await proxy.contexts.build(READ, None, far), Mode.EXPANSION)
+
+    assert (len(one), len(two)) == (1, 2)
+    assert next(iter(two)) == next(iter(one))
+    assert not two.keys() & {"files__read_file"}
+
+
+async def test_nothing_below_the_threshold_is_brought(opened: Any) -> None:
+    overrides = Overrides(tools=ONE_TOOL.tools, expansion_depth=3, expansion_threshold=0.99)
+    async with opened() as proxy:
+        context = await proxy.contexts.build(READ, None, overrides)
+
+    assert not by_mode(context, Mode.EXPANSION)
+
+
+async def test_what_is_manual_or_was_removed_is_never_brought(opened: Any) -> None:
+    everything = Overrides(
+        tools=ONE_TOOL.tools, expansion_depth=5, expansion_threshold=0.0, expansion_top_n=50
+    )
+    async with opened(context={"expansion_rules": {"read_inbox": ["wipe_inbox"]}}) as proxy:
+        session = Session()
+        proxy.contexts.remove(session, Kind.TOOL, "mail__send_mail")
+        context = await proxy.contexts.build("read the email messages in the inbox", session, everything)
+
+    assert {"files__read_file", "mail__read_inbox"} <= set(tools(context))
+    assert not {"mail__wipe_inbox", "mail__send_mail"} & set(tools(context))
+
+
+async def test_a_rule_of_expansion_brings_what_it_names(opened: Any) -> None:
+    rules = {"read_file": ["write_file", "search_code"], "other__forecast": ["company"]}
+    async with opened(context={"expansion_rules": rules}) as proxy:
+        context = await proxy.contexts.build(READ, None, ONE_TOOL)
+        found = await Host(proxy, "modern").call("search_available_tools", {"query": READ, "top_n": 1})
+
+    brought = by_mode(context, Mode.EXPANSION)
+    assert set(brought) == {"files__write_file", "other__search_code"}
+    assert brought["other__search_code"].why == "comes with files__read_file"
+    names = [result["name"] for result in found["structuredContent"]["results"]]
+    assert set(names) >= {"files__read_file", "files__write_file", "other__search_code"}
+
+
+async def test_tools_that_were_used_stay_selected_for_three_requests(opened: Any) -> None:
+    async with opened() as proxy:
+        host = Host(proxy, "handshake")
+        assert host.session is not None
+        await proxy.contexts.build(READ, host.session, ONE_TOOL)
+        await call(proxy, host, "other__translate")
+
+        retained = [
+            "other__translate"
+            in by_mode(await proxy.contexts.build(READ, host.session, ONE_TOOL), Mode.RETAINED)
+            for _ in range(4)
+        ]
+
+    assert retained == [True, True, True, False]
+
+
+async def test_a_modern_call_belongs_to_the_context_it_names(opened: Any) -> None:
+    async with opened() as proxy:
+        host = Host(proxy, "modern")
+        made = (await host.call("set_context", {"query": READ}))["structuredContent"]["context_id"]
+        await host.call(
+            "call_tool", {"name": "other__translate", "arguments": {"text": "x"}, "context_id": made}
+        )
+        await call(proxy, host, "other__play_song", **{"io.github.mcp-context-proxy/context": made})
+        found = await host.call("search_available_tools", {"query": READ, "top_n": 1, "context_id": made})
+
+        context = await proxy.contexts.request(found["structuredContent"]["request_id"])
+        assert context is not None
+        assert set(by_mode(context, Mode.RETAINED)) == {"other__translate", "other__play_song"}
+
+
+async def test_the_answer_of_a_call_may_suggest_what_is_selected_next_where_that_is_on(opened: Any) -> None:
+    spoken = {"text": "Forecast of the weather for the city of Utrecht: rain"}
+    for on in (False, True):
+        table = {"expand_results": on, "expansion_threshold": 0.4, "expansion_top_n": 1}
+        async with opened(context=table) as proxy:
+            host = Host(proxy, "handshake")
+            await host.call("other__translate", spoken)
+            context = await proxy.contexts.build(READ, host.session, ONE_TOOL)
+
+        assert ("other__forecast" in by_mode(context, Mode.EXPANSION)) is on
+
+
+async def test_what_was_asked_before_pulls_the_next_query_where_that_is_on(opened: Any) -> None:
+    async with opened() as proxy:
+        session = Session()
+        await proxy.contexts.build("the weather forecast for a city", session)
+        overrides = [Overrides(tools=ONE_TOOL.tools, history=history) for history in (0, 3)]
+        vague = "what about tomorrow?"
+        scores = []
+        for one in overrides:
+            session.requests, session.history = 0, type(session.history)(["the weather forecast for a city"])
+            context = await proxy.contexts.build(vague, session, one)
+            listed = (*context.items, *context.near_misses)
+            scores.append(next(item.score or 0 for item in listed if item.name == "other__forecast"))
+
+    assert scores[1] > scores[0] + 0.1
+
+
+async def test_what_does_not_fit_into_the_budget_is_named_with_what_it_costs(opened: Any) -> None:
+    async with opened() as proxy:
+        whole = await proxy.contexts.build(READ)
+        first = whole.of(Kind.TOOL)[0]
+        kept = sum(item.tokens for item in whole.items if item.include_mode is Mode.ALWAYS)
+        budget = Overrides(max_tokens=kept + first.tokens)
+        context = await proxy.contexts.build(READ, None, budget)
+        session = Session(overrides=budget)
+        host = Host(proxy, "handshake")
+        host.session = session
+        answer = await host.call("search_available_tools", {"query": READ})
+
+    assert tools(context) == [first.name]
+    assert context.tokens <= kept + first.tokens
+    dropped = {item.name for item in context.dropped}
+    assert dropped == {item.name for item in whole.items} - {item.name for item in context.items}
+    assert all(name in answer["content"][0]["text"] for name in dropped)
+    assert {one["name"] for one in answer["structuredContent"]["dropped"]} == dropped
+
+
+async def test_what_the_session_has_is_never_dropped(opened: Any) -> None:
+    async with opened() as proxy:
+        context = await proxy.contexts.build(READ, None, Overrides(max_tokens=1))
+
+    assert {item.name for item in context.items} == {"tone", "company"}
+    assert context.dropped
+
+
+class Failing:
+    """An embedder that fails in a way nobody has foreseen."""
+
+    def embed(self, texts: Sequence[str], on_progress: object = None) -> NDArray[np.float32]:
+        raise RuntimeError("the model is on fire")
+
+
+async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(opened: Any) -> None:
+    async with opened() as proxy:
+        engine = Engine(CachedEmbedder(proxy.model, proxy.store.vectors), Failing())
+        await to_thread.run_sync(engine.index, proxy.catalog.snapshot)
+        contexts = ContextEngine(
+            proxy.catalog,
+            Searcher(engine, proxy.config, proxy.caught_up),
+            Sessions(),
+            RequestRecords(proxy.config.limits),
+            configured(proxy.config),
+            Costs(TokenCounter()),
+            Companions(proxy.expander, {}),
+        )
+        calls = ToolCalls(proxy.catalog, proxy.fleet, contexts, proxy.handles, proxy.caught_up)
+        own_tools = OwnTools(proxy.fleet, contexts, calls, proxy.handles, proxy.changes, False)
+        host = Host(proxy, "handshake")
+        assert host.session is not None
+        contexts.add(host.session, Kind.TOOL, "mail__wipe_inbox")
+        arguments = envelope.raw({"query": READ})
+
+        answer = json.loads(await own_tools.call("search_available_tools", {"arguments": arguments}, host))
+
+        (context,) = await contexts.requests(host.session.id)
+
+    assert context.failure == "RuntimeError: the model is on fire"
+    assert {item.name for item in context.items} == {"tone", "company", "mail__wipe_inbox"}
+    assert "isError" not in answer
+    assert {one["name"] for one in answer["structuredContent"]["results"]} == {
+        "tone",
+        "company",
+        "mail__wipe_inbox",
+    }
+    assert "on fire" in answer["content"][0]["text"]
