@@ -33,8 +33,8 @@ MATCH = 0.3
 """Cosine from which a sentence has a real match: "mail it to Bob" has 0.31 with a tool that sends email."""
 
 SHARE_OF_MATCH = 0.7
-"""Of the cosine of a sentence's best match, from which another item stands for the sentence as well. With less
-or more of both, recall and complete@5 on sets of several needs stay within 0.4 points."""
+"""Of the cosine of a sentence's best match: an item that has as much stands for the sentence as well. With
+less or more of both, recall and complete@5 on sets of several needs stay within 0.4 points."""
 
 STEP = np.float32(10**-DECIMALS)
 """By which a raised score stays below the one above it."""
@@ -82,20 +82,17 @@ def represented(
         sentences: [sentences, items]: the cosine of each with each.
         allowed: Which items may be selected.
     """
-    near = np.where(allowed, sentences, -np.inf)
-    missing = dict.fromkeys(
-        int(cosines.argmax())
-        for cosines in near
-        if (best := cosines.max(initial=-np.inf)) >= MATCH
-        and not (cosines[list(selected)] >= SHARE_OF_MATCH * best).any()
-    )
-    kept = list(selected)
-    needed = {int(near[at, list(selected)].argmax()) for at in range(len(near))} if kept else set()
-    for place in reversed(range(len(selected))):
-        if len(kept) + len(missing) <= len(selected):
-            break
-        if place not in needed:
-            del kept[place]
+    kept, missing, needed = list(selected), list[int](), set[int]()
+    for cosines in np.where(allowed, sentences, -np.inf):
+        best = int(cosines.argmax())
+        standing = int(cosines[kept].argmax()) if kept else None
+        if standing is not None and cosines[kept[standing]] >= SHARE_OF_MATCH * cosines[best]:
+            needed.add(standing)
+        elif cosines[best] >= MATCH and best not in missing:
+            missing.append(best)
+    spare = [place for place in reversed(range(len(kept))) if place not in needed]
+    for place in spare[: len(missing)]:
+        del kept[place]
     return [*kept, *missing]
 
 
