@@ -111,6 +111,7 @@ class Proxy:
         sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
         self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
         self.records = RequestRecords(config.limits, kept)
+        self.companions = Companions(self.expander, config.context.expansion_rules)
         self.contexts = ContextEngine(
             self.catalog,
             self.searcher,
@@ -118,7 +119,7 @@ class Proxy:
             self.records,
             configured(config),
             Costs(TokenCounter()),
-            Companions(self.expander, config.context.expansion_rules),
+            self.companions,
         )
         self.tool_list = ToolList(
             config.expose,
@@ -129,10 +130,10 @@ class Proxy:
             meta_tools.definitions(self.setup),
         )
         self.changes = Changes(self.catalog, self.tool_list)
-        calls = ToolCalls(
-            self.catalog, self.fleet, self.contexts, self.handles, self.caught_up, answered
+        calls = ToolCalls(self.catalog, self.fleet, self.contexts, self.handles, self.caught_up, answered)
+        own_tools = OwnTools(
+            self.fleet, self.contexts, calls, self.handles, self.changes, lambda: self.setup.manage
         )
-        own_tools = OwnTools(self.fleet, self.contexts, calls, self.handles, self.changes, self.setup.manage)
         self.gateway = Gateway(
             self.catalog, self.fleet, self.contexts, self.handles, self.tool_list, calls, own_tools
         )
@@ -171,6 +172,7 @@ class Proxy:
         self.tool_list.configure(config.expose, meta_tools.definitions(self.setup))
         self.searcher.configure(config)
         self.contexts.configure(configured(config))
+        self.companions.configure(config.context.expansion_rules)
         if (config.documents, config.limits) != (before.documents, before.limits):
             self.library.configure(_folders(config.documents), config.limits)
             await anyio.to_thread.run_sync(self.library.reload)
@@ -288,7 +290,7 @@ def _folders(entries: Iterable[DocumentsConfig]) -> list[DocumentFolder]:
 
 def _setup(config: Config) -> meta_tools.Setup:
     servers = tuple(name for name, server in config.servers.items() if server.enabled)
-    return meta_tools.Setup(servers, bool(config.documents))
+    return meta_tools.Setup(servers, bool(config.documents), config.context.manage_tool)
 
 
 async def serve(config: Config, front: Front, load_again: Load) -> None:

@@ -16,6 +16,9 @@ from mcp_context_proxy.errors import ContextProxyError
 COMMANDS = {
     "serve": "Serve hosts over stdio, or over HTTP with --http. The default command.",
     "search": "Search the tools behind the proxy.",
+    "context": "Print the rules, references and tools for a query, ready for a conversation.",
+    "explain": "Tell why a tool is chosen for a query or not.",
+    "requests": "Show what was chosen for earlier requests, how and why.",
     "tools": "List every tool behind the proxy, under the name hosts see.",
     "servers": "Show the configured servers and how they are doing.",
     "check": "Check the configuration and start every server once; say what is wrong and how to mend it.",

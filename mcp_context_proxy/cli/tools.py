@@ -16,7 +16,7 @@ from mcp_context_proxy.cli.running import run
 from mcp_context_proxy.cli.server_facts import failure
 from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.items import Tool
+from mcp_context_proxy.items import Kind, Tool
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -25,9 +25,17 @@ if TYPE_CHECKING:
 @click.command("tools")
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, with full definitions.")
+@click.option("--related", metavar="NAME", help="Only what is near in meaning to this tool.")
 @click.pass_context
-def command(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
+def command(ctx: click.Context, config_path: Path | None, as_json: bool, related: str | None) -> None:
     """List every tool behind the proxy, under the name hosts see. Tokens are estimates."""
+    if related is not None:
+        near = run(_related, load_config(ctx, config_path), related)
+        if as_json:
+            echo_json({"name": related, "related": near})
+        else:
+            _show_related(results(), related, near)
+        return
     data = run(_collect, load_config(ctx, config_path))
     if as_json:
         echo_json(data)
@@ -45,6 +53,26 @@ async def _collect(config: Config) -> dict[str, Any]:
         for name, cause in failed.items():
             console.say(Text(f"server {name} has failed, its tools are unknown: {cause}", style="yellow"))
         return {**_data(proxy), "failed": [{"server": name, "cause": failed[name]} for name in failed]}
+
+
+async def _related(config: Config, name: str) -> list[dict[str, Any]]:
+    from mcp_context_proxy import app
+
+    console = messages()
+    async with app.open_proxy(config) as proxy:
+        await progress.settle(proxy, console)
+        await progress.index(proxy, console)
+        return [
+            {"type": item.type, "name": item.name, "server": item.server, "cosine": item.score}
+            for item in await proxy.contexts.related(Kind.TOOL, name)
+        ]
+
+
+def _show_related(console: Terminal, name: str, related: list[dict[str, Any]]) -> None:
+    if not related:
+        console.say(f"Nothing is near to {name}.")
+    rows = [(f"{one['cosine']:.2f}", str(one["type"]), Text(one["name"], style="cyan")) for one in related]
+    console.columns(rows, indent=2, right=(0,))
 
 
 def _data(proxy: Proxy) -> dict[str, Any]:

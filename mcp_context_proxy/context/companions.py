@@ -16,6 +16,9 @@ from mcp_context_proxy.items import IncludeMode, Item, Snapshot, Tool
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.ranking import Result
 
+RELATED_COSINE = 0.5
+"""From which items are called related: they speak of the same thing, or do the same to another."""
+
 RULE_SCORE = 1.0
 """Of what a rule of expansion brings: somebody has said that it belongs there."""
 
@@ -46,6 +49,14 @@ class Companions:
             rules: Names of items, each with the names of those that come with it.
         """
         self._expander, self._rules = expander, rules
+
+    def configure(self, rules: Mapping[str, Sequence[str]]) -> None:
+        """Follow these rules from now on."""
+        self._rules = rules
+
+    def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[Companion]:
+        """What is near to an item, nearest first."""
+        return [_near(one) for one in self._expander.related(item, snapshot, RELATED_COSINE, limit)]
 
     def of(
         self,

@@ -13,6 +13,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context import answers, session_items
 from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
+from mcp_context_proxy.context.explanation import Explanation, explain
 from mcp_context_proxy.context.options import NO_OVERRIDES, ContextOptions, Overrides, overridden
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.request import ContextItem, Draft, Origin, RequestContext
@@ -20,6 +21,9 @@ from mcp_context_proxy.context.search import EVERYTHING, OnProgress, Scope, Sear
 from mcp_context_proxy.context.selection import Request, Selected, Selection
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
 from mcp_context_proxy.items import Kind, Tool
+
+RELATED = 20
+"""Items that are named as near to one: a screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,42 @@ class ContextEngine:
         if remember:
             self._remember(selected.context, session)
         return selected
+
+    async def explain(
+        self,
+        query: str,
+        kind: Kind,
+        name: str,
+        server: str | None = None,
+        session: SessionContext | None = None,
+        overrides: Overrides = NO_OVERRIDES,
+    ) -> Explanation:
+        """Why an item is in the context of a query or is not; nothing is remembered.
+
+        Raises:
+            UnknownItemError: there is no such item.
+        """
+        selected = await self.select(query, session, overrides, remember=False)
+        context, snapshot = selected.context, selected.snapshot
+        item = session_items.resolve(snapshot, kind, name, server)
+
+        def explained() -> Explanation:
+            ranking = self._searcher.rank(query, kind, snapshot, context.options)
+            return explain(item, context, ranking, self._costs.of(item))
+
+        return await self._searcher.off_loop(explained)
+
+    async def related(
+        self, kind: Kind, name: str, server: str | None = None, limit: int = RELATED
+    ) -> list[ContextItem]:
+        """What is near in meaning to an item, nearest first.
+
+        Raises:
+            UnknownItemError: there is no such item.
+        """
+        snapshot = await self._searcher.ready(self._catalog)
+        item = session_items.resolve(snapshot, kind, name, server)
+        return await self._searcher.off_loop(partial(self._selection.related, item, snapshot, limit))
 
     async def current(
         self, query: str | None, session: SessionContext | None, kinds: frozenset[Kind]

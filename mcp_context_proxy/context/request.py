@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from mcp_context_proxy.context.options import ContextOptions
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import JSON, Kind
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +146,11 @@ class Draft:
             note=self.note,
             seconds=time.perf_counter() - self.began,
         )
+
+
+def as_data(context: RequestContext) -> dict[str, JSON]:
+    """As JSON has it, with its tokens in all."""
+    return {**msgspec.to_builtins(context), "tokens": context.tokens}
 
 
 def encoded(context: RequestContext) -> bytes:

@@ -247,6 +247,15 @@ class Searcher:
             snapshot=snapshot,
         )
 
+    def rank(self, query: str, kind: Kind, snapshot: Snapshot, options: ContextOptions) -> Ranking:
+        """Everything of a kind's domain that has anything in common with a query. Blocks."""
+        kinds = TOOL_ONLY if kind is Kind.TOOL else DOCUMENT_KINDS
+        wanted = tool_search(options.tools) if kind is Kind.TOOL else document_search(options.documents)
+        everything = len(snapshot.tools) + len(snapshot.documents)
+        return self._engine.search(
+            query, snapshot, Filters(None, kinds), replace(wanted, depth=everything), wait=False
+        )
+
     async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
         """Index a snapshot ahead of the first search, to the end."""
         indexed = partial(self._engine.index, snapshot, _from_thread(on_progress), _stopped)

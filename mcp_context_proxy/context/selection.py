@@ -88,6 +88,10 @@ class Selection:
         for item, mode in session_items(snapshot, session):
             yield self._context_item(item, mode, None, WHY[mode])
 
+    def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[ContextItem]:
+        """What is near to an item, nearest first."""
+        return [self._companion(one) for one in self._companions.related(item, snapshot, limit)]
+
     def _found(self, request: Request, snapshot: Snapshot, draft: Draft) -> Found | None:
         try:
             return self._searcher.find(

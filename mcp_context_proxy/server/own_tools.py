@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -42,7 +43,7 @@ class OwnTools:
         calls: ToolCalls,
         handles: Handles,
         changes: Changes,
-        manage: bool,
+        manage: Callable[[], bool],
     ) -> None:
         self._fleet, self._contexts, self._calls = fleet, contexts, calls
         self._handles, self._changes, self._with_manage = handles, changes, manage
@@ -96,7 +97,7 @@ class OwnTools:
 
     async def _manage(self, wanted: meta_tools.ManageArguments, params: Members, caller: Caller) -> bytes:
         """Add or remove an item of the caller's session by hand, and say what is in it then."""
-        if not self._with_manage:
+        if not self._with_manage():
             return failure(f"{meta_tools.MANAGE} is switched off; [context] manage_tool switches it on")
         session = self._handle(wanted.context_id, params, caller) or caller.session
         if session is None:

@@ -219,7 +219,7 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
         await to_thread.run_sync(engine.index, proxy.catalog.snapshot)
         contexts = ContextEngine(
             proxy.catalog,
-            Searcher(engine, proxy.config, proxy.caught_up),
+            Searcher(engine, proxy.config, proxy.caught_up, proxy.model.get),
             Sessions(),
             RequestRecords(proxy.config.limits),
             configured(proxy.config),
