@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context import answers, session_items
 from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
@@ -17,7 +16,7 @@ from mcp_context_proxy.context.explanation import Explanation, explain
 from mcp_context_proxy.context.options import NO_OVERRIDES, ContextOptions, Overrides, overridden
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.request import ContextItem, Draft, Origin, RequestContext
-from mcp_context_proxy.context.search import EVERYTHING, OnProgress, Scope, Searcher
+from mcp_context_proxy.context.search import EVERYTHING, OnProgress, Scope, Searcher, Snapshots
 from mcp_context_proxy.context.selection import Request, Selected, Selection
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
 from mcp_context_proxy.items import Kind, Tool
@@ -48,7 +47,7 @@ class ContextEngine:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: Snapshots,
         searcher: Searcher,
         sessions: Sessions,
         records: RequestRecords,

@@ -96,4 +96,5 @@ def _why_not(item: Item, context: RequestContext, ranking: Ranking, place: int |
     if place is None:
         return "it has nothing in common with the query"
     last = ranking.results[-1].score if ranking.results else 0.0
-    return f"{len(ranking.results)} others rank higher; the last of them scores {last:.2f}"
+    higher = "another ranks" if len(ranking.results) == 1 else f"{len(ranking.results)} others rank"
+    return f"{higher} higher; the last one that was chosen scores {last:.2f}"

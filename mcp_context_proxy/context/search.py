@@ -11,14 +11,13 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.from_thread import check_cancelled
 from anyio.from_thread import run_sync as on_loop
 
-from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.options import ContextOptions, DomainOptions, configured
 from mcp_context_proxy.context.session import ItemKey
@@ -45,6 +44,15 @@ T = TypeVar("T")
 
 OnProgress = Callable[[int, int], None]
 """Takes how many texts are indexed, of how many. Called on the event loop; must not block."""
+
+
+class Snapshots(Protocol):
+    """Whatever has a catalog of the moment."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Everything there is now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +201,11 @@ class Searcher:
                 self._listeners.remove(listener)
 
     async def search(
-        self, query: str, catalog: Catalog, options: ContextOptions | None = None, scope: Scope | None = None
+        self,
+        query: str,
+        catalog: Snapshots,
+        options: ContextOptions | None = None,
+        scope: Scope | None = None,
     ) -> Found:
         """Search what the catalog holds; see `ready` and `find`."""
         snapshot = await self.ready(catalog)
@@ -201,7 +213,7 @@ class Searcher:
             partial(self.find, query, snapshot, options or self._options, scope or EVERYTHING)
         )
 
-    async def ready(self, catalog: Catalog, on_progress: OnProgress | None = None) -> Snapshot:
+    async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
         """What to search: servers that are still starting, and indexing, are waited for a moment."""
         self._begun.set()
         until = anyio.current_time() + self._patience

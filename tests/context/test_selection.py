@@ -1,6 +1,7 @@
 """What comes into a request context beside what search finds, and what a budget leaves out of it."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -226,7 +227,7 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             Costs(TokenCounter()),
             Companions(proxy.expander, {}),
         )
-        calls = ToolCalls(proxy.catalog, proxy.fleet, contexts, proxy.handles, proxy.caught_up)
+        calls = ToolCalls(proxy.catalog, proxy.fleet, contexts, proxy.handles, proxy.caught_up, Counter())
         own_tools = OwnTools(proxy.fleet, contexts, calls, proxy.handles, proxy.changes, False)
         host = Host(proxy, "handshake")
         assert host.session is not None

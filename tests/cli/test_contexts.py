@@ -1,0 +1,142 @@
+"""``context``, ``requests``, ``explain`` and ``tools --related``: what is chosen, how and why."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.servers import Workshop, tool
+
+from .conftest import PATIENCE, Run
+
+QUERY = "will it rain in Paris"
+
+
+@pytest.fixture
+def config(workshop: Workshop) -> Path:
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "tone.md").write_text("---\ninclude: always\npriority: 1\n---\nBe polite.\n", encoding="utf-8")
+    (rules / "rain.md").write_text("---\npriority: 900\n---\nTell the chance of rain.\n", encoding="utf-8")
+    workshop.server(
+        "weather",
+        tools=[
+            tool("forecast", "Forecast of the weather for a city: rain, wind"),
+            tool("warnings", "Warnings about bad weather for a city: storm, flood"),
+            tool("reset", "Forget all forecasts of the weather"),
+        ],
+        settings={"tools": {"reset": {"include": "manual"}}},
+    )
+    workshop.server("music", tools=[tool("play", "Play a song"), tool("stop", "Stop the music")])
+    store = {"path": str(workshop.folder / "store.sqlite3")}
+    return workshop.config(store=store, documents=[{"kind": "rule", "path": str(rules)}])
+
+
+def test_context_prints_what_can_go_straight_into_a_conversation(run: Run, config: Path) -> None:
+    done = run("context", QUERY, "--config", config)
+
+    assert done.returncode == 0
+    text = done.stdout
+    assert text.index("Rule: rain\n\nTell the chance of rain.") < text.index("Rule: tone\n\nBe polite.")
+    assert "- weather__forecast(text?: string): Forecast of the weather" in text
+
+
+def test_context_reads_the_query_a_hook_pipes_into_it(environment: dict[str, str], config: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mcp_context_proxy", "context", "-", "--json", "--config", str(config)],
+        env=environment,
+        input=f"{QUERY}\n",
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE,
+        check=True,
+    )
+
+    context = json.loads(done.stdout)
+    assert context["query"].strip() == QUERY
+    found = {item["name"]: item["include_mode"] for item in context["items"]}
+    assert (found["tone"], found["weather__forecast"]) == ("always", "agent")
+    assert context["tokens"] == sum(item["tokens"] for item in context["items"])
+
+
+def test_context_names_what_is_too_dear(run: Run, config: Path) -> None:
+    done = run("context", QUERY, "--max-tokens", "5", "--config", config)
+
+    assert "Be polite" in done.stdout
+    assert "do not fit into 5 tokens: " in done.stdout
+    assert "weather__forecast (" in done.stdout
+
+
+def test_an_empty_query_is_refused(run: Run, config: Path) -> None:
+    assert run("context", "  ", "--config", config).returncode == 2
+    assert run("explain", "", "weather__forecast", "--config", config).returncode == 2
+
+
+def test_requests_lists_what_was_asked_and_tells_of_one_how_and_why(run: Run, config: Path) -> None:
+    run("context", QUERY, "--config", config)
+    run("context", "play a song", "--config", config)
+
+    listed = run("requests", "--config", config, COLUMNS="200").stdout.splitlines()
+    newest, oldest = json.loads(run("requests", "--json", "--config", config).stdout)["requests"]
+    one = run("requests", oldest["id"], "--config", config, COLUMNS="200").stdout
+
+    assert [line.split()[0] for line in listed] == [newest["id"], oldest["id"]]
+    assert (newest["query"], oldest["query"]) == ("play a song", QUERY)
+    (forecast,) = [line for line in one.splitlines() if "weather__forecast" in line]
+    assert forecast.split()[1:4] == ["agent", "tool", "weather__forecast"]
+    assert "mentions" in forecast
+    assert json.loads(run("requests", oldest["id"], "--json", "--config", config).stdout) == oldest
+
+
+def test_a_request_that_is_not_known_is_an_error(run: Run, config: Path) -> None:
+    done = run("requests", "0123", "--config", config)
+
+    assert done.returncode == 1
+    assert "'0123'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        pytest.param("weather__forecast", (), "is chosen: ", id="chosen"),
+        pytest.param("reset", (), "is not chosen: it is manual", id="manual"),
+        pytest.param("stop", (), "is not chosen: ", id="not near"),
+        pytest.param("tone", ("--kind", "rule"), "is chosen: in every session", id="always"),
+    ],
+)
+def test_explain_says_why(run: Run, config: Path, name: str, options: tuple[str, ...], told: str) -> None:
+    with config.open("a", encoding="utf-8") as file:
+        file.write("\n[search]\ntop_n = 1\n")
+    done = run("explain", QUERY, name, *options, "--config", config)
+
+    assert done.returncode == 0
+    assert told in done.stdout
+
+
+def test_explain_has_every_part_of_the_score_and_the_rank(run: Run, config: Path) -> None:
+    done = run("explain", QUERY, "forecast", "--server", "weather", "--json", "--config", config)
+
+    data = json.loads(done.stdout)
+    assert (data["rank"], data["selected"], data["include"]) == (1, "agent", "agent")
+    score = data["score"]
+    assert score["total"] == pytest.approx(
+        score["cosine"] + 0.025 * score["lexical"] + score["need"], abs=1e-4
+    )
+    assert {term["term"] for term in score["terms"]} == {"rain"}
+
+
+def test_explain_knows_no_tool_by_a_wrong_name(run: Run, config: Path) -> None:
+    done = run("explain", QUERY, "weather__forcast", "--config", config)
+
+    assert done.returncode == 1
+    assert "weather__forecast" in done.stderr
+
+
+def test_related_tools_come_nearest_first(run: Run, config: Path) -> None:
+    done = run("tools", "--related", "forecast", "--json", "--config", config)
+
+    related = json.loads(done.stdout)["related"]
+    assert related[0]["name"] == "weather__warnings"
+    assert [one["cosine"] for one in related] == sorted((one["cosine"] for one in related), reverse=True)
+    assert "music__play" not in [one["name"] for one in related]

@@ -1,0 +1,228 @@
+"""Contexts over MCP: handles, ``context://`` resources, the prompt, and ``manage_context``."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import pytest
+from support.proxies import Host, inside
+from support.raw_client import OWN, RpcError
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+
+pytestmark = pytest.mark.anyio
+
+QUERY = "record my changes in git"
+
+
+@pytest.fixture(scope="module")
+async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:
+    workshop = Workshop(tmp_path_factory.mktemp("contexts"))
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    for name, front, text in (
+        ("tone", "include: always\npriority: 10", "Be polite."),
+        ("commits", "priority: 800", "Commit messages in git say why."),
+        ("secret", "include: manual", "Only by hand."),
+    ):
+        (rules / f"{name}.md").write_text(f"---\n{front}\n---\n{text}\n", encoding="utf-8")
+    workshop.server(
+        "work",
+        tools=[tool("commit", "Record staged changes in a git repository"), tool("clock", "Tell the time")],
+    )
+    config = workshop.config(
+        documents=[{"kind": "rule", "path": str(rules)}],
+        expose={"list_all_below": 0},
+        context={"manage_tool": True},
+    )
+    async with inside(config, patience=None) as opened:
+        yield opened
+
+
+async def made(host: Host, query: str = QUERY) -> str:
+    answer = await host.call("set_context", {"query": query})
+    return str(answer["structuredContent"]["context_id"])
+
+
+async def read(host: Host, uri: str, **meta: Any) -> str:
+    (content,) = (await host.request("resources/read", {"uri": uri}, **meta))["contents"]
+    assert content["uri"] == uri
+    return str(content["text"])
+
+
+async def test_a_context_id_is_good_as_an_argument_and_in_meta(proxy: Proxy) -> None:
+    host = Host(proxy, "modern")
+    context_id = await made(host)
+
+    await host.call("search_available_tools", {"query": "one", "context_id": context_id})
+    await host.call("search_available_tools", {"query": "two"}, **{OWN + "context": context_id})
+    again = await host.call("set_context", {"query": "three", "context_id": context_id})
+
+    assert again["structuredContent"]["context_id"] == context_id
+    requests = json.loads(await read(host, "context://requests", **{OWN + "context": context_id}))
+    assert [one["query"] for one in requests] == ["three", "two", "one", QUERY]
+
+
+async def test_nobody_else_can_use_a_context_id(proxy: Proxy) -> None:
+    context_id = await made(Host(proxy, "modern", principal="alice"))
+    mallory = Host(proxy, "modern", principal="mallory")
+
+    refused = await mallory.call("search_available_tools", {"query": "x", "context_id": context_id})
+    with pytest.raises(RpcError, match="context"):
+        await mallory.names(**{OWN + "context": context_id})
+
+    assert refused["isError"] is True
+    assert "set_context" in refused["content"][0]["text"]
+
+
+async def test_requests_of_a_modern_client_share_nothing_unless_they_name_a_context(proxy: Proxy) -> None:
+    """No state is keyed to a modern connection."""
+    host = Host(proxy, "modern")
+    found = await host.call("search_available_tools", {"query": QUERY})
+
+    context = await proxy.contexts.request(found["structuredContent"]["request_id"])
+
+    assert context is not None
+    assert context.session is None
+    assert "work__commit" not in await host.names()
+
+
+async def test_the_current_context_is_that_of_the_latest_query_the_highest_priority_first(
+    proxy: Proxy, era: str
+) -> None:
+    host = Host(proxy, era)
+    meta = {OWN + "context": await made(host)} if era == "modern" else {}
+    if era == "handshake":
+        await host.call("search_available_tools", {"query": QUERY})
+
+    text = await read(host, "context://current", **meta)
+
+    assert text == "Rule: commits\n\nCommit messages in git say why.\n\nRule: tone\n\nBe polite."
+
+
+async def test_without_a_query_the_current_context_is_what_every_session_has(proxy: Proxy, era: str) -> None:
+    assert await read(Host(proxy, era), "context://current") == "Rule: tone\n\nBe polite."
+
+
+async def test_the_query_of_the_request_itself_comes_first(proxy: Proxy, era: str) -> None:
+    text = await read(Host(proxy, era), "context://current", **{OWN + "query": QUERY})
+
+    assert text.startswith("Rule: commits")
+
+
+async def test_a_request_context_is_read_by_the_id_that_the_search_gave(proxy: Proxy, era: str) -> None:
+    host = Host(proxy, era)
+    found = (await host.call("search_available_tools", {"query": QUERY}))["structuredContent"]
+
+    context = json.loads(await read(host, f"context://requests/{found['request_id']}"))
+
+    assert (context["id"], context["query"]) == (found["request_id"], QUERY)
+    assert {"tone", "commits", "work__commit"} <= {item["name"] for item in context["items"]}
+    assert "Commit messages in git" not in json.dumps(context)
+
+
+async def test_an_unknown_request_is_an_unknown_resource(proxy: Proxy, era: str) -> None:
+    with pytest.raises(RpcError, match="context://requests/0123"):
+        await Host(proxy, era).request("resources/read", {"uri": "context://requests/0123"})
+
+
+async def test_the_template_and_the_prompt_are_listed(proxy: Proxy, era: str) -> None:
+    host = Host(proxy, era)
+
+    templates = (await host.request("resources/templates/list"))["resourceTemplates"]
+    prompts = (await host.request("prompts/list"))["prompts"]
+
+    assert [one["uriTemplate"] for one in templates] == ["context://requests/{id}"]
+    assert [(one["name"], one["arguments"][0]["name"]) for one in prompts] == [("with_context", "query")]
+
+
+async def test_the_prompt_gives_rules_as_messages_names_tools_and_ends_with_the_query(
+    proxy: Proxy, era: str
+) -> None:
+    params = {"name": "with_context", "arguments": {"query": QUERY}}
+
+    messages = (await Host(proxy, era).request("prompts/get", params))["messages"]
+
+    texts = [message["content"]["text"] for message in messages]
+    assert texts[0] == "Rule: commits\n\nCommit messages in git say why."
+    assert texts[1] == "Rule: tone\n\nBe polite."
+    assert "- work__commit(" in texts[2]
+    assert texts[3] == QUERY
+
+
+async def test_the_prompt_needs_a_query(proxy: Proxy, era: str) -> None:
+    with pytest.raises(RpcError, match="needs a query"):
+        await Host(proxy, era).request("prompts/get", {"name": "with_context"})
+
+
+async def test_an_argument_of_the_prompt_has_no_completions_and_is_no_error(proxy: Proxy, era: str) -> None:
+    params = {
+        "ref": {"type": "ref/prompt", "name": "with_context"},
+        "argument": {"name": "query", "value": "x"},
+    }
+
+    answer = await Host(proxy, era).request("completion/complete", params)
+
+    assert answer["completion"]["values"] == []
+
+
+async def test_a_model_adds_lists_and_removes_items_by_hand_where_that_is_on(proxy: Proxy, era: str) -> None:
+    host = Host(proxy, era)
+    named = {"context_id": await made(host)} if era == "modern" else {}
+
+    added = await host.call("manage_context", {"action": "add", "type": "rule", "name": "secret", **named})
+    await host.call("manage_context", {"action": "remove", "type": "rule", "name": "tone", **named})
+    await host.call(
+        "manage_context", {"action": "add", "type": "tool", "name": "clock", "server": "work", **named}
+    )
+    listed = await host.call("manage_context", {"action": "list", **named})
+    tools = await host.names(**({OWN + "context": named["context_id"]} if named else {}))
+
+    assert {one["name"] for one in added["structuredContent"]["items"]} == {"tone", "secret"}
+    modes = {one["name"]: one["include_mode"] for one in listed["structuredContent"]["items"]}
+    assert modes == {"secret": "manual", "work__clock": "manual"}
+    assert "work__clock" in tools
+
+
+async def test_a_tool_that_was_removed_by_hand_is_not_found_nor_listed_again(proxy: Proxy) -> None:
+    host = Host(proxy, "handshake")
+    await host.call("search_available_tools", {"query": QUERY})
+    assert "work__commit" in await host.names()
+
+    await host.call("manage_context", {"action": "remove", "type": "tool", "name": "work__commit"})
+    found = await host.call("search_available_tools", {"query": QUERY})
+
+    assert "work__commit" not in await host.names()
+    assert "work__commit" not in [one["name"] for one in found["structuredContent"]["results"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"action": "add"}, "type and name"),
+        ({"action": "add", "type": "rule", "name": "tome"}, "did you mean tone"),
+        ({"action": "drop", "type": "rule", "name": "tone"}, "cannot be used"),
+        ({"action": "list", "context_id": "nonsense"}, "set_context"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_in_words(proxy: Proxy, arguments: Any, told: str) -> None:
+    refused = await Host(proxy, "handshake").call("manage_context", arguments)
+
+    assert refused["isError"] is True
+    assert told in refused["content"][0]["text"]
+
+
+async def test_the_definition_of_manage_context_is_listed_only_where_it_is_on(
+    proxy: Proxy, workshop: Workshop
+) -> None:
+    listed = {entry["name"]: entry for entry in (await Host(proxy, "modern").request("tools/list"))["tools"]}
+    async with inside(workshop.config()) as without:
+        host = Host(without, "modern")
+        names = await host.names()
+        refused = await host.call("manage_context", {"action": "list"})
+
+    jsonschema.Draft202012Validator.check_schema(listed["manage_context"]["inputSchema"])
+    assert "manage_context" not in names
+    assert "switched off" in refused["content"][0]["text"]
