@@ -1,20 +1,19 @@
 """One MCP server in front of many: it shows a model only the tools, rules and references a request needs.
 
-The names of `mcp_context_proxy.library` can be imported from here, and are loaded only then: whoever serves does
-not wait for them.
+The names of `mcp_context_proxy.library` can be imported from here, and are loaded only then: whoever serves
+does not wait for them.
 """
-
-from typing import Any
 
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """A public name of the library."""
     from importlib import import_module  # noqa: PLC0415 - loaded with what it is for
 
     if not name.startswith("_"):
         library = import_module("mcp_context_proxy.library")
         if name in library.__all__:
-            return getattr(library, name)
+            found: object = getattr(library, name)
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -127,6 +127,8 @@ class ContextConfig(Table):
 
     max_tokens: Count | None = None
     """What one request's context may cost; None for no bound."""
+    keep_requests: Flag = True
+    """Request contexts, with their queries, are kept in the store; false: only until the proxy stops."""
     expansion_depth: Annotated[int, Field(strict=True, ge=0, le=5)] = 0
     """Steps from what is selected to what is near to it; 0 takes none."""
     expansion_threshold: Score = 0.75
@@ -143,8 +145,6 @@ class ContextConfig(Table):
     """Whether models get ``manage_context``, to add and remove items by hand."""
     retain_requests: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
     """For how many requests of a session a tool that was used stays selected."""
-    keep_requests: Flag = True
-    """Request contexts, with their queries, are kept in the store; false: only until the proxy stops."""
 
 
 class LearningConfig(Table):

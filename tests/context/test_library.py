@@ -1,0 +1,86 @@
+"""The context engine without a server."""
+
+import pytest
+
+from mcp_context_proxy import (
+    Catalog,
+    ContextEngine,
+    DomainOverrides,
+    Kind,
+    Mode,
+    Overrides,
+    Session,
+    reference,
+    rule,
+    tool,
+)
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = [
+    tool("send_mail", "Send an email message to a recipient"),
+    tool("read_file", "Read the contents of a file from disk"),
+    tool("wipe_disk", "Delete every file on the disk", include="manual"),
+    tool("forecast", "Forecast of the weather for a city", server="weather"),
+]
+DOCUMENTS = [
+    rule("tone", "Be polite.", include="always"),
+    reference("prices", "What a bicycle costs.", priority=7),
+]
+
+
+async def test_it_selects_from_items_that_are_given_with_the_query() -> None:
+    with ContextEngine() as engine:
+        found = await engine.search_context_items("the weather in a city", TOOLS, top_n=1, include_score=None)
+        other = await engine.search_context_items("read a file", TOOLS[:2], top_n=1)
+        again = await engine.search_context_items("the weather in a city", TOOLS, top_n=1, include_score=None)
+
+    assert [item.name for item in found] == ["weather__forecast"]
+    assert [item.name for item in other] == ["local__read_file"]
+    assert found == again
+
+
+async def test_include_score_brings_what_is_near_even_past_top_n() -> None:
+    query = "send an email message to a recipient, or read the contents of a file from disk"
+    with ContextEngine() as engine:
+        few = await engine.search_context_items(query, TOOLS, top_n=1, include_score=1.0)
+        more = await engine.search_context_items(query, TOOLS, top_n=1, include_score=0.3)
+
+    assert len(few) == 1
+    assert {"local__send_mail", "local__read_file"} <= {item.name for item in more}
+
+
+async def test_it_builds_contexts_of_its_catalog_with_sessions_and_overrides() -> None:
+    one = Overrides(tools=DomainOverrides(top_n=1))
+    with ContextEngine(Catalog([*TOOLS, *DOCUMENTS])) as engine:
+        session = Session(overrides=one)
+        engine.add(session, Kind.TOOL, "wipe_disk")
+        context = await engine.build("the weather in a city", session)
+        latest = await engine.requests(session.id)
+
+    modes = {item.name: item.include_mode for item in context.items}
+    assert modes == {
+        "tone": Mode.ALWAYS,
+        "local__wipe_disk": Mode.MANUAL,
+        "weather__forecast": Mode.AGENT,
+    }
+    assert latest == [context]
+
+
+async def test_a_catalog_that_is_replaced_is_what_is_searched() -> None:
+    catalog = Catalog(TOOLS)
+    with ContextEngine(catalog) as engine:
+        await engine.build("the weather")
+        catalog.replace([tool("tides", "Times of high and low water")])
+        context = await engine.build("high water")
+
+    assert [item.name for item in context.items] == ["local__tides"]
+
+
+async def test_of_two_items_with_one_name_the_last_counts() -> None:
+    with ContextEngine() as engine:
+        (item,) = await engine.search_context_items(
+            "tides", [tool("tides", "Old"), tool("tides", "Times of high and low water")]
+        )
+
+    assert item.name == "local__tides"
