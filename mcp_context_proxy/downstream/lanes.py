@@ -51,6 +51,12 @@ class Lane:
     settled: anyio.Event = field(default_factory=anyio.Event)
     ending: anyio.Event = field(default_factory=anyio.Event)
 
+    @property
+    def usable(self) -> bool:
+        """Neither on its way out nor lost."""
+        lost = self.connected is not None and self.connected.loss.happened.is_set()
+        return not lost and not self.ending.is_set()
+
 
 class Lanes:
     """The lanes to one server, and who needs one."""
@@ -161,7 +167,7 @@ class Lanes:
 
     def _lane_for(self, party: Party, outgoing: Outgoing) -> Lane:
         key: Hashable = party if party.lasting else (party.principal, bytes(outgoing.capabilities or b"{}"))
-        fitting = [lane for lane in self._lanes if lane.key == key and not lane.ending.is_set()]
+        fitting = [lane for lane in self._lanes if lane.key == key and lane.usable]
         # The one used last: its server is the likeliest to remember what went before.
         fitting.sort(key=lambda lane: lane.idle_since, reverse=True)
         for lane in fitting:

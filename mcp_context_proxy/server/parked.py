@@ -77,6 +77,11 @@ class ParkedCalls:
         self._parked: dict[str, _Call] = {}
         self._group: TaskGroup | None = None
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their client to come back."""
+        return len(self._parked)
+
     async def run(self) -> None:
         """Own the calls until cancelled."""
         try:
