@@ -34,6 +34,7 @@ from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.lazy import LazyModel
@@ -46,9 +47,15 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.server.broadcast import Broadcast
 from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.open_sessions import OpenSessions
 from mcp_context_proxy.server.own_tools import OwnTools
+from mcp_context_proxy.server.parked import ParkedCalls
+from mcp_context_proxy.server.prompts import Prompts
+from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools import ToolCalls, ToolList
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.wire.envelope import Members
@@ -117,10 +124,27 @@ class Proxy:
             self.handles,
             meta_tools.definitions(self.setup),
         )
-        self.changes = Changes(self.catalog, self.tool_list)
-        calls = ToolCalls(self.catalog, self.fleet, self.caught_up, answered)
+        self.open_sessions = OpenSessions()
+        self.broadcast = Broadcast(self.open_sessions)
+        self.changes = Changes(self.catalog, self.tool_list, self.open_sessions)
+        self.parked = ParkedCalls(config.limits.parked_calls, config.limits.ask_seconds)
+        forwarder = Forwarder(self.parked)
+        resources = Resources(self.catalog, self.fleet, forwarder)
+        prompts = Prompts(self.catalog, self.fleet, forwarder, resources)
+        self.open_sessions.when_ended(resources.end)
+        self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
+        calls = ToolCalls(self.catalog, self.fleet, forwarder, self.caught_up, answered)
         own_tools = OwnTools(self.fleet, self.contexts, calls, self.handles, self.changes)
-        self.gateway = Gateway(self.catalog, self.fleet, self.contexts, self.tool_list, calls, own_tools)
+        self.gateway = Gateway(
+            self.fleet,
+            self.contexts,
+            self.open_sessions,
+            self.tool_list,
+            calls,
+            own_tools,
+            resources,
+            prompts,
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -131,6 +155,8 @@ class Proxy:
         async with anyio.create_task_group() as group, self.fleet:
             group.start_soon(self._keep_catalog)
             group.start_soon(self.changes.run)
+            group.start_soon(self.broadcast.run)
+            group.start_soon(self.parked.run)
             group.start_soon(self.searcher.run)
             group.start_soon(self.records.run)
             group.start_soon(self._watch_documents)
@@ -208,9 +234,9 @@ class Proxy:
             self.changes.resource_updated(uri)
         self._mark_stale()
 
-    def _on_event(self, server: str, method: str, params: Members) -> None:
-        del server
+    def _on_event(self, method: str, params: Members, parties: frozenset[Party]) -> None:
         self.changes.downstream_event(method, params)
+        self.broadcast.take(method, params, parties)
 
     async def _warm_up(self) -> None:
         await self.settled()
@@ -371,7 +397,7 @@ async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
         return
     from mcp_context_proxy.front.stdio import StdioFront  # noqa: PLC0415 - POSIX only
 
-    await StdioFront(proxy.gateway, proxy.changes, proxy.config.limits).serve(server)
+    await StdioFront(proxy.gateway, proxy.config.limits).serve(server)
 
 
 async def http_front(proxy: Proxy, server: SdkServer) -> None:

@@ -217,6 +217,8 @@ class ServerConfig(Table):
     """Derived when not given: ``stdio`` with a command, ``http`` with a URL."""
     era: Literal["auto", "handshake", "modern"] = "auto"
     """``auto`` asks the server; name the era to skip the question."""
+    isolation: Literal["auto", "shared", "session"] = "auto"
+    """Whether the sessions of clients share one connection; ``auto`` until the server asks one something."""
     enabled: Flag = True
     include: IncludeMode = IncludeMode.AGENT
     tools: dict[str, ToolConfig] = {}
