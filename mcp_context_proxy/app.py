@@ -41,7 +41,6 @@ from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
-from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.fitting import Fitting
@@ -70,8 +69,6 @@ if TYPE_CHECKING:
     from mcp_context_proxy.store import Store
 
 logger = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
 
 FILES = 65_536
 """Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
@@ -382,10 +379,17 @@ async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> Non
 async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
     """Serve the host at the other end of the standard streams, and the API where it is wanted."""
     async with anyio.create_task_group() as group:
-        if proxy.config.http.api_port is not None:
-            group.start_soon(_api_beside, proxy, proxy.config.http.api_port)
+        group.start_soon(_api_beside, proxy)
         await _serve_streams(proxy, server)
         group.cancel_scope.cancel()
+
+
+async def _api_beside(proxy: Proxy) -> None:
+    settings, limits = proxy.config.http, proxy.config.limits
+    if settings.api_port is not None:
+        from mcp_context_proxy.web import beside  # noqa: PLC0415 - a stdio front alone needs none of it
+
+        await beside.serve(_web_routes(proxy), settings, settings.api_port, limits, proxy.health)
 
 
 async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
@@ -419,23 +423,6 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     logger.warning("serving http://%s:%d/mcp%s", host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
     await http.serve(app, bound, limits, on_stop=server.listen.close)
-
-
-async def _api_beside(proxy: Proxy, port: int) -> None:
-    """Serve the API and the page on the loopback address; a host is served even where they cannot be."""
-    from mcp_context_proxy.front import guard, http  # noqa: PLC0415 - a stdio front alone needs none of it
-    from mcp_context_proxy.front.token import credentials_for  # noqa: PLC0415
-
-    try:
-        credentials = credentials_for(proxy.config.http.model_copy(update={"host": LOOPBACK}))
-        bound = http.listen(LOOPBACK, port)
-    except (ConfigError, OSError) as error:
-        logger.warning("the API is not served on port %d: %s", port, error)
-        return
-    port = bound.getsockname()[1]
-    policy = guard.policy(LOOPBACK, port, (), credentials.token)
-    logger.warning("serving http://%s:%d/api/v1 and /ui%s", LOOPBACK, port, credentials.whereabouts)
-    await http.serve(http.guarded(_web_routes(proxy), policy, proxy.health), bound, proxy.config.limits)
 
 
 def _web_routes(proxy: Proxy) -> list[BaseRoute]:
