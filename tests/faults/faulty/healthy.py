@@ -206,7 +206,7 @@ class Healthy:
         self.calls += 1
         request.note("call")
         if request.tool == SAFE or self.spared():
-            request.reply(self.result(request))
+            request.reply(Healthy.result(self, request))
         else:
             self.call(request)
 
