@@ -20,6 +20,7 @@ from mcp_context_proxy.downstream.questions import CANCELLED, Answer, Questions
 from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (
+    AuthorizationError,
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
@@ -178,7 +179,7 @@ def describe(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, CallInterruptedError):
         return f"it {error.cause}"
-    if isinstance(error, ServerUnavailableError):
+    if isinstance(error, ServerUnavailableError | AuthorizationError):
         return error.cause
     if isinstance(error, RemoteError):
         return f"it answered with error {error.code}: {error.remote_message}"
