@@ -26,8 +26,11 @@ logger = logging.getLogger(__name__)
 EARLY_SECONDS: Final = 30.0
 """A token that expires sooner is renewed: it must still be good when it arrives."""
 
-RENEWAL_SECONDS: Final = 60.0
-"""For a renewal, which is not given up half way: the new tokens would be lost, and the old ones are void."""
+RENEWAL_SECONDS: Final = 20.0
+"""For a renewal; less than others wait for its lock."""
+
+PAUSE_SECONDS: Final = 5.0
+"""After an authorization server could not be asked: those who wait for it meanwhile hear the same."""
 
 UNAUTHORIZED: Final = 401
 
@@ -49,6 +52,8 @@ class BearerAuth(httpx2.Auth):
         self._known: Credentials | None = None
         self._looked = False
         self._lock = anyio.Lock()
+        self._failure: AuthorizationError | None = None
+        self._ask_again_at = 0.0
 
     async def async_auth_flow(
         self, request: httpx2.Request
@@ -94,17 +99,30 @@ class BearerAuth(httpx2.Auth):
             LoginRequiredError: only a person can get one.
             AuthorizationError: there is none now.
         """
-        with anyio.CancelScope(shield=True), anyio.move_on_after(RENEWAL_SECONDS):
-            async with self._lock:
-                if self._known is not None and self._known.access_token != refused:
-                    return self._known.access_token
-                async with self._file.locked():
-                    # Another proxy, or a new login, may have been faster.
-                    found = await anyio.to_thread.run_sync(self._file.read)
-                    if found is None or found.access_token == refused:
-                        found = await self._another(found)
-                    self._known = found
-                    return found.access_token
+        async with self._lock:
+            if self._known is not None and self._known.access_token != refused:
+                return self._known.access_token
+            if self._failure is not None and self._clock() < self._ask_again_at:
+                raise self._failure
+            # Not given up half way: the new tokens would be lost, and the old ones are void.
+            with anyio.CancelScope(shield=True):
+                try:
+                    renewed = self._known = await self._renew(refused)
+                except LoginRequiredError:
+                    raise
+                except AuthorizationError as error:
+                    self._failure, self._ask_again_at = error, self._clock() + PAUSE_SECONDS
+                    raise
+            return renewed.access_token
+
+    async def _renew(self, refused: str | None) -> Credentials:
+        async with self._file.locked():
+            with anyio.move_on_after(RENEWAL_SECONDS):
+                # Another proxy, or a new login, may have been faster.
+                found = await anyio.to_thread.run_sync(self._file.read)
+                if found is None or found.access_token == refused:
+                    return await self._another(found)
+                return found
         raise AuthorizationError(self._config.name, f"no token came within {RENEWAL_SECONDS:g} s")
 
     async def _another(self, old: Credentials | None) -> Credentials:

@@ -341,7 +341,7 @@ class DownstreamClient:
 
     async def _list(self, connected: Connected) -> None:
         """Know what there is; a caller who waits need not wait for lists that were known before."""
-        if self._rest.called and self.introduction is not None:
+        if self._rest.awaited and self.introduction is not None:
             self._lists.resume(connected)
         else:
             await self._lists.fetch(connected)
@@ -359,7 +359,6 @@ class DownstreamClient:
         self.cause = ""
         self._settled.set()
         self._set_state(State.READY)
-        self._rest.used()
         self._rest.end()
 
     async def _serve(self, connected: Connected) -> None:

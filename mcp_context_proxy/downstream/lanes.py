@@ -144,8 +144,8 @@ class Lanes:
 
     @property
     def kept(self) -> bool:
-        """Whether a session keeps the shared connection as its own."""
-        return self._keeper is not None
+        """Whether a session keeps the shared connection as its own, or somebody has another one."""
+        return self._keeper is not None or bool(self._lanes)
 
     def keeps(self, party: Party) -> bool:
         """Whether this session does."""

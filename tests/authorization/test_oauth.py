@@ -4,7 +4,6 @@ import json
 import os
 import re
 import stat
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -346,9 +345,10 @@ async def test_a_secret_without_an_issuer_is_a_mistake(tmp_path: Path, oauth: st
 
 
 async def test_a_server_that_wants_a_login_says_which_command_and_works_after_it(
-    protected: Protected, tmp_path: Path
+    protected: Protected, tmp_path: Path, era: str
 ) -> None:
-    config = load(configuration(tmp_path, protected, "[limits]\nbackoff_first_seconds = 0.05\n"), environ={})
+    more = f'era = "{era}"\n[limits]\nbackoff_first_seconds = 0.05\n'
+    config = load(configuration(tmp_path, protected, more), environ={})
     async with open_proxy(config) as proxy:
         await proxy.settled()
         assert "run: mcp-context-proxy login locked" in proxy.fleet.clients["locked"].cause
@@ -392,9 +392,11 @@ def command(*words: str) -> list[str]:
 
 async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path) -> None:
     path = configuration(tmp_path, protected)
-    async with await anyio.open_process(
-        command("login", "locked", "--no-browser", "--config", str(path)), stderr=subprocess.PIPE
-    ) as process:
+    log = tmp_path / "stderr"
+    words = ("--log-level", "debug", "login", "locked", "--no-browser", "--config", str(path))
+    with log.open("wb") as stderr:
+        process = await anyio.open_process(command(*words), stderr=stderr)
+    async with process:
         assert process.stdout is not None
         said = ""
         while "/authorize?" not in said or not said.rstrip(" ").endswith("\n\n"):
@@ -408,7 +410,15 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
     (token,) = protected.issuer.access
     assert token not in said
 
-    done = await anyio.run_process(command("tools", "--json", "--config", str(path)))
+    words = ("--log-level", "debug", "tools", "--json", "--config", str(path))
+    done = await anyio.run_process(command(*words))
+    logged = log.read_text() + done.stderr.decode()
+    (renewal,) = protected.issuer.refreshable
+    (client,) = protected.issuer.clients.values()
+    assert "DEBUG" in logged
+    for secret in (token, renewal, client.client_secret):
+        assert secret is not None
+        assert secret not in logged
     assert [tool["name"] for tool in json.loads(done.stdout)["tools"]] == ["locked__whoami"]
     out = await anyio.run_process(command("logout", "locked", "--config", str(path)))
     assert b"revoked and deleted" in out.stdout
