@@ -1,39 +1,47 @@
-"""How fast search is and how much memory it takes, from 1,000 to 100,000 tools, beside the seed design.
+"""How fast search is and how much memory it takes, from 1,000 to 100,000 tools, beside bm25s and the seed.
 
-    python benchmarks/search.py [--sizes 1000 10000 100000] [--json]
+    pip install -e '.[benchmarks]'
+    python benchmarks/search.py [FOLDER] [--sizes 1000 3000 10000 100000] [--json]
 
-The tools are those of tests/data/tools, again and again under other server names, each copy with words of its
-own. Queries are embedded by the packaged model, and that counts. The vectors of the tools are random: no time
-but that of embedding them depends on what they are, and it is left out. Each size is a process of its own.
+FOLDER has ``tools/list`` results of real servers, tests/data/tools by default; `catalogs` tells how a large
+catalog is made of them. Queries are embedded by the packaged model, and that counts; embedding the tools does
+not, except for the lists themselves. Each size is a process of its own. Processor time is given beside time,
+because on a machine that others use, too, only that says what search takes; bars are for either.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import hashlib
-import itertools
 import json
+import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
+import bm25s
 import numpy as np
 from baselines import SeedDesign
+from catalogs import LISTS, Copies, lists_in, snapshot, with_one_change
+from figures import machine
 
-from mcp_context_proxy.embedding import LazyModel
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
+from mcp_context_proxy.retrieval.fusion import LEXICAL_FACTOR
+from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval.terms import query_terms
+from mcp_context_proxy.store import open_store
 
-LISTS = Path(__file__).parents[1] / "tests" / "data" / "tools"
 SIZES = (1_000, 3_000, 10_000, 100_000)
-DIMENSIONS = 384
 QUERIES = (
     "create a new issue in the repository for this bug",
     "list the files in a folder",
@@ -45,144 +53,230 @@ QUERIES = (
     "search the web for the latest news",
 )
 ROUNDS = 5
-WORDS = ("alpha", "harbour", "meadow", "copper", "lantern", "orchard", "summit", "violet", "walnut", "zephyr")
+CHANGES = 5
+TOP = 10
+COMPARED = 60
+"""Queries for which the ten best are compared with those of all scores: every other word of a description."""
+TICK = 0.001
 
 HEADINGS = {
-    "tools": "tools",
-    "servers": "servers",
-    "index_s": "index s",
-    "p50_ms": "p50 ms",
-    "p95_ms": "p95 ms",
-    "seed_p50_ms": "seed p50 ms",
-    "change_ms": "one change ms",
-    "memory_mb": "peak MB",
+    "tools": ("tools", None),
+    "servers": ("servers", None),
+    "search_ms": ("search p50, ms", {1_000: 6, 10_000: 8, 100_000: 20}),
+    "search_cpu": ("- processor time", {1_000: 6, 10_000: 8, 100_000: 20}),
+    "p95_ms": ("search p95, ms", None),
+    "filtered_cpu": ("of one server, p50, processor ms", None),
+    "bm25s_cpu": ("bm25s p50, processor ms", None),
+    "seed_ms": ("seed design p50, ms", None),
+    "seed_cpu": ("- processor time", None),
+    "change_ms": ("one changed tool searchable, ms", {100_000: 100}),
+    "change_cpu": ("- processor time", {100_000: 100}),
+    "stall_ms": ("longest loop stall, indexing and swapping, ms", dict.fromkeys(SIZES, 50)),
+    "idle_ms": ("- with nothing to do", None),
+    "memory_mb": ("peak memory, MB", {3_000: 250, 100_000: 900}),
+    "agreement": ("of the exact ten best, %", dict.fromkeys(SIZES, 99.5)),
+    "words_cpu_s": ("indexing without embedding, processor s", None),
 }
-
-
-class RandomVectors:
-    """A fixed direction for each text."""
-
-    def embed(
-        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
-    ) -> np.ndarray:
-        """One row per text."""
-        del on_progress
-        seeds = (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") for text in texts)
-        rows = np.array([np.random.default_rng(seed).standard_normal(DIMENSIONS) for seed in seeds])
-        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("folder", nargs="?", type=Path, default=LISTS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
-    parser.add_argument("--json", action="store_true", help="one JSON array")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--real", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(arguments.one)))
-        return
-    rows = [apart(size) for size in arguments.sizes]
-    print(json.dumps(rows, indent=2) if arguments.json else table(rows))
+        print(json.dumps(measure(arguments.folder, int(arguments.one[0]), Path(arguments.one[1]))))
+    elif arguments.real:
+        print(json.dumps(measure_real(arguments.folder, arguments.real)))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            report(arguments.folder, arguments.sizes, arguments.json, Path(folder) / "store.sqlite3")
 
 
-def apart(size: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--one", str(size)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+def report(lists: Path, sizes: Sequence[int], as_json: bool, store: Path) -> None:
+    first, again = (apart(lists, "--real", str(store)) for _ in range(2))
+    real = {"first": first, "again": again}
+    rows = [apart(lists, "--one", str(size), str(store)) for size in sizes]
+    found = {"machine": machine(), "real": real, "sizes": rows}
+    print(json.dumps(found, indent=1) if as_json else table(found))
+
+
+def apart(lists: Path, *more: str) -> dict[str, float]:
+    command = [sys.executable, __file__, str(lists), *more]
+    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True)
     return dict(json.loads(done.stdout))
 
 
-def measure(size: int) -> dict[str, float]:
-    catalog, queries = snapshot(size), QueryEmbedder(LazyModel())
+def measure_real(folder: Path, path: Path) -> dict[str, float]:
+    """The first search over the real tools, indexing and loading the model included."""
+    lists = lists_in(folder)
+    catalog = snapshot(sum(map(len, lists.values())), lists)
+    with open_store(path) as store:
+        model = LazyModel()
+        engine = Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model))
+        first, cpu = spent(partial(engine.search, QUERIES[0], catalog))
+    count = sum(len(source.items) for source in catalog.sources)
+    return {"tools": count, "first_s": round(first, 2), "cpu_s": round(cpu, 2)}
+
+
+def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
+    catalog, model = snapshot(size, lists_in(folder)), LazyModel()
+    queries = QueryEmbedder(model)
     queries.embed(["the model is loaded"])
-    engine = Engine(RandomVectors(), queries)
-    index_s = seconds(lambda: engine.index(catalog))
-    times = latencies(lambda query: engine.search(query, catalog))
-    changed = with_one_change(catalog)
-    change_ms = 1e3 * seconds(lambda: engine.search("the tool that was changed just now", changed))
-    unit = 1 if sys.platform == "darwin" else 1024
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-    seed = SeedDesign(catalog, RandomVectors(), queries)
-    seed_times = latencies(lambda query: seed.rank(query, 10))
+    with open_store(path) as store:
+        vectors = Copies(CachedEmbedder(model, store.vectors))
+        engine = Engine(vectors, queries)
+        idle, _ = anyio.run(stalls, partial(time.sleep, 1))
+        stall, words_s = anyio.run(stalls, partial(engine.index, catalog))
+        times = latencies(lambda query: engine.search(query, catalog))
+        one = Filters(servers=frozenset({catalog.sources[0].key}))
+        filtered = latencies(lambda query: engine.search(query, catalog, one))
+        changes, changed = [], catalog
+        for _ in range(CHANGES):
+            changed = with_one_change(changed)
+            changes.append(spent(partial(engine.search, "the tool changed just now", changed)))
+        swapping, _ = anyio.run(stalls, partial(engine.index, with_one_change(changed)))
+        unit = 1 if sys.platform == "darwin" else 1024
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+        agreement = agreed(engine, changed, queries)
+        seed_times = latencies(partial(SeedDesign(catalog, vectors, queries).rank, depth=TOP))
     found = {
         "tools": size,
         "servers": len(catalog.sources),
-        "index_s": index_s,
-        "p50_ms": float(np.quantile(times, 0.5)),
-        "p95_ms": float(np.quantile(times, 0.95)),
-        "seed_p50_ms": float(np.quantile(seed_times, 0.5)),
-        "change_ms": change_ms,
+        **middle("search", times),
+        "p95_ms": 1e3 * float(np.quantile([wall for wall, _ in times], 0.95)),
+        **middle("filtered", filtered),
+        **middle("bm25s", latencies(bm25s_search(catalog))),
+        **middle("seed", seed_times),
+        **middle("change", changes),
+        "stall_ms": max(stall, swapping),
+        "idle_ms": idle,
         "memory_mb": memory,
+        "agreement": 100 * agreement,
+        "words_cpu_s": words_s,
     }
     return {name: round(value, 2) for name, value in found.items()}
 
 
-def latencies(search: Callable[[str], Any]) -> list[float]:
-    """Milliseconds of each search, after one round that does not count."""
+def middle(name: str, times: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """The medians of both clocks, in ms."""
+    wall, cpu = 1e3 * np.median(times, axis=0)
+    return {f"{name}_ms": float(wall), f"{name}_cpu": float(cpu)}
+
+
+async def stalls(act: Callable[[], Any]) -> tuple[float, float]:
+    """The longest time that an event loop got no turn, in ms, while something ran in a thread.
+
+    And the processor time of that, in seconds.
+    """
+    longest, began = 0.0, time.process_time()
+
+    async def run(scope: anyio.CancelScope) -> None:
+        await anyio.to_thread.run_sync(act)
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, group.cancel_scope)
+        while True:
+            before = time.perf_counter()
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(TICK)
+            longest = max(longest, time.perf_counter() - before - TICK)
+            if group.cancel_scope.cancel_called:
+                break
+    return 1e3 * longest, time.process_time() - began
+
+
+def agreed(engine: Engine, catalog: Snapshot, queries: QueryEmbedder) -> float:
+    """The share of the ten best by all scores that search gives as its ten best."""
+    index = engine._known(catalog)  # to read all of it a second time would take longer than all else
+    assert index is not None
+    tools = [item for source in catalog.sources for item in source.items if isinstance(item, Tool)]
+    rng = np.random.default_rng(0)
+    words = [tools[at].description.split()[:24:2] for at in rng.choice(len(tools), COMPARED, replace=False)]
+    asked = [*QUERIES, *(re.sub(r"[.!?]", "", " ".join(some)) for some in words)]
+    options = SearchOptions(top_k=100, top_n=TOP, include_score=2)
+    shares = []
+    for query in asked:
+        ranking = engine.search(query, catalog, options=options)
+        got = {(r.item.server, r.item.name) for r in ranking.results or ranking.near_misses}  # type: ignore[union-attr]
+        scores = every_score(index, query, queries)
+        least = np.sort(scores)[-TOP]
+        best = {
+            (index.items[at].server, index.items[at].name)  # type: ignore[union-attr]
+            for at in np.flatnonzero(scores >= least)
+        }
+        shares.append(len(got & best) / TOP)
+    return float(np.mean(shares))
+
+
+def every_score(index: Index, query: str, queries: QueryEmbedder) -> np.ndarray:
+    """By brute force."""
+    assert index.dense is not None
+    cosines = index.dense.vectors.cosines(queries.embed([query]))[:, index.dense.rows]
+    lexical = index.lexical.weigh(query_terms(query)).scores
+    return np.round(index.dense.by_item(cosines)[0] + LEXICAL_FACTOR * lexical, 6)
+
+
+def bm25s_search(catalog: Snapshot) -> Callable[[str], Any]:
+    """Its own defaults, over name and description, without a model."""
+    texts = [
+        f"{i.name} {i.description}" for source in catalog.sources for i in source.items if isinstance(i, Tool)
+    ]
+    retriever = bm25s.BM25()
+    retriever.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
+    return lambda query: retriever.retrieve(
+        bm25s.tokenize(query, show_progress=False), k=TOP, show_progress=False
+    )
+
+
+def latencies(search: Callable[[str], Any]) -> list[tuple[float, float]]:
+    """What each search takes, after one round that does not count."""
     for query in QUERIES:
         search(query)
-    return [1e3 * seconds(lambda: search(query)) for query in QUERIES * ROUNDS]  # noqa: B023
+    return [spent(partial(search, query)) for query in QUERIES * ROUNDS]
 
 
-def seconds(act: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+def spent(act: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds, and seconds of the processor."""
+    wall, cpu = time.perf_counter(), time.process_time()
     act()
-    return time.perf_counter() - began
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def snapshot(size: int) -> Snapshot:
-    """So many tools, the same every time."""
-    lists = {path.name.split(".")[0]: read(path) for path in sorted(LISTS.glob("*.json.gz"))}
-    sources, left = [], size
-    for copy in itertools.count():
-        for server, tools in lists.items():
-            own = tuple(made(f"{server}-{copy}", tool, copy) for tool in tools[:left])
-            sources.append(Source(f"{server}-{copy}", own, {}))
-            left -= len(own)
-            if not left:
-                return Snapshot(1, tuple(sources))
-    raise AssertionError("unreachable")
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return list(json.load(file)["tools"])
-
-
-def made(server: str, entry: dict[str, Any], copy: int) -> Tool:
-    word = f"{WORDS[copy % len(WORDS)]} {WORDS[copy // len(WORDS) % len(WORDS)]}"
-    description = f"{entry.get('description', '')} {word}"
-    definition = json.dumps({**entry, "description": description}).encode()
-    fingerprint = hashlib.sha256(server.encode() + b"\0" + definition).hexdigest()
-    return Tool(server, entry["name"], f"{server}__{entry['name']}", description, definition, fingerprint)
-
-
-def with_one_change(before: Snapshot) -> Snapshot:
-    """The catalog after one tool of its largest server has another description."""
-    at = max(range(len(before.sources)), key=lambda at: len(before.sources[at].items))
-    source = before.sources[at]
-    tool = source.items[0]
-    assert isinstance(tool, Tool)
-    entry = {"name": tool.name, "inputSchema": {}, "description": "It was changed just now."}
-    items = (made(tool.server, entry, 0), *source.items[1:])
-    changed = replace(source, items=items)
-    return Snapshot(2, (*before.sources[:at], changed, *before.sources[at + 1 :]))
-
-
-def table(rows: Sequence[dict[str, float]]) -> str:
-    cells = [list(HEADINGS.values())]
-    cells += [[f"{row[name]:,.10g}" for name in HEADINGS] for row in rows]
+def table(found: dict[str, Any]) -> str:
+    rows, real = found["sizes"], found["real"]
+    lines = ["\n".join(f"{name}: {value}" for name, value in found["machine"].items()), ""]
+    lines.append("| | " + " | ".join(f"{row['tools']:,.0f}" for row in rows) + " |")
+    lines.append("|---|" + "---:|" * len(rows))
+    for name, (heading, bars) in list(HEADINGS.items())[1:]:
+        cells = [cell(name, row[name], (bars or {}).get(row["tools"])) for row in rows]
+        lines.append(f"| {heading} | " + " | ".join(cells) + " |")
     first, last = rows[0], rows[-1]
-    growth = f"From {first['tools']:,} to {last['tools']:,} tools a search takes"
     return "\n".join(
         [
-            *("".join(f"{cell:>15}" for cell in row) for row in cells),
+            *lines,
             "",
-            f"{growth} {last['p50_ms'] / first['p50_ms']:.1f} times as long; "
-            f"in the seed design {last['seed_p50_ms'] / first['seed_p50_ms']:.1f} times.",
+            f"From {first['tools']:,} to {last['tools']:,} tools a search takes "
+            f"{last['search_ms'] / first['search_ms']:.1f} times as long; in the seed design "
+            f"{last['seed_ms'] / first['seed_ms']:.1f} times.",
+            f"The {real['first']['tools']:,} real tools, loading the model included: first search "
+            f"{real['first']['first_s']} s ({real['first']['cpu_s']} s of processors) with nothing stored, "
+            f"bar 10 on 2 cores; {real['again']['first_s']} s ({real['again']['cpu_s']} s) after a restart.",
         ]
     )
+
+
+def cell(name: str, value: float, bar: float | None) -> str:
+    if bar is None:
+        return f"{value:,.10g}"
+    holds = value >= bar if name == "agreement" else value <= bar
+    return f"{value:,.10g} ({'bar' if holds else '**missed**, bar'} {bar:g})"
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.lazy import LazyModel
@@ -42,16 +43,23 @@ from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.remembered import RememberedQueries
 from mcp_context_proxy.embedding.tokens import TokenCounter
-from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import context_prompt, meta_tools
+from mcp_context_proxy.server.broadcast import Broadcast
 from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.context_prompt import ContextPrompt
+from mcp_context_proxy.server.context_resources import ContextResources
+from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.open_sessions import OpenSessions
 from mcp_context_proxy.server.own_tools import OwnTools
+from mcp_context_proxy.server.parked import ParkedCalls
+from mcp_context_proxy.server.prompts import Prompts
+from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools import ToolCalls, ToolList
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.wire.envelope import Members
@@ -66,8 +74,6 @@ if TYPE_CHECKING:
     from mcp_context_proxy.store import Store
 
 logger = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
 
 FILES = 65_536
 """Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
@@ -129,13 +135,32 @@ class Proxy:
             self.handles,
             meta_tools.definitions(self.setup),
         )
-        self.changes = Changes(self.catalog, self.tool_list)
-        calls = ToolCalls(self.catalog, self.fleet, self.contexts, self.handles, self.caught_up, answered)
+        self.open_sessions = OpenSessions()
+        self.broadcast = Broadcast(self.open_sessions)
+        self.changes = Changes(self.catalog, self.tool_list, self.open_sessions)
+        self.parked = ParkedCalls(config.limits.parked_calls, config.limits.ask_seconds)
+        forwarder = Forwarder(self.parked)
+        shown = ContextResources(self.catalog, self.contexts, self.handles)
+        resources = Resources(self.catalog, self.fleet, forwarder, shown)
+        prompt = ContextPrompt(self.contexts, self.handles)
+        prompts = Prompts(self.catalog, self.fleet, forwarder, resources, prompt)
+        self.open_sessions.when_ended(resources.end)
+        self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
+        calls = ToolCalls(
+            self.catalog, self.fleet, forwarder, self.contexts, self.handles, self.caught_up, answered
+        )
         own_tools = OwnTools(
             self.fleet, self.contexts, calls, self.handles, self.changes, lambda: self.setup.manage
         )
         self.gateway = Gateway(
-            self.catalog, self.fleet, self.contexts, self.handles, self.tool_list, calls, own_tools
+            self.fleet,
+            self.contexts,
+            self.open_sessions,
+            self.tool_list,
+            calls,
+            own_tools,
+            resources,
+            prompts,
         )
 
     @asynccontextmanager
@@ -147,6 +172,8 @@ class Proxy:
         async with anyio.create_task_group() as group, self.fleet:
             group.start_soon(self._keep_catalog)
             group.start_soon(self.changes.run)
+            group.start_soon(self.broadcast.run)
+            group.start_soon(self.parked.run)
             group.start_soon(self.searcher.run)
             group.start_soon(self.records.run)
             group.start_soon(self._watch_documents)
@@ -225,9 +252,9 @@ class Proxy:
             self.changes.resource_updated(uri)
         self._mark_stale()
 
-    def _on_event(self, server: str, method: str, params: Members) -> None:
-        del server
+    def _on_event(self, method: str, params: Members, parties: frozenset[Party]) -> None:
         self.changes.downstream_event(method, params)
+        self.broadcast.take(method, params, parties)
 
     async def _warm_up(self) -> None:
         await self.settled()
@@ -373,10 +400,17 @@ async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> Non
 async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
     """Serve the host at the other end of the standard streams, and the API where it is wanted."""
     async with anyio.create_task_group() as group:
-        if proxy.config.http.api_port is not None:
-            group.start_soon(_api_beside, proxy, proxy.config.http.api_port)
+        group.start_soon(_api_beside, proxy)
         await _serve_streams(proxy, server)
         group.cancel_scope.cancel()
+
+
+async def _api_beside(proxy: Proxy) -> None:
+    settings, limits = proxy.config.http, proxy.config.limits
+    if settings.api_port is not None:
+        from mcp_context_proxy.web import beside  # noqa: PLC0415 - a stdio front alone needs none of it
+
+        await beside.serve(_web_routes(proxy), settings, settings.api_port, limits, proxy.health)
 
 
 async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
@@ -388,7 +422,7 @@ async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
         return
     from mcp_context_proxy.front.stdio import StdioFront  # noqa: PLC0415 - POSIX only
 
-    await StdioFront(proxy.gateway, proxy.changes, proxy.config.limits).serve(server)
+    await StdioFront(proxy.gateway, proxy.config.limits).serve(server)
 
 
 async def http_front(proxy: Proxy, server: SdkServer) -> None:
@@ -410,23 +444,6 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     logger.warning("serving http://%s:%d/mcp%s", host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
     await http.serve(app, bound, limits, on_stop=server.listen.close)
-
-
-async def _api_beside(proxy: Proxy, port: int) -> None:
-    """Serve the API and the page on the loopback address; a host is served even where they cannot be."""
-    from mcp_context_proxy.front import guard, http  # noqa: PLC0415 - a stdio front alone needs none of it
-    from mcp_context_proxy.front.token import credentials_for  # noqa: PLC0415
-
-    try:
-        credentials = credentials_for(proxy.config.http.model_copy(update={"host": LOOPBACK}))
-        bound = http.listen(LOOPBACK, port)
-    except (ConfigError, OSError) as error:
-        logger.warning("the API is not served on port %d: %s", port, error)
-        return
-    port = bound.getsockname()[1]
-    policy = guard.policy(LOOPBACK, port, (), credentials.token)
-    logger.warning("serving http://%s:%d/api/v1 and /ui%s", LOOPBACK, port, credentials.whereabouts)
-    await http.serve(http.guarded(_web_routes(proxy), policy, proxy.health), bound, proxy.config.limits)
 
 
 def _web_routes(proxy: Proxy) -> list[BaseRoute]:

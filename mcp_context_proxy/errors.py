@@ -11,6 +11,8 @@ that no call site words an error by hand. One class per reaction a caller can ha
     ├── DataFileError          a file of tools, queries or answers cannot be used
     ├── UnknownItemError       nothing by that name is in the catalog
     └── DownstreamError        something about one downstream server
+        ├── AuthorizationError      no token is to be had for it
+        │   └── LoginRequiredError  ... without a person
         ├── ServerUnavailableError  it is not connected: the request was not sent
         ├── CallInterruptedError    the connection was lost after the request was sent
         ├── CallTimeoutError        no answer before the deadline
@@ -158,3 +160,18 @@ class RemoteError(DownstreamError):
     def __init__(self, server: str, code: int, message: str, data: Any = None) -> None:
         self.code, self.remote_message, self.data = code, message, data
         super().__init__(server, f"server {server!r} answered with error {code}: {message}")
+
+
+class AuthorizationError(DownstreamError):
+    """No token is to be had for the server now."""
+
+    def __init__(self, server: str, cause: str) -> None:
+        self.cause = cause
+        super().__init__(server, f"server {server!r}: no login: {cause}")
+
+
+class LoginRequiredError(AuthorizationError):
+    """No token is to be had for the server without a person."""
+
+    def __init__(self, server: str, cause: str) -> None:
+        super().__init__(server, f"{cause}; run: mcp-context-proxy login {server}")

@@ -19,7 +19,12 @@ async def load_sdk() -> None:
     await anyio.to_thread.run_sync(_load)
 
 
-def _load() -> None:
+async def load_oauth() -> None:
+    """The same for what logs in to servers, which costs as much again and is seldom needed."""
+    await anyio.to_thread.run_sync(_load, ("mcp.client.auth.extensions.client_credentials",))
+
+
+def _load(more: tuple[str, ...] = ("mcp.server.lowlevel",)) -> None:
     with _lock:
-        importlib.import_module("mcp")
-        importlib.import_module("mcp.server.lowlevel")
+        for name in ("mcp", *more):
+            importlib.import_module(name)

@@ -28,7 +28,6 @@ TEXTS = frozenset({"description", "title", "$comment", "examples"})
 NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
 """Members of a schema whose own members have names that a server chose."""
 
-_HALF = re.compile("[\ud800-\udfff]")
 _CONTROL_ESCAPED = re.compile(rb"\\[ubfr]")
 _VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|[,\[{]', re.DOTALL)
 
@@ -55,7 +54,7 @@ def readable(definition: bytes) -> bytes:
     """
     if definition.isascii() and _CONTROL_ESCAPED.search(definition) is None:
         return definition
-    # Not msgspec, which refuses half a character: here it is only to be taken out.
+    # Not msgspec, which has no numbers beyond 64 bits.
     value = json.loads(definition)
     cleaned = _cleaned(value, "", False)
     return definition if cleaned == value else json.dumps(cleaned, ensure_ascii=False).encode()
@@ -112,7 +111,7 @@ def _cleaned(value: Any, key: str, named: bool) -> Any:
 
 def _unchanged(value: str, key: str) -> str:
     """A value as it is. Only a pattern may speak of such characters: it matches them, or their absence."""
-    if clean(value) == value or (key == "pattern" and not _HALF.search(value)):
+    if clean(value) == value or key == "pattern":
         return value
     raise UnfitError(f"it hides characters in {clean(key) or 'a name'!r}, which calls depend on")
 

@@ -105,7 +105,10 @@ def _for_status(config: ServerConfig, status: int) -> str:
     if status < 400:
         return "it has moved: give the URL that it redirects to"
     if status in {401, 403}:
-        return f"it wants credentials, or others: set headers.Authorization under servers.{config.name}"
+        return (
+            f"it wants credentials, or others: run mcp-context-proxy login {config.name}, "
+            f"or set headers.Authorization under servers.{config.name}"
+        )
     if status in {404, 405, 406}:
         other = "http" if config.transport == "sse" else "sse"
         return f'check the path of the URL, often /mcp or /sse; or set transport = "{other}"'

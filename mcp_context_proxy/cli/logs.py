@@ -25,6 +25,8 @@ def configure_logging(level: str) -> None:
         level=level.upper(),
         format="mcp-context-proxy: %(levelname)s: %(message)s",
     )
+    # What goes wrong in a login is told as a sentence; the SDK logs it as a traceback besides.
+    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
     if level.lower() != "debug":
         # The libraries' own chatter explains nothing to a user.
         for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):

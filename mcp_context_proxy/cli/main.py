@@ -23,6 +23,8 @@ COMMANDS = {
     "servers": "Show the configured servers and how they are doing.",
     "check": "Check the configuration and start every server once; say what is wrong and how to mend it.",
     "ui": "Print the address of the page that shows request contexts.",
+    "login": "Log in to a server that asks for it (OAuth).",
+    "logout": "Forget the login to a server.",
     "index": "Index all there is ahead of the first search.",
     "eval": "Measure how well search finds what queries need.",
     "demo": "Show the proxy at work in front of example servers.",

@@ -15,7 +15,7 @@ from mcp_context_proxy.config.settings import Config, ServerConfig
 from mcp_context_proxy.config.toml_lines import KeyPath
 
 _OF_COMMAND: Final = ("args", "env", "cwd")
-_OF_URL: Final = ("headers",)
+_OF_URL: Final = ("headers", "oauth")
 _OF_OTHER_MODELS: Final = ("pooling", "max_tokens", "query_prefix", "passage_prefix")
 
 
@@ -69,6 +69,7 @@ def _of_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     else:
         yield from _of_kind(server, _OF_URL if command else _OF_COMMAND, "command" if command else "url")
         yield from _of_transport(server.get("transport"), command)
+    yield from _of_oauth(server)
     if isinstance(server.get("url"), str):
         yield from _of_url(server["url"])
 
@@ -77,6 +78,20 @@ def _of_kind(server: Mapping[str, Any], others: tuple[str, ...], kind: str) -> I
     for key in others:
         if server.get(key):
             yield (key,), f"has no effect on a server with a {kind}"
+
+
+def _of_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    oauth, headers = server.get("oauth"), server.get("headers")
+    if not isinstance(oauth, Mapping):
+        return
+    if isinstance(headers, Mapping) and any(str(name).lower() == "authorization" for name in headers):
+        yield ("oauth",), "has no effect beside headers.Authorization; keep the one that is meant"
+    if oauth.get("grant") == "client_credentials":
+        for key in ("client_id", "client_secret", "issuer"):
+            if key not in oauth:
+                yield ("oauth",), f"client_credentials needs {key}"
+    elif "client_secret" in oauth and "issuer" not in oauth:
+        yield ("oauth",), "client_secret needs issuer, so that it is sent to nobody else"
 
 
 def _of_transport(transport: Any, command: bool) -> Iterator[tuple[KeyPath, str]]:

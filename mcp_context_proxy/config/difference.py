@@ -48,6 +48,8 @@ _READ_ONCE: Final = frozenset(
         "limits.requests_age_seconds",
         "limits.in_flight",
         "limits.starts_at_once",
+        "limits.ask_seconds",
+        "limits.parked_calls",
     }
 )
 """Keys of those tables with which parts are built that live as long as the proxy."""

@@ -60,6 +60,15 @@ class Limits(BaseModel):
     breaker_seconds: Seconds = 60.0
     """How long it is left alone before one more try."""
 
+    ask_seconds: Seconds = 600.0
+    """For a person to answer what a server asks during a call; the call itself does not age meanwhile."""
+    parked_calls: Count = 256
+    """Calls of modern clients that wait for such an answer; further questions are refused."""
+    lanes_per_server: Count = 32
+    """Connections of their own, for clients that one server asks something: each may be a process."""
+    lane_idle_seconds: Seconds = 300.0
+    """After which a connection that belongs to no session is closed."""
+
     in_flight_per_server: Count = 1024
     """Calls one server may be working on; further callers hear "busy" at once."""
     in_flight: Count = 2048

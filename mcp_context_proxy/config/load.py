@@ -30,9 +30,9 @@ from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
 logger = logging.getLogger(__name__)
 
-_EXPANDED: Final = ("command", "args", "env", "cwd", "url", "headers")
+_EXPANDED: Final = ("command", "args", "env", "cwd", "url", "headers", "oauth")
 """Keys of a server in which variables are replaced."""
-_MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers"})
+_MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth"})
 _EXPANDED_OF_EMBEDDING: Final = ("endpoint", "api_key")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()

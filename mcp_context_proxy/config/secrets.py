@@ -82,6 +82,8 @@ def _forms(value: str) -> Iterator[str]:
 def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:
     """What of a server's configuration is secret."""
     yield from server.secrets
+    if server.oauth is not None and server.oauth.client_secret is not None:
+        yield "oauth.client_secret", server.oauth.client_secret
     for name, value in (*server.env.items(), *server.headers.items()):
         if _TELLING.search(name):
             yield name, value

@@ -211,6 +211,22 @@ class DocumentsConfig(Table):
     """For documents that do not say it themselves."""
 
 
+class OAuthConfig(Table):
+    """How we log in to a server at a URL."""
+
+    grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
+    """``authorization_code``: a person logs in; ``client_credentials``: the client's secret is enough."""
+    client_id: Text | None = None
+    """None registers us with the authorization server, where it allows that."""
+    client_secret: Text | None = Field(default=None, repr=False)
+    issuer: Text | None = None
+    """The authorization server; None takes the one that the server names."""
+    scope: Text | None = None
+    """Separated by spaces; None asks for what the server names."""
+    redirect_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
+    """Port of this machine to which the browser comes back; 0 takes any free one."""
+
+
 class ToolConfig(Table):
     """What is set for one tool of a server."""
 
@@ -233,6 +249,8 @@ class ServerConfig(Table):
     """Derived when not given: ``stdio`` with a command, ``http`` with a URL."""
     era: Literal["auto", "handshake", "modern"] = "auto"
     """``auto`` asks the server; name the era to skip the question."""
+    isolation: Literal["auto", "shared", "session"] = "auto"
+    """Whether the sessions of clients share one connection; ``auto`` until the server asks one something."""
     enabled: Flag = True
     include: IncludeMode = IncludeMode.AGENT
     tools: dict[str, ToolConfig] = {}
@@ -246,6 +264,8 @@ class ServerConfig(Table):
     """``lazy`` starts it at the first call; until then what it listed last time is searched."""
     idle_timeout: Seconds | None = None
     """Seconds without a call after which it is stopped, until the next one; None never stops it."""
+    oauth: OAuthConfig | None = None
+    """None: as its defaults, once you have logged in."""
     secrets: tuple[tuple[str, str], ...] = Field(default=(), repr=False)
     """(variable, value) of what was expanded from the environment, to be redacted wherever text leaves."""
 

@@ -16,8 +16,10 @@ from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
+from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.items import Document, Item, Kind, Tool
 from mcp_context_proxy.retrieval.terms import identifier_words
+from mcp_context_proxy.wire.levels import reaches
 
 ID_BYTES = 8
 """Of a session's public id: it is shown in lists and opens nothing by itself."""
@@ -31,8 +33,8 @@ HISTORY_CHARACTERS = 500
 USED_KEPT = 100
 """Tools called that are remembered."""
 
-LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-"""Of the protocol, least severe first."""
+DEFAULT_LOG_LEVEL = "debug"
+"""Of a client that never said: whatever the servers choose to tell, as if there were no proxy."""
 
 ItemKey: TypeAlias = tuple[Kind, str]
 """What an item is known by in contexts: its type, and its exposed name or its name as a document."""
@@ -137,16 +139,20 @@ class SessionContext:
 class Session(SessionContext):
     """One handshake-era session; it ends with its connection."""
 
-    log_level: str = "debug"
-    """The least severe level the client wants to hear of."""
+    party: Party = field(default_factory=lambda: Party(lasting=True))
+    """As the downstream servers' connections know it."""
+    log_level: str | None = None
+    """The least severe level the client wants to hear of; None until it says so."""
     subscriptions: set[str] = field(default_factory=set)
     """URIs of resources whose updates the client wants to hear of."""
 
+    def subscribes(self, uri: str) -> bool:
+        """Whether the client wants to hear of this resource, or of one that it is a part of."""
+        return any(uri == each or uri.startswith(each.rstrip("/") + "/") for each in self.subscriptions)
+
     def wants_level(self, level: str | None) -> bool:
-        """Whether a log message of that level is to be passed on; an unknown level is."""
-        if level not in LOG_LEVELS:
-            return True
-        return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
+        """Whether a log message of that level is to be passed on."""
+        return reaches(level, self.log_level or DEFAULT_LOG_LEVEL)
 
 
 class Sessions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -20,8 +20,10 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
+from mcp_context_proxy.downstream import questions
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe
-from mcp_context_proxy.downstream.link import PLAIN, Link, Notify, Outgoing
+from mcp_context_proxy.downstream.lanes import Lane, Lanes, capabilities_of
+from mcp_context_proxy.downstream.link import PLAIN, Link, Outgoing, Party
 from mcp_context_proxy.downstream.listing import Listing
 from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.memory import Memory
@@ -31,6 +33,8 @@ from mcp_context_proxy.downstream.redaction import redacted, redacted_result
 from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.downstream.restarts import Restarts
 from mcp_context_proxy.downstream.stderr import StderrTail
+from mcp_context_proxy.downstream.subscription import Subscription
+from mcp_context_proxy.downstream.wishes import Wishes
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
@@ -38,13 +42,15 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
 )
 from mcp_context_proxy.items import IndexedChunk
-from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.envelope import Members, RequestError
+from mcp_context_proxy.wire.envelope import Members
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.nesting import nests_deeper
 from mcp_context_proxy.wire.text import clean
 
 logger = logging.getLogger(__name__)
+
+OnEvent = Callable[[str, Members, frozenset[Party]], None]
+"""Takes what a server announced: method, params, and whom it concerns; nobody in particular if empty."""
 
 SLOT_SECONDS = 5.0
 """How long a server that is being started keeps others waiting: one that hangs must not hold them up."""
@@ -72,7 +78,7 @@ class DownstreamClient:
         config: ServerConfig,
         limits: Limits,
         on_change: Callable[[], None],
-        on_event: Notify | None = None,
+        on_event: OnEvent | None = None,
         memory: Memory | None = None,
     ) -> None:
         """Prepare a client; nothing is started until `run`.
@@ -96,11 +102,15 @@ class DownstreamClient:
         self._restarts = Restarts(limits)
         self._limits = limits
         self._on_change = on_change
-        self._on_event = on_event or (lambda method, params: None)
+        self._on_event = on_event or (lambda method, params, parties: None)
         self._redact = Redactor(secrets_of(config))
         self._stderr = StderrTail(config.name, limits, self._redact)
         self._connected: Connected | None = None
         self._lists = Lists(config.name, limits, on_change)
+        self.wishes = Wishes()
+        """What clients want of the server beside answers."""
+        self._subscription = Subscription(limits, self.wishes, self._on_notification, self._lists.suspect_all)
+        self._lanes = Lanes(config, limits, self._redact, self._lane_inbound)
         self._stop = anyio.Event()
         self._settled = anyio.Event()
         self._in_flight = 0
@@ -145,6 +155,7 @@ class DownstreamClient:
         self._lists.configure(limits)
         self._restarts.configure(limits)
         self._rest.configure(config)
+        self._lanes.configure(config, limits)
 
     async def drain(self, seconds: float) -> None:
         """Wait until no request is under way or the client is stopped, no longer than `seconds`."""
@@ -171,7 +182,7 @@ class DownstreamClient:
                 await self._rest.wake(self.config.connect_timeout)
             if self._connected is None:
                 raise self.unavailable()
-            result = await self._connected.link.request(method, params, outgoing)
+            result = await self._send(self._connected, method, params, outgoing)
             if nests_deeper(bytes(result), self._limits.nesting_results):
                 raise BadAnswerError(
                     self.name, f"with a result nested deeper than {self._limits.nesting_results} levels"
@@ -184,6 +195,41 @@ class DownstreamClient:
             self._rest.used()
             if not self._in_flight:
                 self._idle.set()
+
+    async def _send(self, connected: Connected, method: str, params: Members, outgoing: Outgoing) -> Raw:
+        """Send a request over the connection that all share, or over one that is not shared."""
+        if connected.introduction.era is Era.HANDSHAKE and self._lanes.needed_by(outgoing):
+            async with self._lanes.lent(outgoing) as link:
+                return await link.request(method, params, outgoing)
+        return await connected.link.request(method, params, outgoing)
+
+    async def watch(self, uri: str, params: Members, outgoing: Outgoing) -> None:
+        """Have a session told of updates of a resource.
+
+        Raises:
+            DownstreamError: the server refuses, or cannot be asked.
+        """
+        if self.era is Era.HANDSHAKE and self._lanes.needed_by(outgoing):
+            await self.call("resources/subscribe", params, outgoing)
+        told = self.era is Era.HANDSHAKE and uri not in self.wishes.watched
+        if told:
+            await self.call("resources/subscribe", params, outgoing)
+        self.wishes.watch(uri, told)
+        await self.wake()
+
+    async def wake(self) -> None:
+        """Have a server that sleeps connected, without waiting for it: somebody wants to hear of it."""
+        await self._rest.wake(0)
+
+    async def announce(self, party: Party, method: str) -> None:
+        """Tell the server what the client of a session announced, where the session has a connection."""
+        if self._lanes.keeps(party) and self.link is not None:
+            await self.link.notify(method)
+        await self._lanes.notify(party, method)
+
+    def end(self, party: Party) -> None:
+        """A session has ended."""
+        self._lanes.end(party)
 
     def unavailable(self) -> ServerUnavailableError:
         """The error of a call while there is no connection: the state, the cause, the server's last words."""
@@ -205,6 +251,7 @@ class DownstreamClient:
             await self.recall()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._keep_connected, starting)
+                group.start_soon(self._lanes.run)
                 await self._stop.wait()
                 group.cancel_scope.cancel()
         finally:
@@ -294,7 +341,7 @@ class DownstreamClient:
 
     async def _list(self, connected: Connected) -> None:
         """Know what there is; a caller who waits need not wait for lists that were known before."""
-        if self._rest.called and self.introduction is not None:
+        if self._rest.awaited and self.introduction is not None:
             self._lists.resume(connected)
         else:
             await self._lists.fetch(connected)
@@ -312,7 +359,6 @@ class DownstreamClient:
         self.cause = ""
         self._settled.set()
         self._set_state(State.READY)
-        self._rest.used()
         self._rest.end()
 
     async def _serve(self, connected: Connected) -> None:
@@ -320,8 +366,9 @@ class DownstreamClient:
         async with anyio.create_task_group() as group:
             group.start_soon(self._lists.refresh, connected, partial(self._remember, connected))
             group.start_soon(self._sleep_when_idle, connected)
+            group.start_soon(self.wishes.tell, connected)
             if connected.introduction.era is Era.MODERN:
-                group.start_soon(self._lists.listen, connected, self._on_notification)
+                group.start_soon(self._subscription.keep, connected)
             await connected.loss.happened.wait()
             group.cancel_scope.cancel()
 
@@ -337,48 +384,49 @@ class DownstreamClient:
         connected.loss.happened.set()
 
     def _in_use(self) -> bool:
-        return self._in_flight > 0
+        return self._in_flight > 0 or bool(self.wishes.watched) or self._lanes.kept
 
     def _inbound(self) -> Inbound:
         return Inbound(self._on_notification, self._answer)
 
-    def _on_notification(self, method: str, params: Members) -> None:
-        if self._lists.take_notice(method):
-            return
-        if method == "notifications/message":
-            self._on_log(params)
-        else:
-            self._on_event(method, params)
+    def _lane_inbound(self, lane: Lane) -> Inbound:
+        async def answer(peer: Peer, method: str, params: Members) -> bytes:
+            return await questions.answer(peer, method, params, lane.outgoing)
 
-    def _on_log(self, params: Members) -> None:
-        """A log message names no request: it goes to the call under way when there is exactly one."""
-        link = self.link
-        takers = (
-            # The subscription's own taker is this client: it would hand the message to itself for ever.
-            [
-                sent.on_notification
-                for sent in link.in_flight
-                if sent.on_notification not in (None, self._on_notification)
-            ]
-            if isinstance(link, Peer)
-            else []
-        )
-        if len(takers) == 1 and takers[0] is not None:
-            takers[0]("notifications/message", params)
+        def on_notification(method: str, params: Members) -> None:
+            if not self._lists.take_notice(method):
+                parties = frozenset({lane.party})
+                in_flight = _in_flight(None if lane.connected is None else lane.connected.link)
+                self._pass_on(in_flight, method, params, parties)
+
+        return Inbound(on_notification, answer, capabilities_of(lane.outgoing))
+
+    def _on_notification(self, method: str, params: Members) -> None:
+        if not self._lists.take_notice(method):
+            in_flight = _in_flight(self.link)
+            parties = frozenset(sent.party for sent in in_flight if sent.party is not None)
+            self._pass_on(in_flight, method, params, parties)
+
+    def _pass_on(
+        self, in_flight: Sequence[Outgoing], method: str, params: Members, parties: frozenset[Party]
+    ) -> None:
+        """A log message names no request: it is of those whose calls are under way.
+
+        If that is one alone, it belongs to the latest of its calls.
+        """
+        takers = [
+            sent.on_notification for sent in in_flight if sent.party in parties and sent.on_notification
+        ]
+        if method == "notifications/message" and len(parties) == 1 and takers:
+            takers[-1](method, params)
         else:
-            self._on_event("notifications/message", params)
+            self._on_event(method, params, parties)
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
-        """Answer what the server asks: a ping here, the rest by the one client that has a call under way."""
-        if method == "ping":
-            return b"{}"
-        asks = [outgoing.ask for outgoing in peer.in_flight if outgoing.ask is not None]
-        if len(asks) != 1:
-            raise RequestError(
-                envelope.METHOD_NOT_FOUND,
-                f"{method} cannot be passed on: {len(asks)} calls of clients that can be asked are under way",
-            )
-        return await asks[0](method, params)
+        """Answer what the server asks on the connection that all share."""
+        if method in questions.CAPABILITY_OF:
+            self._lanes.note_asked(method, questions.party_of(peer.in_flight))
+        return await questions.answer(peer, method, params, None)
 
     def _fail(self, cause: str) -> None:
         cause = clean(self._redact(cause))
@@ -392,6 +440,10 @@ class DownstreamClient:
         if state is not self.state:
             self.state = state
             self._on_change()
+
+
+def _in_flight(link: Link | None) -> list[Outgoing]:
+    return link.in_flight if isinstance(link, Peer) else []
 
 
 class _Slot:

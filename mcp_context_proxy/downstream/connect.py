@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
@@ -16,9 +16,11 @@ from mcp_context_proxy.downstream import negotiation
 from mcp_context_proxy.downstream.link import Link, Notify
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Channel, Peer
+from mcp_context_proxy.downstream.questions import CANCELLED, Answer, Questions
 from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (
+    AuthorizationError,
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
@@ -26,24 +28,22 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
 )
 from mcp_context_proxy.sdk import load_sdk
-from mcp_context_proxy.wire.envelope import Members, RequestError, RequestId
+from mcp_context_proxy.wire.envelope import Members, RequestId
 
 logger = logging.getLogger(__name__)
 
 CREDENTIALS_WANTED = frozenset({401, 403, 407})
 """HTTP statuses that speak of who is asking."""
 
-SERVER_REQUESTS = 64
-"""Requests of one server to the client that may be open at a time; more are ignored."""
-
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """Where what a server sends on its own accord goes."""
+    """Where what a server sends on its own accord goes, and what it is told that it may ask."""
 
     on_notification: Notify
-    answer: Callable[[Peer, str, Members], Awaitable[bytes]]
-    """Answers a request the server makes; raises `RequestError` to refuse."""
+    answer: Answer
+    capabilities: Mapping[str, Any] = field(default_factory=lambda: negotiation.SHARED_CAPABILITIES)
+    """Declared in the handshake; the modern era declares with each request."""
 
 
 @dataclass(slots=True)
@@ -103,28 +103,23 @@ async def _connect_duplex(
     config: ServerConfig, limits: Limits, stderr: StderrTail, inbound: Inbound
 ) -> AsyncIterator[Connected]:
     async with anyio.create_task_group() as group:
-        open_requests = 0
-
-        async def answer(request_id: RequestId, method: str, params: Members) -> None:
-            nonlocal open_requests
-            open_requests += 1
-            try:
-                await peer.answer(request_id, await inbound.answer(peer, method, params))
-            except RequestError as error:
-                await peer.refuse(request_id, error.code, error.message, error.data)
-            finally:
-                open_requests -= 1
+        questions = Questions(group, inbound.answer, limits.ask_seconds)
 
         def on_request(request_id: RequestId, method: str, params: Members) -> None:
-            if open_requests < SERVER_REQUESTS:
-                group.start_soon(answer, request_id, method, params)
+            questions.take(peer, request_id, method, params)
+
+        def on_notification(method: str, params: Members) -> None:
+            if method == CANCELLED:
+                questions.withdraw(params)
+            else:
+                inbound.on_notification(method, params)
 
         peer = Peer(
             config.name,
             call_seconds=config.call_timeout,
             call_max_seconds=limits.call_max_seconds,
             on_request=on_request,
-            on_notification=inbound.on_notification,
+            on_notification=on_notification,
         )
         loss = Loss()
 
@@ -137,7 +132,7 @@ async def _connect_duplex(
             async with _open_channel(config, limits, stderr, peer) as channel:
                 peer.attach(channel)
                 group.start_soon(watch, channel)
-                introduction = await _negotiate(peer, config, limits)
+                introduction = await _negotiate(peer, config, limits, inbound.capabilities)
                 if hasattr(channel, "version"):
                     channel.version = introduction.version
                 yield Connected(peer, introduction, loss)
@@ -164,11 +159,13 @@ def _open_channel(
     return open_sdk_channel(config, peer.receive)
 
 
-async def _negotiate(peer: Peer, config: ServerConfig, limits: Limits) -> Introduction:
+async def _negotiate(
+    peer: Peer, config: ServerConfig, limits: Limits, capabilities: Mapping[str, Any]
+) -> Introduction:
     if config.transport == "http":
         # The modern probe was a plain POST; this transport is for the handshake only.
-        return await negotiation.initialize(peer, limits)
-    return await negotiation.negotiate(peer, config, limits)
+        return await negotiation.initialize(peer, limits, capabilities)
+    return await negotiation.negotiate(peer, config, limits, capabilities)
 
 
 def _refuses_us(error: Exception) -> bool:
@@ -182,7 +179,7 @@ def describe(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, CallInterruptedError):
         return f"it {error.cause}"
-    if isinstance(error, ServerUnavailableError):
+    if isinstance(error, ServerUnavailableError | AuthorizationError):
         return error.cause
     if isinstance(error, RemoteError):
         return f"it answered with error {error.code}: {error.remote_message}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 
 import anyio
@@ -12,13 +11,10 @@ from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.difference import same_connection
-from mcp_context_proxy.downstream.client import DownstreamClient, State
+from mcp_context_proxy.downstream.client import DownstreamClient, OnEvent, State
+from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.errors import ServerUnavailableError
-from mcp_context_proxy.wire.envelope import Members
-
-Event = Callable[[str, str, Members], None]
-"""Takes what a server announced: its name, the method, the params."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +51,12 @@ class Fleet:
         configs: Iterable[ServerConfig],
         limits: Limits,
         on_change: Callable[[], None] = lambda: None,
-        on_event: Event | None = None,
+        on_event: OnEvent | None = None,
         memory: Memory | None = None,
     ) -> None:
         """Prepare a client for each enabled server; see `DownstreamClient` for the callbacks."""
         self._limits, self._on_change, self._on_event, self._memory = limits, on_change, on_event, memory
+        self._log_level: str | None = None
         self.clients: Mapping[str, DownstreamClient] = {
             config.name: self._client(config) for config in configs if config.enabled
         }
@@ -114,6 +111,22 @@ class Fleet:
         """Wait until every server is ready or has failed its first attempt."""
         for client in self.clients.values():
             await client.settled()
+
+    async def announce(self, party: Party, method: str) -> None:
+        """Tell the servers what the client of a session announced."""
+        for client in self.clients.values():
+            await client.announce(party, method)
+
+    def set_log_level(self, level: str | None) -> None:
+        """Have all servers log what serves all sessions."""
+        self._log_level = level
+        for client in self.clients.values():
+            client.wishes.set_log_level(level)
+
+    def end(self, party: Party) -> None:
+        """A session has ended: nothing is kept for it."""
+        for client in self.clients.values():
+            client.end(party)
 
     @property
     def unlisted(self) -> tuple[DownstreamClient, ...]:
@@ -180,13 +193,15 @@ class Fleet:
             await successor.settled()
         if self._successors.get(name) is successor:
             del self._successors[name]
+            successor.wishes.take_over(self.clients[name].wishes)
             self._retire(self.clients[name])
             self.clients = {**self.clients, name: successor}
             self._on_change()
 
     def _client(self, config: ServerConfig) -> DownstreamClient:
-        on_event = partial(self._on_event, config.name) if self._on_event else None
-        return DownstreamClient(config, self._limits, self._on_change, on_event, self._memory)
+        client = DownstreamClient(config, self._limits, self._on_change, self._on_event, self._memory)
+        client.wishes.set_log_level(self._log_level)
+        return client
 
     def _started(self, config: ServerConfig) -> DownstreamClient:
         client = self._client(config)

@@ -21,6 +21,7 @@ from mcp.shared.inbound import (
 )
 from msgspec import UNSET, Raw
 
+from mcp_context_proxy.authorization.bearer import authorization
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
 from mcp_context_proxy.errors import (
@@ -187,7 +188,9 @@ async def open_modern_http(
     """A link to the modern-era server at the configured URL. Nothing is sent until the first request."""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     pool = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=KEPT_ALIVE)
-    async with httpx2.AsyncClient(headers=config.headers, timeout=timeout, limits=pool) as client:
+    async with httpx2.AsyncClient(
+        auth=authorization(config), headers=config.headers, timeout=timeout, limits=pool
+    ) as client:
         yield ModernHttp(config, limits, client, on_notification)
 
 

@@ -25,6 +25,19 @@ Raises:
 """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Party:
+    """Whom requests are made for: one handshake-era session, or one request of the modern era.
+
+    Requests belong together if their party is the same object.
+    """
+
+    principal: str | None = None
+    """Who it is, as far as the front can tell: what is kept for one must not be had by another."""
+    lasting: bool = False
+    """A session: it can have a connection of its own for as long as it lasts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """Everything that goes with one request beside its method and params."""
@@ -41,6 +54,8 @@ class Outgoing:
     on_notification: Notify | None = None
     """Takes progress and log notifications that belong to this request."""
     wants_progress: bool = False
+    party: Party | None = None
+    """Whom the request is made for; None for what the proxy wants to know itself."""
     ask: Ask | None = None
     """Answers what the server asks of the client meanwhile; None when the client cannot be asked."""
 

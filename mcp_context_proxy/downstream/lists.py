@@ -14,11 +14,8 @@ import anyio
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream import listing
 from mcp_context_proxy.downstream.connect import Connected
-from mcp_context_proxy.downstream.link import Notify, Outgoing
 from mcp_context_proxy.downstream.listing import LISTS, Listing
-from mcp_context_proxy.downstream.negotiation import CLIENT_INFO
-from mcp_context_proxy.errors import DownstreamError, RemoteError
-from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.errors import DownstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +24,6 @@ REFRESH_SECONDS = 1.0
 
 SETTLE_SECONDS = 0.05
 """How long a change notice waits for the others that usually come with it."""
-
-WANTED = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
-"""What a modern server is asked to announce."""
 
 _NOTICES = {kind.changed for kind in LISTS.values()}
 
@@ -102,27 +96,9 @@ class Lists:
                 )
             await anyio.sleep(REFRESH_SECONDS)
 
-    async def listen(self, connected: Connected, on_notification: Notify) -> None:
-        """Subscribe to a modern server's changes until cancelled, or until it turns out to announce none."""
-        outgoing = Outgoing(
-            subject="subscriptions/listen",
-            timeout=float("inf"),
-            client_info=envelope.raw(CLIENT_INFO),
-            capabilities=envelope.raw({}),
-            on_notification=on_notification,
-        )
-        params = {"notifications": envelope.raw(WANTED)}
-        while True:
-            try:
-                await connected.link.request("subscriptions/listen", params, outgoing)
-            except RemoteError as error:
-                logger.debug("server %s does not announce changes: %s", self._server, error)
-                return
-            except DownstreamError as error:
-                logger.debug("server %s: subscription lost: %s", self._server, error)
-            await anyio.sleep(self._limits.backoff_first_seconds)
-            # Nothing is replayed to a new subscription: what changed meanwhile is found by listing.
-            self._mark_stale(set(LISTS))
+    def suspect_all(self) -> None:
+        """Fetch all anew: something may have changed unseen."""
+        self._mark_stale(set(LISTS))
 
     def _mark_stale(self, names: set[str]) -> None:
         self._stale |= names

@@ -20,11 +20,11 @@ from mcp_context_proxy.wire.era import Era
 
 CLIENT_INFO = {"name": "mcp-context-proxy", "version": __version__}
 
-HANDSHAKE_CAPABILITIES: Mapping[str, Any] = {"sampling": {}, "elicitation": {}}
-"""What a shared handshake-era connection declares.
+SHARED_CAPABILITIES: Mapping[str, Any] = {"sampling": {}, "elicitation": {}, "roots": {}}
+"""What a shared handshake-era connection declares: what any client might be asked.
 
-Both are only ever asked during a call and are passed on to the client that called, if it can be asked.
-Roots are left out: servers ask for them on connecting, when there is no client to answer for.
+What is then asked is passed on to the client whose call is under way, if it can be asked; a question for
+roots on connecting, when there is no client yet, is answered with none.
 """
 
 UNSUPPORTED_VERSION = -32022
@@ -47,14 +47,22 @@ class Introduction:
         return isinstance(self.capabilities.get(capability), dict)
 
 
-async def negotiate(link: Link, config: ServerConfig, limits: Limits) -> Introduction:
+async def negotiate(
+    link: Link, config: ServerConfig, limits: Limits, capabilities: Mapping[str, Any]
+) -> Introduction:
     """Open the conversation on a duplex link, in the era the server speaks or the configuration names.
+
+    Args:
+        link: To talk over.
+        config: Of the server.
+        limits: Bounds on time.
+        capabilities: To declare in the handshake.
 
     Raises:
         DownstreamError: the server refuses both eras, or does not answer in time.
     """
     if config.era == "handshake":
-        return await initialize(link, limits)
+        return await initialize(link, limits, capabilities)
     if config.era == "modern":
         return await discover(link, limits.connect_seconds)
     try:
@@ -62,7 +70,7 @@ async def negotiate(link: Link, config: ServerConfig, limits: Limits) -> Introdu
     except (RemoteError, BadAnswerError, CallTimeoutError):
         pass
     try:
-        return await initialize(link, limits)
+        return await initialize(link, limits, capabilities)
     except RemoteError as error:
         if error.code != UNSUPPORTED_VERSION:
             raise
@@ -94,7 +102,7 @@ async def discover(link: Link, seconds: float) -> Introduction:
     return _introduction(Era.MODERN, era.MODERN_VERSION, info, result)
 
 
-async def initialize(link: Link, limits: Limits) -> Introduction:
+async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]) -> Introduction:
     """Shake hands with a server of the handshake era.
 
     Raises:
@@ -103,7 +111,7 @@ async def initialize(link: Link, limits: Limits) -> Introduction:
     link.era = Era.HANDSHAKE
     params = {
         "protocolVersion": envelope.raw(era.HANDSHAKE_VERSION),
-        "capabilities": envelope.raw(HANDSHAKE_CAPABILITIES),
+        "capabilities": envelope.raw(capabilities),
         "clientInfo": envelope.raw(CLIENT_INFO),
     }
     outgoing = Outgoing(subject="initialize", timeout=limits.connect_seconds)

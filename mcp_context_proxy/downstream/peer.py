@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import anyio
 from msgspec import UNSET, Raw
 
-from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
+from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing, Party
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
@@ -78,13 +78,16 @@ class _NoChannel:
 class _Pending:
     """A request under way: its caller's future, its deadline, and where its notifications go."""
 
-    __slots__ = ("future", "give_up_at", "outgoing", "sending", "timeout", "timer")
+    __slots__ = ("future", "give_up_at", "held_since", "holds", "outgoing", "sending", "timeout", "timer")
 
     def __init__(
         self, future: asyncio.Future[Raw], outgoing: Outgoing, timeout: float, give_up_at: float
     ) -> None:
         self.future, self.outgoing, self.timeout, self.give_up_at = future, outgoing, timeout, give_up_at
         self.timer: asyncio.TimerHandle | None = None
+        self.holds = 0
+        """Questions of the server that are open: while there are any, no time passes for the request."""
+        self.held_since = 0.0
         self.sending: anyio.CancelScope | None = None
         """While the request waits for the channel to take it."""
 
@@ -131,6 +134,18 @@ class Peer:
     def in_flight(self) -> list[Outgoing]:
         """What goes with each request that is under way."""
         return [pending.outgoing for pending in self._pending.values()]
+
+    @contextlib.contextmanager
+    def held(self, party: Party | None) -> Iterator[None]:
+        """Let no time pass for the requests of one party: somebody is being asked on their behalf."""
+        held = [each for each in self._pending.values() if party is not None and each.outgoing.party is party]
+        for pending in held:
+            self._hold(pending)
+        try:
+            yield
+        finally:
+            for pending in held:
+                self._release(pending)
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> Raw:
         """Send a request and return its result as it came; see `Link.request`."""
@@ -264,7 +279,11 @@ class Peer:
                 if pending.outgoing.on_notification is not None:
                     pending.outgoing.on_notification(method, params)
             return
-        self._on_notification(method, params)
+        listening = self._waiting(_number(era.meta_of(params).get(era.SUBSCRIPTION_KEY)))
+        if listening is not None and listening.outgoing.on_notification is not None:
+            listening.outgoing.on_notification(method, params)
+        else:
+            self._on_notification(method, params)
 
     def _reject(self, head: bytes, tail: bytes, why: str) -> None:
         """A frame is unusable: fail the request it answers at once, or count it as noise."""
@@ -299,9 +318,24 @@ class Peer:
         self._pending[request_id] = pending
         return pending
 
+    def _hold(self, pending: _Pending) -> None:
+        if pending.holds == 0:
+            pending.held_since = self._loop.time()
+        pending.holds += 1
+        if pending.timer is not None:
+            pending.timer.cancel()
+
+    def _release(self, pending: _Pending) -> None:
+        pending.holds -= 1
+        if pending.holds == 0 and not pending.future.done():
+            pending.give_up_at += self._loop.time() - pending.held_since
+            self._extend(pending)
+
     def _extend(self, pending: _Pending) -> None:
         if pending.timer is not None:
             pending.timer.cancel()
+        if pending.holds:
+            return
         when = min(self._loop.time() + pending.timeout, pending.give_up_at)
         pending.timer = self._loop.call_at(when, self._expire, pending)
 

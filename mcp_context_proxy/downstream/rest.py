@@ -20,6 +20,8 @@ class Rest:
         self._awake: anyio.Event | None = None
         """Set when the attempt ends that callers may wait for; None while there is none."""
         self._fell_asleep = False
+        self.called = False
+        """Whether somebody has used it since it last fell asleep."""
         self._used_at = 0.0
         self._settings_changed = anyio.Event()
         self.refresh_first = False
@@ -31,9 +33,9 @@ class Rest:
         return self._config.start == "lazy" or self._fell_asleep
 
     @property
-    def called(self) -> bool:
-        """Whether somebody has called since it last fell asleep."""
-        return self._wanted.is_set()
+    def awaited(self) -> bool:
+        """Whether somebody has woken it and waits."""
+        return self.allowed and self.called
 
     def configure(self, config: ServerConfig) -> None:
         """Follow other settings."""
@@ -43,7 +45,8 @@ class Rest:
             self._wanted.set()
 
     def used(self) -> None:
-        """A call has begun or ended."""
+        """A call has begun or ended, or something else needs the connection."""
+        self.called = True
         self._used_at = anyio.current_time()
 
     def begin(self) -> None:
@@ -61,6 +64,7 @@ class Rest:
     def end(self) -> None:
         """The attempt is over, well or badly: callers wait no more."""
         self._fell_asleep = False
+        self._used_at = anyio.current_time()
         if self._awake is not None:
             self._awake.set()
             self._awake = None
@@ -69,6 +73,7 @@ class Rest:
         """Call the server and wait for the end of the attempt, no longer than `seconds`; at once if awake."""
         awake = self._awake
         if awake is not None:
+            self.called = True
             self._wanted.set()
             with anyio.move_on_after(seconds):
                 await awake.wait()
@@ -82,7 +87,7 @@ class Rest:
 
     def fall_asleep(self) -> None:
         """The connection is being closed because nobody needs it."""
-        self._fell_asleep = True
+        self._fell_asleep, self.called = True, False
         self.begin()
 
     def _left(self) -> float:

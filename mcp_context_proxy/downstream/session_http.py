@@ -16,6 +16,7 @@ import httpx2
 from anyio.abc import TaskGroup
 from msgspec import UNSET
 
+from mcp_context_proxy.authorization.bearer import authorization
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
 from mcp_context_proxy.wire import envelope
@@ -138,7 +139,7 @@ class HttpSession:
             ) as answer:
                 if not answer.is_success:
                     logger.debug("%s: a %s got HTTP status %d", self._server, method, answer.status_code)
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, DownstreamError) as error:
             logger.debug("%s: a %s failed: %s", self._server, method, _named(error))
 
     async def _request(self, request_id: RequestId, frame: bytes) -> None:
@@ -269,7 +270,9 @@ async def open_session_http(
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     pool = httpx2.Limits(max_connections=CONNECTIONS)
     async with (
-        httpx2.AsyncClient(headers=config.headers, timeout=timeout, limits=pool) as client,
+        httpx2.AsyncClient(
+            auth=authorization(config), headers=config.headers, timeout=timeout, limits=pool
+        ) as client,
         anyio.create_task_group() as group,
     ):
         session = HttpSession(config, limits, client, answers, group)

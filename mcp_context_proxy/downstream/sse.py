@@ -16,7 +16,9 @@ import httpx2
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared._httpx_utils import sse_within_origin
 
+from mcp_context_proxy.authorization.bearer import authorization
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.errors import DownstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ class SseChannel:
                 headers = {"content-type": "application/json"}
                 answer = await self._client.post(self._address, content=frame, headers=headers)
                 answer.raise_for_status()
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, DownstreamError) as error:
             self._cause = f"took no message ({str(error) or type(error).__name__})"
             self._end()
 
@@ -105,7 +107,7 @@ async def open_sse(
     url = config.url or ""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     async with (
-        httpx2.AsyncClient(headers=config.headers, timeout=timeout) as client,
+        httpx2.AsyncClient(auth=authorization(config), headers=config.headers, timeout=timeout) as client,
         sse_within_origin(client, url, max_event_size=limits.sse_event_bytes) as events,
     ):
         events.response.raise_for_status()

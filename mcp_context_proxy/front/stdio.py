@@ -18,7 +18,6 @@ from msgspec import UNSET, Raw
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.front.pipes import StandardPipes, open_standard_pipes
-from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INVALID_REQUEST, PARSE_ERROR, Members, RequestError, RequestId
@@ -72,9 +71,9 @@ class StdioCaller:
 class StdioFront:
     """Serves one host until its input ends."""
 
-    def __init__(self, gateway: Gateway, changes: Changes, limits: Limits) -> None:
+    def __init__(self, gateway: Gateway, limits: Limits) -> None:
         self.pipes: StandardPipes
-        self._gateway, self._changes, self._limits = gateway, changes, limits
+        self._gateway, self._limits = gateway, limits
         self._methods = gateway.methods
         self._session: Session | None = None
         self._handshake: Members = {}
@@ -108,7 +107,7 @@ class StdioFront:
                     await pipes.flush()
                 group.cancel_scope.cancel()
         if self._session is not None:
-            self._changes.remove_session(self._session)
+            self._gateway.open_sessions.end(self._session)
 
     async def ask(self, method: str, params: Members) -> bytes:
         """Make a request of the host; see `Caller.ask`."""
@@ -119,6 +118,10 @@ class StdioFront:
         try:
             await self.pipes.send(envelope.request(request_id, method, params))
             return await future
+        except asyncio.CancelledError:
+            cancelled = envelope.notification("notifications/cancelled", {"requestId": request_id})
+            self.pipes.send_nowait(cancelled)
+            raise
         finally:
             del self._asked[request_id]
 
@@ -219,6 +222,8 @@ class StdioFront:
             if scope is not None:
                 scope.cancel()
                 return
+        elif self._session is not None and isinstance(message.method, str):
+            self._group.start_soon(self._gateway.notified, message.method, self._session)
         self._pass_to_sdk(frame)
 
     def _receive_reply(self, message: envelope.Envelope, frame: bytes) -> None:
@@ -270,7 +275,7 @@ class StdioFront:
     def _open_session_on(self, message: object) -> None:
         if getattr(message, "id", None) == self._initialize_id and hasattr(message, "result"):
             self._session = Session()
-            self._changes.add_session(self._session, self._notify)
+            self._gateway.open_sessions.open(self._session, self._notify)
 
     async def _notify(self, method: str, params: Members) -> None:
         await self.pipes.send(envelope.notification(method, params))

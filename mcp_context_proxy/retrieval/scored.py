@@ -190,7 +190,8 @@ class Scored:
             near = np.where(self.allowed[item_of], self.similarities, -np.inf)
             chosen[item_of[best(near, top_k)]] = True
         chosen |= self.fused > self.plain
-        return np.flatnonzero(chosen & self.allowed)
+        # In a large catalog far down the words an item may have no score: its cosine was not computed.
+        return np.flatnonzero(chosen & np.isfinite(self.fused))
 
     def _coverage(self) -> float:
         """The share of the query's idf that the best item lexically has."""

@@ -6,7 +6,6 @@ Handshake-era sessions get notifications; modern clients get events on the subsc
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -15,20 +14,16 @@ import anyio
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.server.open_sessions import OpenSessions
 from mcp_context_proxy.server.tools import ToolList
-from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members
-
-logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.1
 """How long a change waits for the others that usually come with it, such as several servers getting ready."""
 
 PAUSE_SECONDS = 0.5
 """Least time between two announcements."""
-
-Send = Callable[[str, Members], Awaitable[None]]
-"""Sends a notification to one session: method, params."""
 
 Publish = Callable[[str, Members], Awaitable[None]]
 """Gives an event to the modern subscriptions: method of its notification, params."""
@@ -42,22 +37,13 @@ RESOURCE_UPDATED = "notifications/resources/updated"
 class Changes:
     """Compares what is visible with what was announced, and announces the difference."""
 
-    def __init__(self, catalog: Catalog, tools: ToolList) -> None:
-        self._catalog, self._tools = catalog, tools
-        self._sessions: dict[Session, Send] = {}
+    def __init__(self, catalog: Catalog, tools: ToolList, sessions: OpenSessions) -> None:
+        self._catalog, self._tools, self._sessions = catalog, tools, sessions
         self._publish: Publish | None = None
         self._announced: dict[str, bytes] = {}
         self._grown: set[Session] = set()
-        self._updated: set[str] = set()
+        self._updated: dict[str, Members] = {}
         self._wake = anyio.Event()
-
-    def add_session(self, session: Session, send: Send) -> None:
-        """Notify `session` from now on."""
-        self._sessions[session] = send
-
-    def remove_session(self, session: Session) -> None:
-        """The session has ended."""
-        self._sessions.pop(session, None)
 
     def publish_to(self, publish: Publish) -> None:
         """Give events to the modern subscriptions."""
@@ -67,16 +53,16 @@ class Changes:
         """The catalog has a new snapshot; what of it is visible is found out soon."""
         self._wake.set()
 
-    def resource_updated(self, uri: str) -> None:
-        """The content of a resource has changed."""
-        self._updated.add(uri)
+    def resource_updated(self, uri: str, params: Members | None = None) -> None:
+        """The content of a resource has changed; `params` is how its server said so."""
+        self._updated[uri] = params or {"uri": envelope.raw(uri)}
         self._wake.set()
 
     def downstream_event(self, method: str, params: Members) -> None:
         """A downstream server announced something beside its lists."""
         uri = envelope.text(params.get("uri"))
         if method == RESOURCE_UPDATED and uri is not None:
-            self.resource_updated(uri)
+            self.resource_updated(uri, era.without_subscription(params))
 
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
@@ -102,34 +88,25 @@ class Changes:
         changed = [method for method, digest in visible.items() if self._announced.get(method) != digest]
         self._announced = visible
         grown, self._grown = self._grown, set()
-        updated, self._updated = self._updated, set()
+        updated, self._updated = self._updated, {}
         for method in changed:
             await self._publish_event(method, {})
-        for uri in updated:
-            await self._publish_event(RESOURCE_UPDATED, {"uri": envelope.raw(uri)})
-        for session in list(self._sessions):
+        for params in updated.values():
+            await self._publish_event(RESOURCE_UPDATED, params)
+        for session in self._sessions:
             methods = [
                 *changed,
                 *([TOOLS_CHANGED] if session in grown and TOOLS_CHANGED not in changed else []),
             ]
             for method in methods:
-                await self._send(session, method, {})
-            for uri in updated & session.subscriptions:
-                await self._send(session, RESOURCE_UPDATED, {"uri": envelope.raw(uri)})
+                await self._sessions.send(session, method, {})
+            for uri, params in updated.items():
+                if session.subscribes(uri):
+                    await self._sessions.send(session, RESOURCE_UPDATED, params)
 
     async def _publish_event(self, method: str, params: Members) -> None:
         if self._publish is not None:
             await self._publish(method, params)
-
-    async def _send(self, session: Session, method: str, params: Members) -> None:
-        send = self._sessions.get(session)
-        if send is None:
-            return
-        try:
-            await send(method, params)
-        except Exception:
-            # boundary: one client that cannot be reached is not another's problem
-            logger.debug("a session could not be told of %s", method, exc_info=True)
 
     def _visible(self, snapshot: Snapshot) -> dict[str, bytes]:
         """A digest of each list as a client without a query sees it."""

@@ -1,78 +1,104 @@
 """Passes a request to its downstream server and the result back, changing only what the hop demands.
 
-Knows neither SDK nor front: method and raw params in, encoded result out.
+Knows neither SDK nor front: method and raw params in, encoded result out. What a server asks of the client
+meanwhile is relayed in each of the four pairs of eras: as a request, as it came, by asking and calling
+again, or by parking the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from functools import partial
 
 import msgspec
+from msgspec import Raw
 
 from mcp_context_proxy import __version__
+from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing
+from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.errors import RemoteError
+from mcp_context_proxy.server import declared
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.parked import ParkedCalls, Purpose
 from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, METHOD_NOT_FOUND, Members, RequestError
+from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.wire.levels import reaches
 
 SERVER_INFO = envelope.raw(
     {"name": "mcp-context-proxy", "title": "MCP Context Proxy", "version": __version__}
 )
 
+INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
+"""Whose modern results may be a question."""
+
 INPUT_ROUNDS = 10
 """How often a modern server may ask a handshake-era client during one request; the SDK's number."""
-
-CAPABILITY_OF = {
-    "sampling/createMessage": "sampling",
-    "elicitation/create": "elicitation",
-    "roots/list": "roots",
-}
-"""What a client must have declared to be asked."""
 
 HOP_ERRORS = frozenset({-32000, -32001, -32020, -32022})
 """Codes that speak of the connection between us and the server; to a client they would speak of ours."""
 
 
-async def forward(
-    client: DownstreamClient, method: str, params: Members, caller: Caller, subject: str
-) -> bytes:
-    """Send a request to a downstream server on behalf of a caller; the result, fitted to the caller's era.
+class Forwarder:
+    """Forwards requests on behalf of callers."""
 
-    Args:
-        client: Of the server.
-        method: As the caller sent it.
-        params: With names as the server knows them.
-        caller: Who asked.
-        subject: For error messages, such as ``tool 'create_issue'``.
+    def __init__(self, parked: ParkedCalls) -> None:
+        self._parked = parked
 
-    Raises:
-        DownstreamError: see `Link.request`.
-        RequestError: the client was asked something and refused.
-    """
-    meta = era.meta_of(params)
-    token = meta.get("progressToken")
-    level = meta.get(era.LOG_LEVEL_KEY)
-    if caller.session is not None:
-        level = envelope.raw(caller.session.log_level)
-    outgoing = Outgoing(
-        subject=subject,
-        capabilities=caller.capabilities,
-        client_info=caller.client_info,
-        log_level=level,
-        on_notification=_relay(caller, token, level is not None),
-        wants_progress=token is not None,
-        ask=_asker(caller),
-    )
-    result = await client.call(method, params, outgoing)
-    if caller.era is Era.HANDSHAKE:
-        if client.era is not Era.MODERN:
-            # Nothing to fit, so nothing is parsed: what came is what goes.
-            return bytes(result)
-        result = await _gather_input(client, method, params, outgoing, result)
-    return era.upward(method, result, caller.era, SERVER_INFO)
+    async def forward(
+        self, client: DownstreamClient, method: str, params: Members, caller: Caller, subject: str
+    ) -> bytes:
+        """Send a request to a downstream server; the result, fitted to the caller's era.
+
+        Args:
+            client: Of the server.
+            method: As the caller sent it.
+            params: With names as the server knows them.
+            caller: Who asked.
+            subject: For error messages, such as ``tool 'create_issue'``.
+
+        Raises:
+            DownstreamError: see `Link.request`.
+            RequestError: the client was asked something and refused, or goes on with what is not known.
+        """
+        listener = _listener(caller, params)
+        if caller.era is Era.HANDSHAKE:
+            outgoing = _outgoing(client, params, caller, subject, declared.asker(caller), listener)
+            result = await client.call(method, params, outgoing)
+            if client.era is not Era.MODERN:
+                # Nothing to fit, so nothing is parsed: what came is what goes.
+                return bytes(result)
+            result = await _gather_input(client, method, params, outgoing, result)
+        elif client.era is Era.HANDSHAKE and method in INPUT_METHODS and _may_ask(params, caller):
+            result = Raw(await self._park(client, method, params, caller, subject, listener))
+        else:
+            outgoing = _outgoing(client, params, caller, subject, None, listener)
+            result = await client.call(method, params, outgoing)
+        return era.upward(method, result, caller.era, SERVER_INFO)
+
+    async def _park(
+        self,
+        client: DownstreamClient,
+        method: str,
+        params: Members,
+        caller: Caller,
+        subject: str,
+        listener: Notify,
+    ) -> bytes:
+        """A call of a modern client at a server that may ask by a request of its own."""
+        same = {key: raw for key, raw in params.items() if key not in era.RETRY_KEYS and key != "_meta"}
+        purpose = Purpose(caller.principal, f"{client.name} {method}", envelope.value(envelope.encode(same)))
+        if "requestState" in params:
+            state = envelope.text(params["requestState"]) or ""
+            return await self._parked.resume(state, _answers(params), purpose, listener)
+
+        async def work(ask: Ask, notify: Notify) -> bytes:
+            limited = partial(declared.ask_declared, caller, ask)
+            outgoing = _outgoing(client, params, caller, subject, limited, notify)
+            return bytes(await client.call(method, params, outgoing))
+
+        return await self._parked.begin(purpose, listener, work)
 
 
 def request_error(error: RemoteError) -> RequestError:
@@ -82,59 +108,89 @@ def request_error(error: RemoteError) -> RequestError:
     return RequestError(error.code, error.remote_message, error.data)
 
 
-def _relay(caller: Caller, token: msgspec.Raw | None, wants_logs: bool) -> Notify:
+def _outgoing(
+    client: DownstreamClient,
+    params: Members,
+    caller: Caller,
+    subject: str,
+    ask: Ask | None,
+    listener: Notify,
+) -> Outgoing:
+    meta = era.meta_of(params)
+    level = meta.get(era.LOG_LEVEL_KEY)
+    session = caller.session
+    if session is None and client.era is Era.HANDSHAKE and level is not None:
+        client.wishes.include_log_level(envelope.text(level) or "")
+    if session is not None:
+        # A handshake-era server is told once, not with each request, and only what a client asked for.
+        said = session.log_level or (DEFAULT_LOG_LEVEL if client.era is Era.MODERN else None)
+        level = None if said is None else envelope.raw(said)
+    return Outgoing(
+        subject=subject,
+        capabilities=caller.capabilities,
+        client_info=caller.client_info,
+        log_level=level,
+        on_notification=listener,
+        wants_progress="progressToken" in meta,
+        party=Party(caller.principal) if session is None else session.party,
+        ask=ask,
+    )
+
+
+def _may_ask(params: Members, caller: Caller) -> bool:
+    return "requestState" in params or bool(declared.capabilities(caller))
+
+
+def _answers(params: Members) -> Members:
+    try:
+        return envelope.members(params.get("inputResponses", Raw(b"{}")))
+    except msgspec.DecodeError:
+        raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None
+
+
+def _listener(caller: Caller, params: Members) -> Notify:
+    """Passes on what a server tells about a request, if the client asked for that."""
+    meta = era.meta_of(params)
+    token, level = meta.get("progressToken"), envelope.text(meta.get(era.LOG_LEVEL_KEY))
+    session = caller.session
+
     def relay(method: str, params: Members) -> None:
         if method == "notifications/progress":
             if token is not None:
                 caller.notify(method, {**params, "progressToken": token})
-        elif method == "notifications/message" and wants_logs:
-            session = caller.session
-            if session is None or session.wants_level(envelope.text(params.get("level"))):
+        elif method == "notifications/message":
+            said = envelope.text(params.get("level"))
+            if session.wants_level(said) if session is not None else reaches(said, level):
                 caller.notify(method, params)
 
     return relay
 
 
-def _asker(caller: Caller) -> Ask | None:
-    """How a handshake-era server's requests reach the caller; None when it can be asked nothing."""
-    if caller.era is Era.MODERN or caller.capabilities is None:
-        return None
-    declared = _declared(caller)
-    if not any(capability in declared for capability in CAPABILITY_OF.values()):
-        return None
-
-    async def ask(method: str, params: Members) -> bytes:
-        if CAPABILITY_OF.get(method) not in declared:
-            raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
-        return await caller.ask(method, params)
-
-    return ask
-
-
-def _declared(caller: Caller) -> Mapping[str, object]:
-    declared = envelope.value(caller.capabilities) if caller.capabilities is not None else {}
-    return declared if isinstance(declared, dict) else {}
-
-
 async def _gather_input(
-    client: DownstreamClient, method: str, params: Members, outgoing: Outgoing, result: msgspec.Raw
-) -> msgspec.Raw:
+    client: DownstreamClient, method: str, params: Members, outgoing: Outgoing, result: Raw
+) -> Raw:
     """Answer a modern server's ``input_required`` by asking a handshake-era client, until it has enough."""
-    ask = outgoing.ask
     for _ in range(INPUT_ROUNDS):
         parts = envelope.members(result)
         if era.result_type(parts) != "input_required":
             return result
-        if ask is None:
-            raise RequestError(INTERNAL_ERROR, "the server needs input that this client cannot be asked for")
-        answers = {}
-        for key, raw in envelope.members(parts.get("inputRequests", msgspec.Raw(b"{}"))).items():
-            wanted = envelope.members(raw)
-            wanted_params = envelope.members(wanted["params"]) if "params" in wanted else {}
-            answers[key] = msgspec.Raw(await ask(envelope.text(wanted.get("method")) or "", wanted_params))
+        answers = {
+            key: Raw(await _ask(outgoing.ask, envelope.members(wanted)))
+            for key, wanted in envelope.members(parts.get("inputRequests", Raw(b"{}"))).items()
+        }
         retry = {**params, "inputResponses": envelope.raw(answers)}
         retry.pop("requestState", None)
         if "requestState" in parts:
             retry["requestState"] = parts["requestState"]
         result = await client.call(method, retry, outgoing)
     raise RequestError(INTERNAL_ERROR, f"the server asked for input more than {INPUT_ROUNDS} times")
+
+
+async def _ask(ask: Ask | None, wanted: Members) -> bytes:
+    if ask is None:
+        raise RequestError(INTERNAL_ERROR, "the server needs input that this client cannot be asked for")
+    params = envelope.members(wanted["params"]) if "params" in wanted else {}
+    if envelope.text(params.get("mode")) == "url" and "elicitationId" not in params:
+        # Only the handshake era names each; nobody refers to this one again.
+        params["elicitationId"] = envelope.raw(secrets.token_hex(8))
+    return await ask(envelope.text(wanted.get("method")) or "", params)

@@ -7,19 +7,17 @@ SDK's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 
-from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.handles import Handles
+from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.context_prompt import ContextPrompt
-from mcp_context_proxy.server.context_resources import ContextResources
 from mcp_context_proxy.server.draining import Drain
 from mcp_context_proxy.server.forwarding import SERVER_INFO
+from mcp_context_proxy.server.open_sessions import OpenSessions
 from mcp_context_proxy.server.own_tools import OwnTools
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
@@ -33,10 +31,14 @@ from mcp_context_proxy.wire.envelope import (
     RequestError,
 )
 from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.wire.levels import LOG_LEVELS, most_verbose
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Members, Caller], Awaitable[bytes]]
+
+ANNOUNCED = frozenset({"notifications/roots/list_changed"})
+"""What a client tells that concerns the servers."""
 
 HANDSHAKE_ONLY = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
 """Methods that the modern era has not."""
@@ -47,20 +49,22 @@ class Gateway:
 
     def __init__(
         self,
-        catalog: Catalog,
         fleet: Fleet,
         contexts: ContextEngine,
-        handles: Handles,
+        open_sessions: OpenSessions,
         tool_list: ToolList,
         tool_calls: ToolCalls,
         own_tools: OwnTools,
+        resources: Resources,
+        prompts: Prompts,
     ) -> None:
-        resources = Resources(catalog, fleet, ContextResources(catalog, contexts, handles))
-        prompts = Prompts(catalog, fleet, resources, ContextPrompt(contexts, handles))
+        self.open_sessions = open_sessions
+        """For the fronts, which open and end them."""
         self._fleet, self._tool_calls, self._own_tools = fleet, tool_calls, own_tools
         self._contexts = contexts
         self.drain = Drain()
         """Ends what is under way, in order, when the proxy is told to stop."""
+        self._resources = resources
         self._handlers: Mapping[str, Handler] = {
             "tools/list": _fitted("tools/list", tool_list.answer),
             "tools/call": self._call,
@@ -104,6 +108,15 @@ class Gateway:
             ) from None
         raise AssertionError("a request that is given up raises")
 
+    async def notified(self, method: str, session: Session) -> None:
+        """Take what a handshake-era client announced."""
+        if method in ANNOUNCED:
+            await self._fleet.announce(session.party, method)
+
+    def watching(self, uris: Iterable[str]) -> AbstractAsyncContextManager[None]:
+        """Hear of updates of these resources, for a modern subscription, as long as it lasts."""
+        return self._resources.watching(uris)
+
     async def _call(self, params: Members, caller: Caller) -> bytes:
         arguments = params.get("arguments")
         if arguments is not None and bytes(arguments)[:1] not in (b"{", b'"', b"n"):
@@ -115,21 +128,13 @@ class Gateway:
         return await self._tool_calls.call(params, caller)
 
     async def _set_level(self, params: Members, caller: Caller) -> bytes:
-        """Remember the session's level, and pass it on to the servers that log."""
+        """Remember the session's level; the servers log what serves all sessions."""
         level = envelope.text(params.get("level"))
-        if level is None:
-            raise RequestError(INVALID_PARAMS, "logging/setLevel needs a level")
+        if level not in LOG_LEVELS:
+            raise RequestError(INVALID_PARAMS, f"the level must be one of {', '.join(LOG_LEVELS)}")
         if caller.session is not None:
             caller.session.log_level = level
-        for client in self._fleet.clients.values():
-            introduction = client.introduction
-            if client.link is None or introduction is None:
-                continue
-            if client.era is Era.HANDSHAKE and introduction.offers("logging"):
-                try:
-                    await client.call("logging/setLevel", {"level": params["level"]})
-                except DownstreamError as error:
-                    logger.debug("%s", error)
+        self._fleet.set_log_level(most_verbose(session.log_level for session in self.open_sessions))
         return b"{}"
 
 

@@ -14,6 +14,7 @@ from mcp_context_proxy.items import Prompt
 from mcp_context_proxy.server import context_prompt, forwarding
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.context_prompt import ContextPrompt
+from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
@@ -22,8 +23,16 @@ from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Memb
 class Prompts:
     """Answers the ``prompts/*`` methods and ``completion/complete``."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, resources: Resources, own: ContextPrompt) -> None:
-        self._catalog, self._fleet, self._resources, self._own = catalog, fleet, resources, own
+    def __init__(
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        forwarder: Forwarder,
+        resources: Resources,
+        own: ContextPrompt,
+    ) -> None:
+        self._catalog, self._fleet, self._forwarder, self._resources = catalog, fleet, forwarder, resources
+        self._own = own
 
     async def list(self, params: Members, caller: Caller) -> bytes:
         """The result of ``prompts/list``."""
@@ -88,7 +97,8 @@ class Prompts:
         self, server: str, method: str, params: Members, caller: Caller, subject: str
     ) -> bytes:
         try:
-            return await forwarding.forward(self._fleet.client(server), method, params, caller, subject)
+            client = self._fleet.client(server)
+            return await self._forwarder.forward(client, method, params, caller, subject)
         except RemoteError as error:
             raise forwarding.request_error(error) from error
         except DownstreamError as error:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import Any
 
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.link import Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.items import Document, Snapshot
 from mcp_context_proxy.server import context_resources, forwarding
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.context_resources import ContextResources
+from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.wire.era import Era
@@ -36,8 +42,10 @@ _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 class Resources:
     """Answers the ``resources/*`` methods."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, contexts: ContextResources) -> None:
-        self._catalog, self._fleet, self._contexts = catalog, fleet, contexts
+    def __init__(
+        self, catalog: Catalog, fleet: Fleet, forwarder: Forwarder, contexts: ContextResources
+    ) -> None:
+        self._catalog, self._fleet, self._forwarder, self._contexts = catalog, fleet, forwarder, contexts
 
     async def list(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/list``: ours, then the servers'."""
@@ -74,21 +82,55 @@ class Resources:
 
     async def subscribe(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/subscribe``."""
-        uri = _uri(params)
+        uri, session = _uri(params), caller.session
+        if session is None or uri in session.subscriptions:
+            return b"{}"
         if uri not in self._catalog.snapshot.documents:
-            await self._forward_if_handshake("resources/subscribe", uri, params, caller)
-        if caller.session is not None:
-            caller.session.subscriptions.add(uri)
+            owner = self.owner(uri, caller.era)
+            outgoing = Outgoing(
+                subject=f"resource {uri!r}", party=session.party, capabilities=caller.capabilities
+            )
+            with _refusing(caller.era):
+                await self._fleet.client(owner).watch(uri, params, outgoing)
+        session.subscriptions.add(uri)
         return b"{}"
 
     async def unsubscribe(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/unsubscribe``."""
         uri = _uri(params)
-        if caller.session is not None:
+        if caller.session is not None and uri in caller.session.subscriptions:
             caller.session.subscriptions.discard(uri)
-        if uri not in self._catalog.snapshot.documents:
-            await self._forward_if_handshake("resources/unsubscribe", uri, params, caller)
+            self._unwatch(uri)
         return b"{}"
+
+    @asynccontextmanager
+    async def watching(self, uris: Iterable[str]) -> AsyncIterator[None]:
+        """Hear of updates of these resources meanwhile. A URI that nobody has is never updated."""
+        watched = [uri for uri in dict.fromkeys(uris) if self._watcher(uri) is not None]
+        for uri in watched:
+            if (client := self._watcher(uri)) is not None:
+                client.wishes.watch(uri)
+                await client.wake()
+        try:
+            yield
+        finally:
+            for uri in watched:
+                self._unwatch(uri)
+
+    def end(self, session: Session) -> None:
+        """A session has ended, and its subscriptions with it."""
+        for uri in session.subscriptions:
+            self._unwatch(uri)
+        session.subscriptions.clear()
+
+    def _unwatch(self, uri: str) -> None:
+        client = self._watcher(uri)
+        if client is not None:
+            client.wishes.unwatch(uri)
+
+    def _watcher(self, uri: str) -> DownstreamClient | None:
+        """The client whose server tells of updates of a resource; None when nobody has it."""
+        return self._fleet.clients.get(_owner(self._catalog.snapshot, uri) or "")
 
     def owner(self, uri: str, era: Era) -> str:
         """Name of the server that has a resource.
@@ -102,23 +144,24 @@ class Resources:
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
         return server
 
-    async def _forward_if_handshake(self, method: str, uri: str, params: Members, caller: Caller) -> None:
-        """Modern servers have no such method: there, updates come on the connection's own subscription."""
-        client = self._fleet.clients.get(self.owner(uri, caller.era))
-        if client is None or client.era is not Era.MODERN:
-            await self._forward(method, uri, params, caller)
-
     async def _forward(self, method: str, uri: str, params: Members, caller: Caller) -> bytes:
         owner = self.owner(uri, caller.era)
-        try:
+        with _refusing(caller.era):
             client = self._fleet.client(owner)
-            return await forwarding.forward(client, method, params, caller, f"resource {uri!r}")
-        except RemoteError as error:
-            if error.code == HANDSHAKE_NOT_FOUND and caller.era is Era.MODERN:
-                raise RequestError(INVALID_PARAMS, error.remote_message, error.data) from error
-            raise forwarding.request_error(error) from error
-        except DownstreamError as error:
-            raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
+            return await self._forwarder.forward(client, method, params, caller, f"resource {uri!r}")
+
+
+@contextmanager
+def _refusing(spoken: Era) -> Iterator[None]:
+    """What a downstream server refuses, or cannot do, is refused in the words of the caller's era."""
+    try:
+        yield
+    except RemoteError as error:
+        if error.code == HANDSHAKE_NOT_FOUND and spoken is Era.MODERN:
+            raise RequestError(INVALID_PARAMS, error.remote_message, error.data) from error
+        raise forwarding.request_error(error) from error
+    except DownstreamError as error:
+        raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
 
 
 def _uri(params: Members) -> str:

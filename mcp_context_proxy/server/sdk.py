@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 SESSION_KEY = "mcp-context-proxy/session"
 """Under which a handshake-era connection keeps our session."""
 
+HANDSHAKE_KEY = "mcp-context-proxy/handshake"
+"""Under which it keeps what the client said in `initialize`: the SDK's models drop what they do not know."""
+
 NOTIFICATIONS_QUEUED = 1024
 """Notifications of one request that wait to be sent; more are dropped, as progress may be."""
 
@@ -93,7 +96,7 @@ class SdkServer(Server[Any]):
             version=__version__,
             title="MCP Context Proxy",
             instructions=instructions,
-            on_subscriptions_listen=self.listen,
+            on_subscriptions_listen=self._listen,
             # Without it, every modern HTTP call would first run the whole tools/list.
             get_tool_input_schema=header_schema,
         )
@@ -119,7 +122,11 @@ class SdkServer(Server[Any]):
 
     async def _pass(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Answer from the gateway what it knows; leave the rest, and every refusal, to the SDK."""
-        if ctx.request_id is None or ctx.method not in self._gateway.methods:
+        if ctx.request_id is None:
+            return await self._pass_notification(ctx, call_next)
+        if ctx.method == "initialize":
+            ctx.session._connection.state[HANDSHAKE_KEY] = dict(ctx.params or {})
+        if ctx.method not in self._gateway.methods:
             return await call_next(ctx)
         spoken = Era.MODERN if ctx.protocol_version == era.MODERN_VERSION else Era.HANDSHAKE
         if spoken is Era.HANDSHAKE and ctx.session.client_params is None:
@@ -130,6 +137,20 @@ class SdkServer(Server[Any]):
             return await call_next(ctx)
         params: Members = {key: envelope.raw(value) for key, value in (ctx.params or {}).items()}
         return await self._answer(ctx, params, spoken)
+
+    async def _pass_notification(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
+        """Tell the gateway what the client of a session announces."""
+        session = ctx.session._connection.state.get(SESSION_KEY)
+        if isinstance(session, Session):
+            await self._gateway.notified(ctx.method, session)
+        return await call_next(ctx)
+
+    async def _listen(
+        self, ctx: ServerRequestContext[Any, Any], params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        """Serve a modern subscription, and hear of the resources that it names as long as it lasts."""
+        async with self._gateway.watching(params.notifications.resource_subscriptions or ()):
+            return await self.listen(ctx, params)
 
     async def _answer(
         self, ctx: ServerRequestContext[Any, Any], params: Members, spoken: Era
@@ -157,10 +178,9 @@ class SdkServer(Server[Any]):
         session = connection.state.get(SESSION_KEY)
         if not isinstance(session, Session):
             session = connection.state[SESSION_KEY] = Session()
-            self._changes.add_session(
-                session, lambda method, params: connection.notify(method, _plain(params))
-            )
-            connection.exit_stack.callback(self._changes.remove_session, session)
+            sessions = self._gateway.open_sessions
+            sessions.open(session, lambda method, params: connection.notify(method, _plain(params)))
+            connection.exit_stack.callback(sessions.end, session)
         return session
 
     async def _publish(self, method: str, params: Members) -> None:
@@ -175,10 +195,8 @@ class SdkCaller:
     def __init__(self, ctx: ServerRequestContext[Any, Any], spoken: Era, session: Session | None) -> None:
         self.era, self.session = spoken, session
         self._outbound = ctx.session._request_outbound
-        capabilities = ctx.session.client_capabilities
-        self.capabilities = None if capabilities is None else envelope.raw(_dump(capabilities))
-        client = ctx.session.client_params
-        self.client_info = None if client is None else envelope.raw(_dump(client.client_info))
+        said = _introduction(ctx, spoken)
+        self.capabilities, self.client_info = _raw(said[0]), _raw(said[1])
         self.principal = _principal(ctx.request)
         self._send, self._queue = anyio.create_memory_object_stream[tuple[str, Members]](NOTIFICATIONS_QUEUED)
 
@@ -223,8 +241,17 @@ def _principal(request: Request | None) -> str | None:
     return None if credentials is None else hashlib.sha256(credentials.encode()).hexdigest()
 
 
-def _dump(model: BaseModel) -> dict[str, Any]:
-    return model.model_dump(by_alias=True, mode="json", exclude_none=True)
+def _introduction(ctx: ServerRequestContext[Any, Any], spoken: Era) -> tuple[Any, Any]:
+    """What the client said it can do, and who it is, as it said so."""
+    if spoken is Era.HANDSHAKE:
+        said = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
+        return said.get("capabilities"), said.get("clientInfo")
+    meta = (ctx.params or {}).get("_meta") or {}
+    return meta.get(era.CLIENT_CAPABILITIES_KEY), meta.get(era.CLIENT_INFO_KEY)
+
+
+def _raw(value: Any) -> Raw | None:
+    return None if value is None else envelope.raw(value)
 
 
 def _plain(params: Members) -> dict[str, Any]:

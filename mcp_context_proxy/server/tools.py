@@ -31,6 +31,7 @@ from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemEr
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.server import forwarding
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
 
@@ -216,6 +217,7 @@ class ToolCalls:
         self,
         catalog: Catalog,
         fleet: Fleet,
+        forwarder: Forwarder,
         contexts: ContextEngine,
         handles: Handles,
         caught_up: Callable[[float], Awaitable[None]],
@@ -226,13 +228,15 @@ class ToolCalls:
         Args:
             catalog: Of everything.
             fleet: The downstream servers.
+            forwarder: Passes a call on.
             contexts: Told what is called in which session.
             handles: Of contexts that clients carry themselves.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
             answered: Counts the calls that each server has answered, for whom it is good to know.
         """
         self._catalog, self._fleet, self._caught_up = catalog, fleet, caught_up
-        self._answered, self._contexts, self._handles = answered, contexts, handles
+        self._forwarder, self._answered = forwarder, answered
+        self._contexts, self._handles = contexts, handles
 
     async def resolve(self, name: str) -> Tool:
         """The tool by its exposed name, or by its own name where only one server has it.
@@ -294,7 +298,7 @@ class ToolCalls:
         elif arguments is not None and bytes(arguments) == b"null":
             del sent["arguments"]
         client = self._fleet.client(tool.server)
-        result = await forwarding.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+        result = await self._forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
         self._answered[tool.server] += 1
         session = session or self._session(params, caller)
         if session is not None:

@@ -75,7 +75,22 @@ def decode(frame: bytes) -> Envelope:
             str(frame, "utf-8")
         return _decode_envelope(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        mended = _ESCAPE.sub(_mend, frame)
+        if mended != frame:
+            return decode(mended)
         raise MalformedError(str(error)) from None
+
+
+_ESCAPE = re.compile(
+    rb"(\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\[^u]|\\u(?![dD][89a-fA-F]))"
+    rb"|\\u[dD][89a-fA-F][\da-fA-F]{2}"
+)
+"""Any escape in JSON; outside of the group, half of a character that needs two."""
+
+
+def _mend(match: re.Match[bytes]) -> bytes:
+    """Half a character, as it comes from text that was cut in the middle of an emoji, becomes U+FFFD."""
+    return match[1] or rb"\ufffd"
 
 
 def decode_error(raw: Raw) -> Error:

@@ -27,6 +27,8 @@ CLIENT_INFO_KEY = META_PREFIX + "clientInfo"
 CLIENT_CAPABILITIES_KEY = META_PREFIX + "clientCapabilities"
 LOG_LEVEL_KEY = META_PREFIX + "logLevel"
 SERVER_INFO_KEY = META_PREFIX + "serverInfo"
+SUBSCRIPTION_KEY = META_PREFIX + "subscriptionId"
+"""In what a modern server announces: the id of the request that subscribed to it."""
 
 OWN_PREFIX = "io.github.mcp-context-proxy/"
 """Prefix of the ``_meta`` keys this proxy understands; they never reach a downstream server."""
@@ -49,6 +51,9 @@ CACHEABLE = frozenset(
     }
 )
 """Methods whose modern results must carry ``ttlMs`` and ``cacheScope``."""
+
+RETRY_KEYS = ("inputResponses", "requestState")
+"""Params by which a modern client goes on with a call that asked it something."""
 
 MODERN_ONLY_RESULT_KEYS = ("resultType", "ttlMs", "cacheScope")
 
@@ -117,11 +122,20 @@ def downward(
         meta["progressToken"] = envelope.raw(progress_token)
     out = {key: raw for key, raw in params.items() if key != "_meta"}
     if era is Era.HANDSHAKE:
-        out.pop("inputResponses", None)
-        out.pop("requestState", None)
+        for key in RETRY_KEYS:
+            out.pop(key, None)
     if meta:
         out["_meta"] = envelope.raw(meta)
     return out
+
+
+def without_subscription(params: Members) -> Members:
+    """Params of a notification without the subscription that it came by: the next hop has its own."""
+    meta = meta_of(params)
+    if meta.pop(SUBSCRIPTION_KEY, None) is None:
+        return params
+    rest = {key: raw for key, raw in params.items() if key != "_meta"}
+    return {**rest, "_meta": envelope.raw(meta)} if meta else rest
 
 
 def result_type(result: Members) -> str:

@@ -83,3 +83,18 @@ def test_names_with_and_without_prefix_never_meet(pairs: list[tuple[str, str]]) 
     names = bare_names(pairs, (), 50)
 
     assert len(set(names.values())) == len(pairs)
+
+
+@given(st.lists(st.tuples(SERVERS, TOOLS), unique=True, max_size=12), LENGTHS)
+def test_a_name_leads_back_to_its_server_and_tool(pairs: list[tuple[str, str]], length: int) -> None:
+    encoded = {exposed_name(*pair, length): pair for pair in pairs}
+
+    assert [encoded[exposed_name(*pair, length)] for pair in pairs] == pairs
+
+
+@given(st.lists(st.tuples(NEAR_SERVERS, NEAR), unique=True, max_size=12))
+def test_a_bare_name_leads_back_to_its_server_and_tool(pairs: list[tuple[str, str]]) -> None:
+    names = bare_names(pairs, {"call_tool"}, 50)
+    decoded = {name: pair for pair, name in names.items()}
+
+    assert [decoded[names[pair]] for pair in pairs] == pairs

@@ -192,8 +192,8 @@ def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
         pytest.param(
             "command = 'x'\nsecrets = []",
             "3 servers.s.secrets: unknown key; allowed here: command, args, env, cwd, url, headers, "
-            "transport, era, enabled, include, tools, tags, category, connect_timeout, call_timeout, start, "
-            "idle_timeout",
+            "transport, era, isolation, enabled, include, tools, tags, category, connect_timeout, "
+            "call_timeout, start, idle_timeout, oauth",
             id="secrets",
         ),
         pytest.param(

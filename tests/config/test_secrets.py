@@ -45,3 +45,46 @@ def test_a_logged_message_is_redacted_after_its_arguments_are_filled_in() -> Non
     assert redacting.filter(record)
 
     assert record.getMessage() == "server said [redacted TOKEN]"
+
+
+def test_a_secret_is_found_encoded_and_line_by_line() -> None:
+    redact = Redactor([("KEY", "pass word/+1"), ("PEM", "-----BEGIN KEY-----\nabcdef123456\n-----END-----")])
+
+    for form in ("pass%20word/%2B1", "pass+word%2F%2B1", "cGFzcyB3b3JkLysx", "pass word/+1"):
+        assert redact(f"<{form}>") == "<[redacted KEY]>"
+    assert redact("line abcdef123456") == "line [redacted PEM]"
+
+
+def test_what_looks_like_a_token_of_a_known_service_is_redacted_too() -> None:
+    redact = Redactor([])
+
+    for token in ("ghp_" + "a1" * 18, "sk-" + "b2" * 12, "xoxb-1234567890-abc", "AKIA" + "A1" * 8):
+        assert redact(f"tried {token}.") == "tried [redacted]."
+    assert redact("Bearer abcdefghij0123456789") == "Bearer [redacted]"
+    assert redact("a sketch of tokens") == "a sketch of tokens"
+
+
+def test_json_stays_json_when_a_secret_leaves_it() -> None:
+    import json
+
+    redact = Redactor([('odd "name"', 'se"cr\\et')])
+    data = json.dumps({"a": ['x se"cr\\et y'], "b": 1}).encode()
+
+    assert json.loads(redact.json(data)) == {"a": ['x [redacted odd "name"] y'], "b": 1}
+
+
+def test_a_traceback_in_the_log_is_redacted() -> None:
+    import sys
+
+    try:
+        raise ValueError("denied for s3cr3t-value")
+    except ValueError:
+        record = logging.LogRecord("n", logging.ERROR, "f", 1, "failed", (), sys.exc_info())
+    known = RedactingFilter()
+    known.learn([("TOKEN", "s3cr3t-value")])
+
+    assert known.filter(record)
+
+    shown = logging.Formatter().format(record)
+    assert "s3cr3t-value" not in shown
+    assert "denied for [redacted TOKEN]" in shown

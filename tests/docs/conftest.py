@@ -37,7 +37,13 @@ def page(name: str) -> Page:
     return Page(ROOT / name, (ROOT / name).read_text(encoding="utf-8"))
 
 
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+]
 
 
 @pytest.fixture(params=sorted(PAGES))

@@ -138,7 +138,8 @@ async def test_a_lone_surrogate_escaped_in_a_result_does_no_harm(workshop: Works
         odd = await host.call("odd__odd")
         good = await host.call("odd__good")
 
-    assert odd["content"]
+    assert odd["content"][0]["text"] == "a\ufffdb"
+    assert odd["structuredContent"] == {"x": "\ufffd"}
     assert "isError" not in good
 
 

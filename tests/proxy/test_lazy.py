@@ -18,6 +18,7 @@ from mcp_context_proxy.downstream.client import State
 from mcp_context_proxy.downstream.listing import Listing
 from mcp_context_proxy.downstream.memory import STALE_SECONDS, Memory
 from mcp_context_proxy.downstream.negotiation import Introduction
+from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.wire.era import Era
 
@@ -209,6 +210,35 @@ async def test_a_server_is_not_stopped_while_it_works(workshop: Workshop) -> Non
         go.touch()
         await until(lambda: answers)
         assert "isError" not in answers[0]
+
+
+async def test_a_server_is_not_stopped_while_a_client_is_subscribed_to_it(workshop: Workshop) -> None:
+    server = workshop.server(
+        "shy",
+        tools=[tool("go")],
+        resources=[{"uri": "note://1", "name": "one"}],
+        settings={"idle_timeout": 0.05},
+    )
+    async with inside(workshop.config()) as proxy:
+        host, client = Host(proxy, "handshake"), proxy.fleet.clients["shy"]
+        await host.request("resources/subscribe", {"uri": "note://1"})
+        await until(lambda: client.state is State.READY)
+        before = starts(server)
+        await anyio.sleep(0.3)  # six times its idle time
+
+        assert client.state is State.READY
+        await host.request("resources/unsubscribe", {"uri": "note://1"})
+        await until(lambda: client.state is State.ASLEEP)
+    assert starts(server) == before
+
+
+async def test_a_server_in_use_is_not_looked_at_without_a_pause() -> None:
+    rest = Rest(ServerConfig(name="lazy", command="x", start="lazy"))
+    rest.used()
+    with anyio.move_on_after(0.05) as waited:
+        await rest.until_idle()
+
+    assert waited.cancelled_caught
 
 
 async def _collect(host: Host, answers: list[Any]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mcp_context_proxy.retrieval.fusion import fuse, reciprocal_ranks
+from mcp_context_proxy.retrieval.fusion import best, fuse, reciprocal_ranks
 
 COSINE = np.array([0.5, 0.9, 0.5, 0.1], np.float32)
 LEXICAL = np.array([3.0, 0.0, 4.0, 0.0], np.float32)
@@ -25,3 +27,18 @@ def test_the_dense_method_is_the_cosine_and_the_hybrid_one_adds_a_fortieth_of_th
     assert fuse(COSINE, LEXICAL, "dense") == pytest.approx(COSINE)
     assert fuse(COSINE, LEXICAL) == pytest.approx(COSINE + 0.025 * LEXICAL)
     assert fuse(None, LEXICAL, "dense") == pytest.approx(0.025 * LEXICAL)
+
+
+@given(
+    scores=st.lists(st.sampled_from([-np.inf, 0.0, 0.1, 0.5, 0.7, 1.0]), min_size=1, max_size=40),
+    repeated=st.integers(1, 40),
+    count=st.integers(0, 30),
+)
+def test_the_best_of_many_scores_are_all_that_reach_the_last_of_them(
+    scores: list[float], repeated: int, count: int
+) -> None:
+    many = np.array(scores * repeated, np.float32)
+    least = np.sort(many)[::-1][min(count, many.size) - 1]
+    expected = np.flatnonzero(many >= least) if count else []
+
+    assert best(many, count).tolist() == list(expected)

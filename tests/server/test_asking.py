@@ -99,7 +99,7 @@ async def test_a_modern_client_is_never_asked_by_a_request(workshop: Workshop) -
         result = await host.call("curious__elicit")
 
     assert host.asked == []
-    assert said(result)["code"] == -32601
+    assert result["resultType"] == "input_required"
 
 
 async def test_a_refusal_of_the_client_reaches_the_server(workshop: Workshop) -> None:

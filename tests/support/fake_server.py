@@ -132,6 +132,7 @@ class Server:
                 target.cancelled.set()
         elif exchange.method == "notifications/initialized":
             self.after_greeting()
+        self.note(event="notified", method=exchange.method)
 
     def after_greeting(self):
         steps = self.spec.get("after_initialized")
@@ -356,6 +357,12 @@ def step_once(exchange, value):
     return exchange.server.run_steps(exchange, steps)
 
 
+def step_if(exchange, value):
+    """Run these steps only if the named file is there."""
+    path, steps = value
+    return exchange.server.run_steps(exchange, steps) if os.path.exists(path) else None  # noqa: PTH110
+
+
 def step_progress(exchange, value):
     """Progress notifications with the token that came, if one did."""
     token = exchange.meta.get("progressToken")
@@ -384,24 +391,60 @@ def step_set(exchange, value):
 
 def step_ask(exchange, value):
     """Make a request of the client; the answer is the text of the result."""
+    answer = await_answer(exchange, send_question(exchange, value))
+    text = json.dumps(answer.get("result", answer.get("error")))
+    return {"content": [{"type": "text", "text": text}], "isError": "error" in answer}
+
+
+def step_ask_each(exchange, value):
+    """Make several requests, one after the other; the answers are the text of the result."""
+    answers = [await_answer(exchange, send_question(exchange, each)) for each in value]
+    return {"content": [{"type": "text", "text": json.dumps([each.get("result") for each in answers])}]}
+
+
+def step_ask_together(exchange, value):
+    """Make several requests before any is answered."""
+    slots = [send_question(exchange, each) for each in value]
+    answers = [await_answer(exchange, slot) for slot in slots]
+    return {"content": [{"type": "text", "text": json.dumps([each.get("result") for each in answers])}]}
+
+
+def step_ask_then(exchange, value):
+    """Make a request, wait for the answer, and go on."""
+    await_answer(exchange, send_question(exchange, value))
+
+
+def step_ask_in_vain(exchange, value):
+    """Make a request and withdraw it."""
+    send_question(exchange, value)
+    exchange.notify("notifications/cancelled", {"requestId": f"fake-{exchange.server.asks}"})
+
+
+def send_question(exchange, value):
     server = exchange.server
     with server.lock:
         server.asks += 1
         request_id = f"fake-{server.asks}"
         slot = server.asked[request_id] = []
-    request = {
-        "jsonrpc": "2.0",
-        "id": request_id,
-        "method": value["method"],
-        "params": value.get("params", {}),
-    }
-    exchange.write(json.dumps(request))
+    request = {"jsonrpc": "2.0", "id": request_id, "method": value["method"]}
+    exchange.write(json.dumps(request | {"params": value.get("params", {})}))
+    server.note(event="asking", method=value["method"])
+    return slot
+
+
+def await_answer(exchange, slot):
     while not slot:
+        if exchange.cancelled.is_set():
+            exchange.server.note(event="cancelled", tool=exchange.subject())
+            raise SilentError
         time.sleep(0.002)
-    answer = slot[0]
-    server.note(event="asked", method=value["method"], answer=answer)
-    text = json.dumps(answer.get("result", answer.get("error")))
-    return {"content": [{"type": "text", "text": text}], "isError": "error" in answer}
+    exchange.server.note(event="asked", answer=slot[0])
+    return slot[0]
+
+
+def step_pid(exchange, value):
+    """Which process this is, as the text of the result."""
+    return {"content": [{"type": "text", "text": str(os.getpid())}]}
 
 
 def step_need_input(exchange, value):

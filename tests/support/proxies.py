@@ -93,11 +93,16 @@ class Host:
     ) -> None:
         self.proxy, self.era = proxy, Era(era)
         self.session = Session() if era == "handshake" else None
+        if self.session is not None:
+            proxy.open_sessions.open(self.session, self._told)
         self.capabilities: Raw | None = envelope.raw(capabilities or {})
         self.client_info: Raw | None = envelope.raw({"name": "host", "version": "1"})
         self.principal: str | None = principal
         self.answers = answers or {}
         self.notifications: list[tuple[str, Any]] = []
+        """Those that belong to requests."""
+        self.told: list[tuple[str, Any]] = []
+        """Those of the session."""
         self.asked: list[tuple[str, Any]] = []
 
     async def raw(self, method: str, params: dict[str, Any] | str | None = None) -> str:
@@ -128,6 +133,14 @@ class Host:
 
     def notify(self, method: str, params: envelope.Members) -> None:
         self.notifications.append((method, {key: json.loads(bytes(raw)) for key, raw in params.items()}))
+
+    async def _told(self, method: str, params: envelope.Members) -> None:
+        self.told.append((method, {key: json.loads(bytes(raw)) for key, raw in params.items()}))
+
+    def leave(self) -> None:
+        """End the session."""
+        assert self.session is not None
+        self.proxy.open_sessions.end(self.session)
 
     async def ask(self, method: str, params: envelope.Members) -> bytes:
         decoded = {key: json.loads(bytes(raw)) for key, raw in params.items()}

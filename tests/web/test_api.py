@@ -8,6 +8,8 @@ from support.proxies import HttpProxy
 from support.raw_client import http
 from support.shop import HOSTILE, TOKEN
 
+from mcp_context_proxy.wire.era import CONTEXT_KEY
+
 pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
@@ -115,6 +117,23 @@ async def test_a_session_is_listed_changed_by_hand_and_its_host_told(
     assert modes(answer)["secrets"] == "manual"
     assert "tone" not in modes(answer)
     assert answer["session"] == session["id"]
+
+
+async def test_what_a_modern_client_carries_as_a_handle_is_a_session_too(
+    api: httpx2.AsyncClient, proxy: HttpProxy
+) -> None:
+    async with http(proxy.base, "modern", headers={"authorization": f"Bearer {TOKEN}"}) as host:
+        answer = await host.call("set_context", {"query": "tidy up the mailbox"})
+        handle = answer["structuredContent"]["context_id"]
+        sessions = (await api.get(f"{API}/sessions")).json()["sessions"]
+        session = next(one for one in sessions if one["query"] == "tidy up the mailbox")
+        add = {"add": [{"type": "tool", "name": "post__wipe"}]}
+        await api.patch(f"{API}/sessions/{session['id']}/context", json=add)
+        listed = await host.names(**{CONTEXT_KEY: handle})
+
+    assert session["kind"] == "handle"
+    assert handle not in str(sessions)
+    assert "post__wipe" in listed
 
 
 async def test_requests_of_one_session_are_told_from_those_of_others(

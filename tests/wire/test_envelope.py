@@ -1,11 +1,12 @@
 """JSON-RPC envelopes: only what routes a message is decoded, the payload stays the bytes that came."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import MalformedError
@@ -114,3 +115,60 @@ def test_a_malformed_error_is_an_internal_error(raw: bytes) -> None:
     from msgspec import Raw
 
     assert envelope.decode_error(Raw(raw)).code == envelope.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"\ud83d\ude00", "\U0001f600"),
+        (rb"\ud83d", "\ufffd"),
+        (rb"\ude00 x", "\ufffd x"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\\ud83d \ud83d", "\\ud83d \ufffd"),
+        (rb"\u00e9 \ud83d \"", 'é \ufffd "'),
+    ],
+)
+def test_half_a_character_is_replaced_and_whole_ones_stay(sent: bytes, read: str) -> None:
+    message = envelope.decode(b'{"id":1,"result":{"text":"%b"}}' % sent)
+
+    assert isinstance(message.result, Raw)
+    assert json.loads(bytes(message.result)) == {"text": read}
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_any_bytes_are_a_message_or_told_to_be_none(data: bytes) -> None:
+    try:
+        message = envelope.decode(data)
+    except envelope.MalformedError:
+        envelope.salvage_id(data, data)
+    else:
+        assert isinstance(message, envelope.Envelope)
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["jsonrpc", "id", "method", "params", "result", "error", "x"]), JSON_VALUES
+    ),
+    st.booleans(),
+)
+def test_a_payload_leaves_as_it_came_whatever_is_around_it(message: dict[str, Any], escaped: bool) -> None:
+    data = json.dumps(message, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
+    try:
+        decoded = envelope.decode(data)
+    except envelope.MalformedError:
+        return
+    for member in ("params", "result", "error"):
+        if member in message:
+            raw = getattr(decoded, member)
+            assert json.loads(bytes(raw)) == message[member]

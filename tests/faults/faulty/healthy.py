@@ -196,7 +196,9 @@ class Healthy:
 
     def tools(self):
         count = self.options.get("tools", 3)
-        return [self.tool(f"tool_{number:03}") for number in range(count)] + [self.tool(SAFE)]
+        tools = [self.tool(f"tool_{number:03}") for number in range(count)]
+        safe = [self.tool(SAFE)]
+        return safe + tools if self.options.get("safe_first") else tools + safe
 
     def tool(self, name, description=None, schema=None):
         schema = schema or {"type": "object", "properties": {"nonce": {"type": "string"}}}
@@ -206,7 +208,7 @@ class Healthy:
         self.calls += 1
         request.note("call")
         if request.tool == SAFE or self.spared():
-            request.reply(self.result(request))
+            request.reply(Healthy.result(self, request))
         else:
             self.call(request)
 

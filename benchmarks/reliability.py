@@ -1,0 +1,182 @@
+"""What the proxy promises when there are many servers, many calls, or deaths; run by hand.
+
+    python benchmarks/reliability.py [start] [calls] [recovery] [stop] [--rounds N] [--json FILE]
+
+Without a name, all. The servers are those of `tests/faults`. Linux only (it reads /proc).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from figures import Figure, as_json, machine, table
+from raw_clients import FailureError, StdioClient, call_params, frame
+from subjects import Workbench
+
+FAULTY = Path(__file__).parents[1] / "tests" / "faults" / "faulty"
+SERVERS = 200
+CALLS = 1000
+DEATHS = 50
+IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_context_proxy.server.sdk"
+
+
+class FaultyBench(Workbench):
+    """Configurations with servers that misbehave."""
+
+    def faulty(self, modes: dict[str, dict[str, Any]], **limits: Any) -> Path:
+        """One server for each name, with the mode and the options it is given."""
+        self._made += 1
+        lines = ["[store]", 'path = "memory"', "[limits]"]
+        lines += [f"{key} = {value}" for key, value in limits.items()]
+        for name, options in modes.items():
+            arguments = ["-S", str(FAULTY), json.dumps(options)]
+            lines += [f"[servers.{name}]", f"command = {json.dumps(sys.executable)}"]
+            lines += [f"args = {json.dumps(arguments)}"]
+        path = self.folder / f"faulty-{self._made}.toml"
+        path.write_text("\n".join(lines), encoding="utf-8")
+        return path
+
+
+def start(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """The answer to ``initialize``, beyond what Python takes to import the program."""
+    silent = bench.faulty({f"s{n}": {"mode": "hang-initialize"} for n in range(SERVERS)}, stop_seconds=0.2)
+    many = bench.faulty({f"s{n}": {"mode": "normal"} for n in range(SERVERS)}, stop_seconds=0.2)
+    values: dict[str, list[float]] = {"imports": [], "healthy": [], "hanging": []}
+    for _ in range(rounds):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+        imports = time.perf_counter() - began
+        values["imports"].append(imports)
+        for name, config in (("healthy", many), ("hanging", silent)):
+            client = bench.proxy(config)
+            client.open()
+            values[name].append(time.perf_counter() - client.spawned - imports)
+            _end(client)
+    return [
+        Figure("the imports alone", values["imports"], "s"),
+        Figure(f"initialize, {SERVERS} healthy servers", values["healthy"], "s", 0.5),
+        Figure(f"initialize, {SERVERS} servers that never answer", values["hanging"], "s", 0.5),
+    ]
+
+
+def calls(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """A thousand calls of one second each, all at once."""
+    config = bench.faulty({"slow": {"mode": "slow-call", "delay": 1.0}}, in_flight_per_server=CALLS)
+    client = bench.proxy(config)
+    client.open()
+    client.until(lambda client: _answers(client, "slow__safe"))
+    values = []
+    for _ in range(rounds):
+        values.append(CALLS / client.pipelined(call_params("slow__tool_000", nonce="n"), CALLS, CALLS))
+    _end(client)
+    return [Figure(f"{CALLS} concurrent calls of 1 s", values, "s", 3.0)]
+
+
+def recovery(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """From a server's death to the next call that succeeds."""
+    # Deaths in a row are what is measured here, so the breaker must not count them.
+    config = bench.faulty({"frail": {"mode": "normal"}}, breaker_failures=10_000, backoff_reset_seconds=0.01)
+    client = bench.proxy(config)
+    client.open()
+    client.until(lambda client: _answers(client, "frail__safe"))
+    values = []
+    for _ in range(max(rounds, DEATHS)):
+        (child,) = _children(client.process.pid)
+        os.kill(child, signal.SIGKILL)
+        began = time.perf_counter()
+        while _children(client.process.pid) == [child]:
+            time.sleep(0.001)
+        client.until(lambda client: _answers(client, "frail__safe"))
+        values.append(time.perf_counter() - began)
+    _end(client)
+    return [
+        Figure("a server's death to the next successful call", values, "s"),
+        Figure(f"the longest of {len(values)}", [max(values)], "s", 2.0),
+    ]
+
+
+def stop(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """Stopping with servers that ignore the end of their input, SIGTERM and SIGINT."""
+    config = bench.faulty({f"deaf{n}": {"mode": "ignore-sigterm"} for n in range(SERVERS)})
+    values = []
+    left = 0
+    for _ in range(rounds):
+        client = bench.proxy(config)
+        client.open()
+        client.until(lambda client: len(client.request("tools/list")["tools"]) >= 3, 120)
+        client.until(lambda client: len(_children(client.process.pid)) == SERVERS, 300)
+        # Each has to have come so far as to be deaf.
+        client.until(lambda client: _answers(client, f"deaf{SERVERS - 1}__safe"), 120)
+        children = _children(client.process.pid)
+        began = time.perf_counter()
+        client.process.send_signal(signal.SIGTERM)
+        client.process.wait(60)
+        values.append(time.perf_counter() - began)
+        left += sum(Path(f"/proc/{child}").exists() for child in children)
+    return [
+        Figure(f"exit with {SERVERS} deaf servers", values, "s", 6.0),
+        Figure("processes left", [left], "", 0),
+    ]
+
+
+def _answers(client: StdioClient, tool: str) -> bool:
+    with suppress(FailureError):
+        client.result_of(
+            client.exchange(frame(10**6, "tools/call", call_params(tool, nonce="n"), client.era))
+        )
+        return True
+    return False
+
+
+def _children(pid: int) -> list[int]:
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text(encoding="ascii").split()]
+
+
+def _end(client: StdioClient) -> None:
+    client.process.terminate()
+    client.process.wait(60)
+
+
+TABLES: dict[str, tuple[str, Callable[[FaultyBench, int], list[Figure]]]] = {
+    "start": ("Start", start),
+    "calls": ("Concurrent calls", calls),
+    "recovery": ("Recovery", recovery),
+    "stop": ("Stop", stop),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", help="which; all by default")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.tables) - set(TABLES):
+        parser.error(f"no such table: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
+    done = {}
+    for name in arguments.tables or TABLES:
+        title, measure = TABLES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            done[title] = measure(FaultyBench(Path(folder)), arguments.rounds)
+        print("\n" + table(title, done[title]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(as_json(done), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The token of a server on each of our requests: renewed before it expires, once, by whoever comes first.
+
+The SDK's provider would do this, too, but holds a lock from the sending of a request to its answer, so that
+one slow call would hold up all others, and forgets over a restart when a token expires.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import httpx2
+import msgspec
+
+from mcp_context_proxy.authorization.credentials import CredentialFile, Credentials
+from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
+from mcp_context_proxy.sdk import load_oauth
+
+logger = logging.getLogger(__name__)
+
+EARLY_SECONDS: Final = 30.0
+"""A token that expires sooner is renewed: it must still be good when it arrives."""
+
+RENEWAL_SECONDS: Final = 20.0
+"""For a renewal; less than others wait for its lock."""
+
+PAUSE_SECONDS: Final = 5.0
+"""After an authorization server could not be asked: those who wait for it meanwhile hear the same."""
+
+UNAUTHORIZED: Final = 401
+
+
+def authorization(config: ServerConfig) -> httpx2.Auth | None:
+    """What puts a token on the requests to a server; None where its configured headers have one."""
+    given = any(name.lower() == "authorization" for name in config.headers)
+    return None if given else BearerAuth(config, CredentialFile(config))
+
+
+class BearerAuth(httpx2.Auth):
+    """Puts the current token on each request, and a new one where the server refuses it."""
+
+    def __init__(
+        self, config: ServerConfig, file: CredentialFile, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._config, self._file, self._clock = config, file, clock
+        self._itself = config.oauth is not None and config.oauth.grant == "client_credentials"
+        self._known: Credentials | None = None
+        self._looked = False
+        self._lock = anyio.Lock()
+        self._failure: AuthorizationError | None = None
+        self._ask_again_at = 0.0
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Send with a token; where that is refused, once more with another."""
+        token = await self._token()
+        if token is not None:
+            request.headers["authorization"] = f"Bearer {token}"
+        response = yield request
+        if response.status_code != UNAUTHORIZED:
+            return
+        renewed = await self._renewed(token)
+        request.headers["authorization"] = f"Bearer {renewed}"
+        # A refused request was not run: to send it again does nothing twice.
+        response = yield request
+        if response.status_code == UNAUTHORIZED:
+            raise LoginRequiredError(self._config.name, "it refuses the token that it was sent")
+
+    async def _token(self) -> str | None:
+        if not self._looked:
+            self._known, self._looked = await anyio.to_thread.run_sync(self._file.read), True
+        known = self._known
+        if known is None:
+            return await self._renewed(None) if self._itself else None
+        if known.expires_at is None or known.expires_at - EARLY_SECONDS > self._clock():
+            return known.access_token
+        if known.refresh_token is None and not self._itself:
+            return known.access_token
+        try:
+            return await self._renewed(known.access_token)
+        except LoginRequiredError:
+            raise
+        except AuthorizationError as error:
+            if known.expires_at <= self._clock():
+                raise
+            logger.debug("%s", error)
+            return known.access_token
+
+    async def _renewed(self, refused: str | None) -> str:
+        """Another token than the one that is of no use any more.
+
+        Raises:
+            LoginRequiredError: only a person can get one.
+            AuthorizationError: there is none now.
+        """
+        async with self._lock:
+            if self._known is not None and self._known.access_token != refused:
+                return self._known.access_token
+            if self._failure is not None and self._clock() < self._ask_again_at:
+                raise self._failure
+            # Not given up half way: the new tokens would be lost, and the old ones are void.
+            with anyio.CancelScope(shield=True):
+                try:
+                    renewed = self._known = await self._renew(refused)
+                except LoginRequiredError:
+                    raise
+                except AuthorizationError as error:
+                    self._failure, self._ask_again_at = error, self._clock() + PAUSE_SECONDS
+                    raise
+            return renewed.access_token
+
+    async def _renew(self, refused: str | None) -> Credentials:
+        async with self._file.locked():
+            with anyio.move_on_after(RENEWAL_SECONDS):
+                # Another proxy, or a new login, may have been faster.
+                found = await anyio.to_thread.run_sync(self._file.read)
+                if found is None or found.access_token == refused:
+                    return await self._another(found)
+                return found
+        raise AuthorizationError(self._config.name, f"no token came within {RENEWAL_SECONDS:g} s")
+
+    async def _another(self, old: Credentials | None) -> Credentials:
+        name = self._config.name
+        if old is None and not self._itself:
+            raise LoginRequiredError(name, "it wants to know who you are")
+        await load_oauth()
+        from mcp_context_proxy.authorization import grants  # noqa: PLC0415 - many servers want no token
+
+        if self._itself or old is None:
+            new = await grants.prove_ourselves(self._config)
+        elif old.refresh_token is None:
+            raise LoginRequiredError(name, "the login has expired")
+        else:
+            try:
+                new = await grants.refresh(old)
+            except grants.RefusedError as error:
+                logger.debug("%s", error)
+                await self._keep(msgspec.structs.replace(old, refresh_token=None))
+                raise LoginRequiredError(name, "the login has expired or was revoked") from None
+        await self._keep(new)
+        return new
+
+    async def _keep(self, new: Credentials) -> None:
+        try:
+            await anyio.to_thread.run_sync(self._file.write, new)
+        except OSError as error:
+            logger.warning("the new token of %s is not kept: %s", self._config.name, error.strerror or error)

@@ -1,0 +1,154 @@
+"""What a login gave, in one file for each server: readable by its owner alone, written whole or not at all.
+
+A file and no keyring: a proxy that a host starts often has no desktop session to ask, and a prompt that
+nobody sees hangs it. A file is bound to the server's name and URL and to the issuer that made its tokens; it
+is of no use to any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+import platformdirs
+
+from mcp_context_proxy.config import ServerConfig
+
+logger = logging.getLogger(__name__)
+
+LOCK_SECONDS: Final = 30.0
+"""How long another process may take to renew a token before its lock is passed over: it must be stuck."""
+
+LOCK_POLL_SECONDS: Final = 0.05
+"""Between two tries to get the lock."""
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one server, and all that is needed to renew them."""
+
+    server: str
+    resource: str
+    """The URL that they are for."""
+    issuer: str
+    token_endpoint: str
+    revocation_endpoint: str | None = None
+    client_id: str
+    client_secret: str | None = None
+    auth_method: str | None = None
+    """How the client proves itself to the token endpoint."""
+    indicator: str | None = None
+    """The ``resource`` parameter of token requests (RFC 8707)."""
+    access_token: str
+    expires_at: float | None = None
+    """In seconds since 1970; None when the issuer does not say."""
+    refresh_token: str | None = None
+    scope: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Credentials(server={self.server!r}, resource={self.resource!r}, issuer={self.issuer!r})"
+
+
+class CredentialFile:
+    """The file of one server. Its methods block, except `locked`."""
+
+    def __init__(self, config: ServerConfig, folder: Path | None = None) -> None:
+        """Name the file; nothing is touched.
+
+        Args:
+            config: Of the server.
+            folder: Where the files are; by default ``oauth`` in the user's data folder.
+        """
+        self._server, self._resource = config.name, config.url or ""
+        self._issuer = None if config.oauth is None else config.oauth.issuer
+        folder = folder or platformdirs.user_data_path("mcp-context-proxy", appauthor=False) / "oauth"
+        digest = hashlib.sha256(f"{config.name}\0{config.url}".encode()).hexdigest()[:16]
+        self.path = folder / f"{config.name}-{digest}.json"
+
+    def read(self) -> Credentials | None:
+        """What is kept for the server as it is configured; None when there is nothing usable."""
+        try:
+            found = msgspec.json.decode(self.path.read_bytes(), type=Credentials)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("%s cannot be used: %s; log in again", self.path, error)
+            return None
+        same_issuer = self._issuer is None or _plain(self._issuer) == _plain(found.issuer)
+        fits = (found.server, found.resource) == (self._server, self._resource) and same_issuer
+        return found if fits else None
+
+    def write(self, credentials: Credentials) -> None:
+        """Replace what is kept.
+
+        Raises:
+            OSError: it cannot be written; what was kept is still there.
+        """
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # mkstemp makes files that only their owner may read.
+        descriptor, whole = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(credentials))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(whole, self.path)  # noqa: PTH105 - its path is a string
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(whole)  # noqa: PTH108 - its path is a string
+            raise
+
+    def delete(self) -> bool:
+        """Forget what is kept; whether there was anything."""
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    @asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Hold what two proxies must not do at once; a refresh token is often good for one use only."""
+        file = await anyio.to_thread.run_sync(self._open_lock)
+        with file:
+            with anyio.move_on_after(LOCK_SECONDS):
+                while not _lock(file):  # noqa: ASYNC110 - another process
+                    await anyio.sleep(LOCK_POLL_SECONDS)
+            # The lock goes with the file, also when the process dies.
+            yield
+
+    def _open_lock(self) -> IO[bytes]:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        return os.fdopen(descriptor, "r+b")
+
+
+def _plain(issuer: str) -> str:
+    """Issuers are compared as they are, except that a root is the same with and without its slash."""
+    return issuer.rstrip("/") if issuer.count("/") <= 3 else issuer
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Try to lock an open file without waiting."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt  # noqa: PLC0415
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl  # noqa: PLC0415
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,105 @@
+"""What clients want of a shared connection beside answers: how much is logged, which resources are watched.
+
+Wishes outlast connections: a server that was restarted is told them again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import anyio
+
+from mcp_context_proxy.downstream.connect import Connected
+from mcp_context_proxy.downstream.link import Outgoing
+from mcp_context_proxy.errors import DownstreamError
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.wire.levels import most_verbose
+
+logger = logging.getLogger(__name__)
+
+
+class Wishes:
+    """The wishes of all clients of one server."""
+
+    def __init__(self) -> None:
+        self._level: str | None = None
+        self._least_level: str | None = None
+        self._watched: Counter[str] = Counter()
+        self._told_level: str | None = None
+        self._told: set[str] = set()
+        self._changed = anyio.Event()
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """URIs of the resources that somebody wants to hear of."""
+        return frozenset(self._watched)
+
+    def set_log_level(self, level: str | None) -> None:
+        """Log this and above: what the sessions that said so want together."""
+        self._level = level
+        self._change()
+
+    def include_log_level(self, level: str) -> None:
+        """Never log less than this: a request asked for it, and the next one may, too."""
+        least = most_verbose((self._least_level, level))
+        if least != self._least_level:
+            self._least_level = least
+            self._change()
+
+    def watch(self, uri: str, told: bool = False) -> None:
+        """One more wants to hear of a resource; `told` when the server knows it already."""
+        self._watched[uri] += 1
+        if told:
+            self._told.add(uri)
+        if self._watched[uri] == 1:
+            self._change()
+
+    def unwatch(self, uri: str) -> None:
+        """One less wants to hear of a resource."""
+        self._watched[uri] -= 1
+        if self._watched[uri] <= 0:
+            del self._watched[uri]
+            self._change()
+
+    def take_over(self, other: Wishes) -> None:
+        """Wish what was wished of a predecessor."""
+        self._level = other._level
+        self._least_level = most_verbose((self._least_level, other._least_level))
+        self._watched.update(other._watched)
+        self._change()
+
+    async def changed(self) -> None:
+        """Wait until there is another wish."""
+        await self._changed.wait()
+
+    async def tell(self, connected: Connected) -> None:
+        """Keep a handshake-era server told, on a new connection, until cancelled."""
+        self._told_level, self._told = None, set()
+        introduction = connected.introduction
+        if introduction.era is Era.MODERN:
+            return
+        while True:
+            changed = self._changed
+            level = most_verbose((self._level, self._least_level))
+            if level != self._told_level and level is not None and introduction.offers("logging"):
+                self._told_level = level
+                await self._say(connected, "logging/setLevel", "level", level)
+            for uri in self._told - self.watched:
+                self._told.discard(uri)
+                await self._say(connected, "resources/unsubscribe", "uri", uri)
+            for uri in self.watched - self._told:
+                self._told.add(uri)
+                await self._say(connected, "resources/subscribe", "uri", uri)
+            await changed.wait()
+
+    async def _say(self, connected: Connected, method: str, member: str, value: str) -> None:
+        try:
+            await connected.link.request(method, {member: envelope.raw(value)}, Outgoing(subject=method))
+        except DownstreamError as error:
+            logger.debug("%s", error)
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,66 @@
+"""What a client may be asked: that which it declared, and nothing else.
+
+A capability can have parts, such as elicitation by form or by URL; what is asked must be within them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from mcp_context_proxy.downstream.link import Ask
+from mcp_context_proxy.downstream.questions import CAPABILITY_OF
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import INVALID_PARAMS, METHOD_NOT_FOUND, Members, RequestError
+
+
+def capabilities(caller: Caller) -> Mapping[str, Any]:
+    """Of those that let a client be asked, the ones it declared."""
+    declared = envelope.value(caller.capabilities) if caller.capabilities is not None else {}
+    if not isinstance(declared, dict):
+        return {}
+    return {name: declared[name] for name in CAPABILITY_OF.values() if isinstance(declared.get(name), dict)}
+
+
+def asker(caller: Caller) -> Ask | None:
+    """How a handshake-era client is asked; None when it can be asked nothing."""
+    return partial(ask_declared, caller, caller.ask) if capabilities(caller) else None
+
+
+async def ask_declared(caller: Caller, ask: Ask, method: str, params: Members) -> bytes:
+    """Ask a client by `ask`.
+
+    Raises:
+        RequestError: it did not declare that it can be asked this, or refuses.
+    """
+    declared = capabilities(caller)
+    name = CAPABILITY_OF.get(method, "")
+    if name not in declared:
+        raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
+    part = _part_needed(method, params, declared[name])
+    if part is not None:
+        raise RequestError(INVALID_PARAMS, f"the client does not support {method} with {part}")
+    return await ask(method, _without_token(params))
+
+
+def _part_needed(method: str, params: Members, declared: Mapping[str, Any]) -> str | None:
+    """The part of a capability that a question needs and that was not declared."""
+    if method == "elicitation/create":
+        mode = envelope.text(params.get("mode")) or "form"
+        # Declared without parts, as before there were any, it means forms.
+        known = declared if {"form", "url"} & set(declared) else {"form": {}}
+        return None if mode in known else f"mode {mode!r}"
+    if method == "sampling/createMessage":
+        return "tools" if {"tools", "toolChoice"} & set(params) and "tools" not in declared else None
+    return None
+
+
+def _without_token(params: Members) -> Members:
+    """A progress token belongs to one hop; the server's own would mean nothing, or something else, here."""
+    meta = era.meta_of(params)
+    if meta.pop("progressToken", None) is None:
+        return params
+    rest = {key: raw for key, raw in params.items() if key != "_meta"}
+    return {**rest, "_meta": envelope.raw(meta)} if meta else rest

@@ -1,0 +1,126 @@
+"""Definitions of strangers: bounded, readable, and otherwise the bytes they were."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.servers import real_lists
+
+from mcp_context_proxy.catalog.definitions import UnfitError, fit
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.wire.text import clean
+
+LIMITS = Limits()
+HIDDEN = "\u200b\u202e\U000e0041\x07\x1b[8m\x9b31m"
+
+
+def encoded(**members: Any) -> bytes:
+    return json.dumps({"name": "t", "inputSchema": {"type": "object"}} | members).encode()
+
+
+def fitted(definition: bytes, limits: Limits = LIMITS) -> Any:
+    return json.loads(fit(definition, limits))
+
+
+def test_real_definitions_stay_the_bytes_they_are() -> None:
+    for tools in real_lists().values():
+        for tool in tools:
+            for definition in (json.dumps(tool).encode(), json.dumps(tool, ensure_ascii=False).encode()):
+                texts = json.dumps(tool, ensure_ascii=False)
+                if clean(texts) == texts and "\\r" not in texts:
+                    assert fit(definition, LIMITS) == definition
+
+
+def test_characters_that_a_person_does_not_see_go_from_texts_at_every_depth() -> None:
+    schema = {"type": "object", "title": f"a{HIDDEN}b", "properties": {"x": {"description": f"c{HIDDEN}d"}}}
+
+    found = fitted(encoded(description=f"e{HIDDEN}f", title=f"g{HIDDEN}h", inputSchema=schema))
+
+    assert (found["description"], found["title"]) == ("ef", "gh")
+    assert found["inputSchema"]["title"] == "ab"
+    assert found["inputSchema"]["properties"]["x"]["description"] == "cd"
+
+
+def test_scripts_and_emoji_that_need_joiners_keep_them() -> None:
+    text = "👩\u200d💻 می\u200cخواهم क्\u200dष ❤\ufe0f\nline two\ttabbed"
+
+    assert fitted(encoded(description=text))["description"] == text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param({"properties": {"a\u200b": {}}}, id="a-property"),
+        pytest.param({"properties": {"a": {"enum": ["x", "y\U000e0041"]}}}, id="an-enum"),
+        pytest.param({"properties": {"a": {"default": "\u202e"}}}, id="a-default"),
+        pytest.param({"properties": {"description": {"const": "\x1b[8m"}}}, id="under-a-telling-name"),
+    ],
+)
+def test_what_a_call_depends_on_is_not_changed_so_its_tool_is_withheld(schema: Any) -> None:
+    with pytest.raises(UnfitError, match="hides characters"):
+        fit(encoded(inputSchema=schema), LIMITS)
+
+
+def test_a_pattern_may_speak_of_control_characters() -> None:
+    schema = {"properties": {"a": {"pattern": "^[^\u0000-\u001f\u200b]+$"}}}
+
+    assert fitted(encoded(inputSchema=schema))["inputSchema"] == schema
+
+
+def test_a_property_named_like_a_text_is_none() -> None:
+    schema = {"properties": {"description": {"type": "string", "description": "of it\u200b"}}}
+
+    assert fitted(encoded(inputSchema=schema))["inputSchema"]["properties"]["description"] == {
+        "type": "string",
+        "description": "of it",
+    }
+
+
+def test_a_long_description_is_cut_with_a_mark_and_at_a_character() -> None:
+    found = fitted(encoded(description="é" * 20_000))["description"]
+
+    assert found.startswith("é" * 8192 + " …")
+    assert "16,384 of 40,000 bytes" in found
+
+
+def nested(depth: int) -> Any:
+    schema: Any = {}
+    for _ in range(depth - 1):
+        schema = {"properties": schema}
+    return schema
+
+
+def test_levels_are_counted_with_those_of_the_definition_itself() -> None:
+    assert fitted(encoded(inputSchema=nested(63)))
+    with pytest.raises(UnfitError, match="deeper than 64 levels"):
+        fit(encoded(inputSchema=nested(64)), LIMITS)
+
+
+@pytest.mark.parametrize("member", ["inputSchema", "outputSchema"])
+def test_a_schema_of_too_many_values_or_bytes_is_withheld(member: str) -> None:
+    many = {"enum": list(range(10_001))}
+    with pytest.raises(UnfitError, match="more than 10,000 values"):
+        fit(encoded(**{member: many}), LIMITS)
+    with pytest.raises(UnfitError, match="over 262,144 bytes"):
+        fit(encoded(**{member: {"description": "x" * 262_144}}), LIMITS)
+
+
+def test_commas_inside_of_texts_are_no_values() -> None:
+    assert fitted(encoded(inputSchema={"description": ",[{" * 4000}))
+
+
+TEXTS = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
+
+
+@given(TEXTS, TEXTS)
+def test_no_text_of_a_definition_that_passes_hides_anything(description: str, title: str) -> None:
+    found = fitted(encoded(description=description, inputSchema={"title": title}))
+
+    for text in (found["description"], found["inputSchema"]["title"]):
+        assert clean(text) == text
+        assert not any(unicodedata.category(c) == "Cc" and c not in "\n\t" for c in text)

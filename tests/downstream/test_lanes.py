@@ -1,0 +1,325 @@
+"""A handshake-era server that asks gets a connection for each session; one that asks nothing is shared."""
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.raw_client import RpcError
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+
+pytestmark = pytest.mark.anyio
+
+ELICIT = {"method": "elicitation/create", "params": {"message": "Which?", "requestedSchema": {}}}
+CAPABLE = {"elicitation": {}, "roots": {"listChanged": True}, "x-unknown": {}}
+SESSION = {"isolation": "session"}
+
+
+def server(workshop: Workshop, isolation: str = "auto", **more: Any) -> Server:
+    calls = {
+        "pid": [{"pid": True}],
+        "ask": [{"ask": ELICIT}],
+        "roots": [{"ask": {"method": "roots/list"}}],
+        "hang": [{"wait_cancelled": True}],
+        "exit": [{"exit": 4}],
+        **more.pop("calls", {}),
+    }
+    settings = {"isolation": isolation}
+    return workshop.server(
+        "work", tools=[tool(name) for name in calls], calls=calls, settings=settings, **more
+    )
+
+
+def person(proxy: Proxy, name: str, capabilities: dict[str, Any] | None = None) -> Host:
+    """The host of somebody who answers with a name."""
+    declared = CAPABLE if capabilities is None else capabilities
+    answers = {
+        "elicitation/create": lambda params: {"action": "accept", "content": {"name": name}},
+        "roots/list": lambda params: {"roots": [{"uri": f"file:///{name}"}]},
+    }
+    return Host(proxy, "handshake", declared, answers)
+
+
+def text(result: dict[str, Any]) -> str:
+    assert not result.get("isError"), result
+    return str(result["content"][0]["text"])
+
+
+async def pid(host: Host) -> int:
+    return int(text(await host.call("work__pid")))
+
+
+async def name_given(host: Host) -> str:
+    return str(json.loads(text(await host.call("work__ask")))["content"]["name"])
+
+
+async def test_a_server_that_asks_nothing_is_one_process_for_all(workshop: Workshop) -> None:
+    made = server(workshop)
+    async with inside(workshop.config()) as proxy:
+        pids = [await pid(person(proxy, name)) for name in "ab"] + [await pid(Host(proxy, "modern", CAPABLE))]
+
+    assert len(set(pids)) == 1
+    assert len(made.ledger.entries("start")) == 1
+
+
+async def test_once_a_server_has_asked_each_session_has_a_process_and_the_first_keeps_its_own(
+    workshop: Workshop,
+) -> None:
+    server(workshop)
+    async with inside(workshop.config()) as proxy:
+        one, two = person(proxy, "one"), person(proxy, "two")
+        before = await pid(one), await pid(two)
+        assert await name_given(one) == "one"
+        after = await pid(one), await pid(two)
+        again = await pid(one), await pid(two)
+
+    assert before[0] == before[1] == after[0]
+    assert after[1] != after[0]
+    assert again == after
+
+
+async def test_sessions_that_are_asked_at_the_same_time_are_each_asked_their_own(workshop: Workshop) -> None:
+    flag = workshop.flag("go")
+    made = server(workshop, "session", calls={"ask": [{"wait": str(flag)}, {"ask": ELICIT}]})
+    names = [f"p{number}" for number in range(4)]
+    given = {}
+    async with inside(workshop.config()) as proxy:
+
+        async def ask(name: str) -> None:
+            given[name] = await name_given(person(proxy, name))
+
+        async with anyio.create_task_group() as group:
+            for name in names:
+                group.start_soon(ask, name)
+            await made.ledger.until(lambda ledger: len(ledger.calls("ask")) == len(names))
+            flag.touch()
+
+    assert given == {name: name for name in names}
+
+
+async def test_the_calls_of_one_session_share_its_lane(workshop: Workshop) -> None:
+    made = server(workshop, "session")
+    async with inside(workshop.config()) as proxy:
+        host = person(proxy, "one")
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(pid, host)
+
+    assert len(made.ledger.entries("start")) == 2
+
+
+async def test_a_lane_declares_what_its_client_declared(workshop: Workshop) -> None:
+    made = server(workshop, "session")
+    async with inside(workshop.config()) as proxy:
+        await pid(person(proxy, "one", {"elicitation": {"form": {}, "url": {}}, "tasks": {}}))
+
+    shared, lane = made.ledger.messages("initialize")
+    assert shared["params"]["capabilities"] == {"sampling": {}, "elicitation": {}, "roots": {}}
+    assert lane["params"]["capabilities"] == {"elicitation": {"form": {}, "url": {}}}
+
+
+async def test_a_lane_is_closed_with_its_session(workshop: Workshop) -> None:
+    made = server(workshop, "session")
+    async with inside(workshop.config()) as proxy:
+        one, two = person(proxy, "one"), person(proxy, "two")
+        gone, stays = await pid(one), await pid(two)
+        one.leave()
+        await made.ledger.until(lambda ledger: ledger.entries("end of input"))
+        assert await pid(two) == stays
+
+        assert [entry["pid"] for entry in made.ledger.entries("end of input")] == [gone]
+
+
+async def test_what_a_server_asks_on_connecting_is_answered_by_the_session(workshop: Workshop) -> None:
+    made = server(workshop, "session", after_initialized=[{"ask": {"method": "roots/list"}}])
+    async with inside(workshop.config()) as proxy:
+        await made.ledger.until(lambda ledger: ledger.entries("asked"))
+        await pid(person(proxy, "one"))
+        await made.ledger.until(lambda ledger: len(ledger.entries("asked")) == 2)
+
+    shared, lane = (entry["answer"]["result"] for entry in made.ledger.entries("asked"))
+    assert shared == {"roots": []}
+    assert lane == {"roots": [{"uri": "file:///one"}]}
+
+
+async def test_a_server_that_asks_for_roots_on_connecting_has_a_lane_for_each_session_with_roots(
+    workshop: Workshop,
+) -> None:
+    made = server(workshop, after_initialized=[{"ask": {"method": "roots/list"}}])
+    async with inside(workshop.config()) as proxy:
+        await made.ledger.until(lambda ledger: ledger.entries("asked"))
+        without, with_roots = await pid(person(proxy, "one", {})), await pid(person(proxy, "two"))
+
+    assert without != with_roots
+
+
+async def test_changed_roots_are_told_to_the_lane_of_the_session(workshop: Workshop) -> None:
+    made = server(workshop, "session")
+    changed = "notifications/roots/list_changed"
+    async with inside(workshop.config()) as proxy:
+        one, two = person(proxy, "one"), person(proxy, "two")
+        lane, _ = await pid(one), await pid(two)
+        assert one.session is not None
+        await proxy.gateway.notified(changed, one.session)
+        told = await made.ledger.until(
+            lambda ledger: [entry for entry in ledger.entries("notified") if entry["method"] == changed]
+        )
+
+    assert [entry["pid"] for entry in told] == [lane]
+
+
+async def test_a_shared_server_is_refused_its_question_when_two_clients_could_be_meant(
+    workshop: Workshop,
+) -> None:
+    made = server(workshop, "shared")
+    async with inside(workshop.config()) as proxy:
+        one, two = person(proxy, "one"), person(proxy, "two")
+        assert (await name_given(one), await name_given(two)) == ("one", "two")
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.call, "work__hang")
+            await made.ledger.until(lambda ledger: ledger.calls("hang"))
+            refused = await two.call("work__ask")
+            group.cancel_scope.cancel()
+
+    assert refused["isError"] is True
+    assert "2 clients" in refused["content"][0]["text"]
+    assert [len(one.asked), len(two.asked)] == [1, 1]
+    assert len(made.ledger.entries("start")) == 1
+
+
+async def test_a_client_that_cannot_be_asked_is_still_never_mistaken_for_another(workshop: Workshop) -> None:
+    made = server(workshop, "shared")
+    async with inside(workshop.config()) as proxy:
+        one, mute = person(proxy, "one"), person(proxy, "mute", {})
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.call, "work__hang")
+            await made.ledger.until(lambda ledger: ledger.calls("hang"))
+            refused = await mute.call("work__ask")
+            group.cancel_scope.cancel()
+
+    assert refused["isError"] is True
+    assert one.asked == []
+
+
+async def test_at_the_limit_an_idle_lane_makes_room_and_none_is_taken_from_who_uses_it(
+    workshop: Workshop,
+) -> None:
+    made = server(workshop, "session")
+    async with inside(workshop.config(limits={"lanes_per_server": 1})) as proxy:
+        one, two = person(proxy, "one"), person(proxy, "two")
+        assert await pid(one) != await pid(two)
+        async with anyio.create_task_group() as group:
+            group.start_soon(two.call, "work__hang")
+            await made.ledger.until(lambda ledger: ledger.calls("hang"))
+            refused = await one.call("work__pid")
+            group.cancel_scope.cancel()
+
+    assert refused["isError"] is True
+    assert "busy" in refused["content"][0]["text"]
+
+
+async def test_a_lane_that_cannot_be_opened_says_why_and_the_next_call_tries_again(
+    workshop: Workshop,
+) -> None:
+    shared, broken = str(workshop.flag("shared")), str(workshop.flag("broken"))
+    made = server(
+        workshop,
+        "session",
+        on={"tools/list": [{"once": [shared, []]}]},
+        at_start=[{"if": [shared, [{"once": [broken, [{"exit": 5}]]}]]}],
+    )
+    async with inside(workshop.config()) as proxy:
+        host = person(proxy, "one")
+        refused = await host.call("work__pid")
+        assert await pid(host)
+
+    assert "exited (code 5)" in refused["content"][0]["text"]
+    assert len(made.ledger.entries("start")) == 3
+
+
+async def test_a_lane_that_died_fails_its_own_calls_alone_and_is_opened_anew(workshop: Workshop) -> None:
+    server(workshop, "session")
+    async with inside(workshop.config()) as proxy:
+        one, two = person(proxy, "one"), person(proxy, "two")
+        first, other = await pid(one), await pid(two)
+        died = await one.call("work__exit")
+        again = await pid(one)
+        assert await pid(two) == other
+
+    assert died["isError"] is True
+    assert "exited (code 4)" in died["content"][0]["text"]
+    assert again != first
+
+
+async def test_modern_calls_that_may_be_asked_have_a_lane_each_and_leave_it_to_the_next(
+    workshop: Workshop,
+) -> None:
+    made = server(workshop, "session")
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", CAPABLE)
+        first = await pid(host)
+        async with anyio.create_task_group() as group:
+            group.start_soon(host.call, "work__hang")
+            await made.ledger.until(lambda ledger: ledger.calls("hang"))
+            second = await pid(host)
+            group.cancel_scope.cancel()
+        third = await pid(host)
+        stranger = await pid(Host(proxy, "modern", CAPABLE, principal="another"))
+
+    assert first != second
+    assert third in (first, second)
+    assert stranger not in (first, second)
+
+
+async def test_a_lane_of_no_session_is_closed_when_idle(workshop: Workshop) -> None:
+    made = server(workshop, "session")
+    async with inside(workshop.config(limits={"lane_idle_seconds": 0.2})) as proxy:
+        lane = await pid(Host(proxy, "modern", CAPABLE))
+        await made.ledger.until(lambda ledger: ledger.entries("end of input"))
+        closed = [entry["pid"] for entry in made.ledger.entries("end of input")]
+
+    assert closed == [lane]
+
+
+async def test_no_lane_outlives_the_proxy(workshop: Workshop) -> None:
+    made = server(workshop, "session")
+    async with inside(workshop.config()) as proxy:
+        await pid(person(proxy, "one"))
+        await pid(Host(proxy, "modern", CAPABLE))
+
+    starts = {entry["pid"] for entry in made.ledger.entries("start")}
+    assert len(starts) == 3
+    assert {entry["pid"] for entry in made.ledger.entries("end of input")} == starts
+
+
+async def test_a_handshake_server_over_http_has_lanes_as_well(workshop: Workshop) -> None:
+    calls = {"ask": [{"ask": ELICIT}]}
+    made = workshop.http_server("work", tools=[tool("ask")], calls=calls, settings=SESSION)
+    async with inside(workshop.config()) as proxy:
+        one, two = person(proxy, "one"), person(proxy, "two")
+        assert (await name_given(one), await name_given(two)) == ("one", "two")
+
+    assert len(made.ledger.messages("initialize")) == 3
+
+
+async def test_a_question_that_the_server_withdraws_is_withdrawn_from_the_client(workshop: Workshop) -> None:
+    server(workshop, calls={"fickle": [{"ask_in_vain": ELICIT}, {"result": {"content": []}}]})
+    async with inside(workshop.config()) as proxy:
+        host = person(proxy, "slow")
+        cancelled = []
+
+        async def think(method: str, params: Any) -> bytes:
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                cancelled.append(method)
+                raise
+            raise RpcError(0, "unreachable")
+
+        host.ask = think  # type: ignore[method-assign]
+        await host.call("work__fickle")
+        await until(lambda: cancelled)

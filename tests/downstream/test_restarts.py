@@ -1,0 +1,61 @@
+"""When a server is connected again: arithmetic, without a clock."""
+
+import itertools
+
+import pytest
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.downstream.rate import Bucket
+from mcp_context_proxy.downstream.restarts import Restarts
+
+
+def most(low: float, high: float) -> float:
+    return high
+
+
+def least(low: float, high: float) -> float:
+    return low
+
+
+def test_one_that_worked_and_died_is_wanted_back_at_once() -> None:
+    assert Restarts(Limits(), most).wait_seconds(lasted=3.0) == 0.0
+
+
+def test_one_that_never_came_is_waited_for_twice_as_long_each_time() -> None:
+    restarts = Restarts(Limits(breaker_failures=100), most)
+
+    assert [restarts.wait_seconds(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_jitter_spreads_a_wait_but_leaves_some_of_it() -> None:
+    assert Restarts(Limits(), least).wait_seconds(0.0) == pytest.approx(0.1)
+
+
+def test_after_five_failures_it_is_left_alone_and_tried_once_a_minute() -> None:
+    restarts = Restarts(Limits(), least)
+    waits = [restarts.wait_seconds(lasted=0.5) for _ in range(7)]
+
+    assert waits[0] == 0.0
+    assert all(wait < 1 for wait in waits[:4])
+    assert waits[4:] == [60, 60, 60]
+    assert restarts.left_alone
+
+
+def test_a_minute_of_health_forgets_everything() -> None:
+    restarts = Restarts(Limits(), most)
+    for _ in range(6):
+        restarts.wait_seconds(0.0)
+
+    assert restarts.wait_seconds(lasted=60.0) == 0.0
+    assert not restarts.left_alone
+    assert restarts.wait_seconds(0.0) == 1
+
+
+def test_a_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
+    now = 0.0
+    bucket = Bucket(rate=10, burst=5, clock=lambda: now)
+    assert [bucket.take() for _ in range(7)] == [True] * 5 + [False] * 2
+    now = 0.25
+
+    assert list(itertools.takewhile(bool, (bucket.take() for _ in range(9)))) == [True] * 2
+    assert bucket.refused == 3

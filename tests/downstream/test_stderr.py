@@ -1,0 +1,63 @@
+"""A server's stderr: drained, its end kept, a share of it logged, nothing secret in any of it."""
+
+import logging
+
+import pytest
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream.stderr import StderrTail
+
+LIMITS = Limits(stderr_kept_bytes=1000, stderr_lines_per_second=10)
+
+
+def tail(**options: object) -> StderrTail:
+    return StderrTail("loud", LIMITS, **options)  # type: ignore[arg-type]
+
+
+def test_the_last_lines_are_kept_in_order_with_the_one_that_is_not_ended() -> None:
+    kept = tail()
+    for number in range(100):
+        kept.feed(f"line {number}\n".encode())
+    kept.feed(b"and")
+    kept.feed(b" so on")
+
+    assert kept.lines()[-3:] == ("line 98", "line 99", "and so on")
+    assert len(kept.lines()) == 20
+
+
+def test_a_flood_without_a_line_end_takes_no_more_than_twice_its_bound() -> None:
+    kept = tail()
+    for _ in range(1000):
+        kept.feed(b"\x1b[31m\x00" + b"y" * 10_000)
+
+    assert len(kept._kept) <= 2 * LIMITS.stderr_kept_bytes
+    assert kept.lines() == ("y" * 300,)
+
+
+def test_what_a_terminal_would_obey_is_gone() -> None:
+    kept = tail()
+    kept.feed("\x1b]0;owned\x07 red\x1b[31m \u202eevil \U000e0041\n".encode())
+
+    assert all(line.isprintable() for line in kept.lines())
+
+
+def test_a_secret_is_redacted_also_where_it_came_in_pieces_or_encoded() -> None:
+    kept = tail(redact=Redactor([("TOKEN", "s3cr3t value")]))
+    for piece in (b"key s3c", b"r3t va", b"lue\n", b"and s3cr3t%20value, czNjcjN0IHZhbHVl\n"):
+        kept.feed(piece)
+
+    assert kept.lines() == ("key [redacted TOKEN]", "and [redacted TOKEN], [redacted TOKEN]")
+
+
+def test_a_hundred_lines_a_second_are_logged_and_the_rest_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 1.0
+    kept = tail(clock=lambda: now)
+    with caplog.at_level(logging.DEBUG):
+        kept.feed(b"line\n" * 50)
+        now = 2.5
+        kept.feed(b"after\n")
+
+    assert caplog.messages == ["loud: line"] * 10 + ["loud: 40 more lines were not logged", "loud: after"]

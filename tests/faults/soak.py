@@ -1,0 +1,282 @@
+"""Everything goes wrong at once, for a while: ``python tests/faults/soak.py --seconds 600 [--seed N]``.
+
+Thirty servers with random faults behind one proxy; their processes are killed, its configuration is edited,
+clients come, call and leave, some in the middle of a call. All of it follows from one printed seed. At the
+end it tells what was lost, doubled or run twice, of which there must be none, and how the healthy neighbour
+fared meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from faults.cases import STDIO
+from faults.harness import BYSTANDER, SAFE, Bystander, Ledger, children, faulty, nonce, rss
+from support.raw_client import RawClient, RpcError, http
+from support.servers import Workshop
+
+SERVERS = 30
+CALLERS = 6
+CALL_SECONDS = 2.0
+GRACE_SECONDS = 10.0
+"""Beyond the time limit of a call, after which it counts as lost; the machine is busy by design."""
+
+WARM_SECONDS = 10.0
+"""Before memory is looked at for the first time."""
+
+WATCHED = Path(__file__).with_name("watched.py")
+SERVING = re.compile(r"serving (http://\S+)/mcp")
+MODES = [case for case in STDIO if case.mode != "memory-hog"]
+LIMITS = {
+    "message_bytes": 4 << 20,
+    "pages": 30,
+    "call_seconds": CALL_SECONDS,
+    "connect_seconds": 5.0,
+    "stop_seconds": 0.5,
+    "backoff_max_seconds": 2.0,
+    "breaker_seconds": 3.0,
+}
+
+
+@dataclass
+class Figures:
+    """What a soak found."""
+
+    seed: int
+    seconds: float
+    calls: int = 0
+    faults: int = 0
+    """Calls that ended in an error, as they should where a server failed."""
+    kills: int = 0
+    edits: int = 0
+    reconnects: int = 0
+    abandoned: int = 0
+    """Calls whose client left before the answer."""
+    lost: int = 0
+    doubled: int = 0
+    """Messages that answer nothing that was asked, or answer it again, or are no messages."""
+    wrong: int = 0
+    """Answers of the healthy tool that were somebody else's."""
+    repeated: int = 0
+    bystander_calls: int = 0
+    bystander_errors: int = 0
+    bystander_p99_ms: float = 0.0
+    longest_stall_ms: float = 0.0
+    """Of the proxy's event loop, by the clock: what others do to the machine is in it."""
+    longest_work_ms: float = 0.0
+    """Processor time that the loop spent without looking at anything else."""
+    rss_mib: float = 0.0
+    rss_growth_mib: float = 0.0
+    orphans: int = 0
+    exit_code: int | None = None
+    examples: list[str] = field(default_factory=list)
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, folder: Path, seconds: float, seed: int) -> None:
+        self.seconds, self.random = seconds, random.Random(seed)
+        self.figures = Figures(seed, seconds)
+        self.workshop, self.ledger = Workshop(folder), Ledger(folder / "ledger")
+        self.folder = folder
+        for number in range(SERVERS):
+            self.choose(f"s{number}")
+        self.workshop.server(BYSTANDER).settings = faulty("normal", self.ledger.path, era="both")
+
+    def choose(self, server: str) -> None:
+        """Give a server a fault."""
+        case = self.random.choice(MODES)
+        options = {"size": 1 << 20, "delay": 0.5} | case.options
+        settings = faulty(
+            case.mode, self.ledger.path, era=self.random.choice(["handshake", "both"]), **options
+        )
+        self.workshop.server(server).settings = settings | {"env": {"API_TOKEN": "soak-secret-value"}}
+
+    def configure(self) -> Path:
+        return self.workshop.config(limits=LIMITS, search={"warm_up": False})
+
+    @contextmanager
+    def proxy(self) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+        """The running proxy and its address."""
+        log = self.folder / "log"
+        command = [sys.executable, str(WATCHED), str(self.folder / "report"), str(self.configure())]
+        with log.open("w", encoding="utf-8") as stderr, subprocess.Popen(command, stderr=stderr) as process:
+            try:
+                while not (found := SERVING.search(log.read_text(encoding="utf-8"))):
+                    assert process.poll() is None, log.read_text(encoding="utf-8")
+                    time.sleep(0.05)
+                yield found[1], process
+            finally:
+                process.terminate()
+                try:
+                    self.figures.exit_code = process.wait(60)
+                finally:
+                    process.kill()
+
+    async def run(self) -> Figures:
+        with self.proxy() as (base, process):
+            await self.disturb(base, process)
+        self.conclude()
+        return self.figures
+
+    async def disturb(self, base: str, process: subprocess.Popen[bytes]) -> None:
+        async with http(base, "modern") as client:
+            await self.until_there(client)
+            async with Bystander(client, rate=50).calling() as bystander, anyio.create_task_group() as group:
+                for _ in range(CALLERS):
+                    group.start_soon(self.caller, base)
+                group.start_soon(self.killer, process.pid)
+                group.start_soon(self.editor)
+                await anyio.sleep(min(WARM_SECONDS, self.seconds / 4))
+                before = rss(process.pid)
+                await anyio.sleep(self.seconds - min(WARM_SECONDS, self.seconds / 4))
+                after = rss(process.pid)
+                group.cancel_scope.cancel()
+        figures, seconds = self.figures, sorted(bystander.seconds)
+        figures.rss_mib, figures.rss_growth_mib = after / 2**20, (after - before) / 2**20
+        figures.bystander_calls, figures.bystander_errors = bystander.calls, len(bystander.errors)
+        figures.bystander_p99_ms = seconds[int(len(seconds) * 0.99)] * 1000 if seconds else 0.0
+        figures.examples += bystander.errors[:5]
+
+    async def until_there(self, client: RawClient) -> None:
+        """Until the healthy server can be called."""
+        while (await client.call(f"{BYSTANDER}__{SAFE}", {"nonce": "n"})).get("isError"):  # noqa: ASYNC110
+            await anyio.sleep(0.1)
+
+    async def caller(self, base: str) -> None:
+        """Clients, one after the other: each calls for a while, and some leave in the middle."""
+        while True:
+            era = self.random.choice(["handshake", "modern"])
+            rude = self.random.random() < 0.3
+            self.figures.reconnects += 1
+            client: RawClient | None = None
+            try:
+                async with http(base, era) as client:
+                    with anyio.move_on_after(self.random.uniform(0.2, 3.0) if rude else None):
+                        async with anyio.create_task_group() as group:
+                            for _ in range(self.random.randint(1, 20)):
+                                group.start_soon(self.call, client)
+                                await anyio.sleep(self.random.uniform(0, 0.1))
+            except Exception as error:
+                self.figures.lost += 1
+                self.figures.examples.append(repr(error)[:300])
+            finally:
+                if client is not None:
+                    self.figures.doubled += len(client.violations)
+                    self.figures.examples += client.violations[:2]
+
+    async def call(self, client: RawClient) -> None:
+        server, said = f"s{self.random.randrange(SERVERS)}", nonce()
+        tool = self.random.choice([SAFE, "tool_000", "tool_001"])
+        self.figures.calls += 1
+        try:
+            with anyio.fail_after(CALL_SECONDS + GRACE_SECONDS):
+                _, future = await client.start(
+                    "tools/call", {"name": f"{server}__{tool}", "arguments": {"nonce": said}}
+                )
+                result = await future
+        except RpcError:
+            self.figures.faults += 1
+        except TimeoutError:
+            self.figures.lost += 1
+            self.figures.examples.append(f"no answer: {server}__{tool}")
+        except anyio.get_cancelled_exc_class():
+            self.figures.abandoned += 1
+            raise
+        else:
+            self.judge(result, tool, said)
+
+    def judge(self, result: Any, tool: str, said: str) -> None:
+        if result.get("isError"):
+            self.figures.faults += 1
+        elif tool == SAFE and result["content"] != [{"type": "text", "text": said}]:
+            self.figures.wrong += 1
+            self.figures.examples.append(f"said {said}, heard {json.dumps(result)[:200]}")
+
+    async def killer(self, pid: int) -> None:
+        """Kills a server's process now and then."""
+        while True:
+            await anyio.sleep(self.random.uniform(0.3, 1.5))
+            running = [child for child in children(pid) if not self.is_bystander(child)]
+            if running:
+                self.figures.kills += 1
+                try:
+                    os.kill(self.random.choice(sorted(running)), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    def is_bystander(self, pid: int) -> bool:
+        try:
+            return b'"mode": "normal"' in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return True
+
+    async def editor(self) -> None:
+        """Edits the configuration: another fault for a server; now and then something that is not TOML."""
+        while True:
+            await anyio.sleep(self.random.uniform(2.0, 5.0))
+            self.figures.edits += 1
+            if self.random.random() < 0.2:
+                path = self.folder / "config.toml"
+                path.write_text(path.read_text(encoding="utf-8") + "\n[nonsense", encoding="utf-8")
+            else:
+                self.choose(f"s{self.random.randrange(SERVERS)}")
+                self.configure()
+
+    def conclude(self) -> None:
+        figures = self.figures
+        figures.repeated = len(self.ledger.repeated())
+        figures.orphans = len(self.ledger.survivors())
+        report = json.loads((self.folder / "report").read_text(encoding="utf-8"))
+        figures.longest_stall_ms = report["longest"] * 1000
+        figures.longest_work_ms = report["longest_work"] * 1000
+        secret = "soak-secret-value"
+        if secret in (self.folder / "log").read_text(encoding="utf-8"):
+            figures.examples.append("the secret is in the log")
+            figures.wrong += 1
+
+
+async def soak(folder: Path, seconds: float, seed: int) -> Figures:
+    """Run it."""
+    return await Soak(folder, seconds, seed).run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=None)
+    arguments = parser.parse_args()
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = anyio.run(soak, Path(folder), arguments.seconds, seed)
+    for name, value in asdict(figures).items():
+        print(f"{name.replace('_', ' '):20} {f'{value:.1f}' if isinstance(value, float) else value}")
+    failed = figures.lost or figures.doubled or figures.repeated or figures.orphans or figures.wrong
+    sys.exit(1 if failed or figures.bystander_errors or figures.exit_code else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""What hostile servers list: the good is there, nothing bad is shown, nothing is fetched or expanded."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from faults.harness import SAFE, Ledger, faulty, nonce, rss
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Workshop
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.wire.text import clean
+
+pytestmark = pytest.mark.anyio
+
+GOOD = {"tool_000", "tool_001", "tool_002", SAFE}
+VALID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@pytest.fixture
+def canary() -> Iterator[socket.socket]:
+    """A port that nobody has a reason to connect to."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(0.0)
+        yield listener
+
+
+def untouched(canary: socket.socket) -> bool:
+    try:
+        canary.accept()
+    except BlockingIOError:
+        return True
+    return False
+
+
+class Listing:
+    """A proxy's list with one faulty server behind it."""
+
+    def __init__(self, proxy: Proxy, tools: list[dict[str, Any]]) -> None:
+        self.tools = {tool["name"]: tool for tool in tools}
+        self.findings = proxy.catalog.snapshot.findings
+        self.text = json.dumps(tools, ensure_ascii=False)
+
+
+async def listing(folder: Path, mode: str, limits: dict[str, Any] | None = None, **options: Any) -> Listing:
+    workshop = Workshop(folder)
+    workshop.server("odd").settings = faulty(mode, folder / "ledger", **options)
+    async with inside(workshop.config(expose={"mode": "all"}, limits=limits or {})) as proxy:
+        host = Host(proxy, "modern")
+        result = await host.request("tools/list")
+        said = nonce()
+        assert (await host.call(f"odd__{SAFE}", {"nonce": said}))["content"][0]["text"] == said
+        return Listing(proxy, result["tools"])
+
+
+def shows(found: Listing, *names: str) -> bool:
+    return {f"odd__{name}" for name in (*GOOD, *names)} <= set(found.tools)
+
+
+async def test_entries_that_are_no_tools_cost_no_tool(tmp_path: Path) -> None:
+    found = await listing(tmp_path, "bad-tools")
+
+    assert shows(found)
+    assert len([finding for finding in found.findings if "withheld" in finding]) == 6
+
+
+async def test_odd_names_become_valid_ones_and_are_called_by_what_they_were(tmp_path: Path) -> None:
+    workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
+    workshop.server("odd").settings = faulty("bad-names", ledger.path)
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        host = Host(proxy, "modern")
+        tools = proxy.catalog.snapshot.tools
+        assert all(VALID.fullmatch(name) for name in await host.names())
+        for name in tools:
+            assert "isError" not in await host.call(name, {"nonce": name})
+
+    called = {entry["nonce"]: entry["tool"] for entry in ledger.of("call")}
+    assert called == {name: tool.name for name, tool in tools.items()}
+    assert {"a b", "naïve", "名前", "a/b", "x" * 300, "a__b"} <= set(called.values())
+
+
+async def test_a_name_that_comes_twice_is_listed_once(tmp_path: Path) -> None:
+    found = await listing(tmp_path, "duplicate-names")
+
+    assert shows(found)
+    assert found.tools["odd__tool_000"]["description"] == "Says tool_000"
+    assert any("second tool" in finding for finding in found.findings)
+
+
+async def test_no_text_of_a_list_hides_anything(tmp_path: Path) -> None:
+    found = await listing(tmp_path, "hostile-unicode")
+
+    assert shows(found, "hostile")
+    assert clean(found.text) == found.text
+    assert found.tools["odd__hostile"]["description"] == "Plays the flute"
+
+
+async def test_a_tool_with_hidden_characters_is_found_by_what_can_be_read(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    workshop.server("odd").settings = faulty("hostile-unicode", tmp_path / "ledger")
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("search_available_tools", {"query": "play the flute"})
+
+    assert answer["structuredContent"]["results"][0]["name"] == "odd__hostile"
+    assert clean(json.dumps(answer, ensure_ascii=False)) == json.dumps(answer, ensure_ascii=False)
+
+
+async def test_a_description_of_a_megabyte_is_cut(tmp_path: Path) -> None:
+    found = await listing(tmp_path, "giant-description", size=1 << 20)
+
+    assert shows(found)
+    assert len(found.tools["odd__tool_000"]["description"]) < 17_000
+
+
+async def test_schemas_that_explode_are_never_expanded_and_what_they_name_is_never_fetched(
+    tmp_path: Path, canary: socket.socket
+) -> None:
+    url = f"http://127.0.0.1:{canary.getsockname()[1]}/"
+    with anyio.fail_after(20):
+        found = await listing(tmp_path, "schema-bomb", canary_url=url)
+
+    assert shows(found, "doubling", "remote", "cyclic", "redos")
+    assert found.tools["odd__remote"]["inputSchema"]["properties"]["nonce"] == {"$ref": url + "schema.json"}
+    assert not {"odd__wide", "odd__enum"} & set(found.tools)
+    assert untouched(canary)
+
+
+async def test_a_schema_that_is_too_deep_costs_its_own_tool_only(tmp_path: Path) -> None:
+    found = await listing(tmp_path, "deep-schema", depth=300)
+
+    assert shows(found)
+    assert "odd__deep" not in found.tools
+
+
+@pytest.mark.parametrize("mode", ["endless-pages", "same-cursor"])
+async def test_pages_without_end_are_ended(tmp_path: Path, mode: str) -> None:
+    found = await listing(tmp_path, mode, limits={"pages": 20})
+
+    assert shows(found)
+    assert any("stopped" in finding for finding in found.findings)
+
+
+async def test_tools_over_the_limit_of_all_are_withheld_and_told(tmp_path: Path) -> None:
+    found = await listing(tmp_path, "normal", limits={"tools": 10}, tools=50, safe_first=True)
+
+    assert len([name for name in found.tools if name.startswith("odd__")]) == 10
+    assert any("tools over 10" in finding for finding in found.findings)
+
+
+async def test_links_in_a_result_are_passed_on_and_never_followed(
+    tmp_path: Path, canary: socket.socket
+) -> None:
+    workshop = Workshop(tmp_path)
+    workshop.server("odd").settings = faulty("hostile-result", tmp_path / "ledger")
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        result = await host.call("odd__tool_000", {"nonce": "n"})
+        for uri in ("file:///etc/passwd", f"http://127.0.0.1:{canary.getsockname()[1]}/"):
+            with pytest.raises(Exception, match=r"-32602: .*unknown resource"):
+                await host.request("resources/read", {"uri": uri})
+
+    assert next(part["uri"] for part in result["content"][1:]) == "file:///etc/passwd"
+    assert untouched(canary)
+
+
+async def test_a_list_that_flaps_costs_few_listings_and_fewer_announcements(tmp_path: Path) -> None:
+    workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
+    workshop.server("odd").settings = faulty("flap-list", ledger.path, delay=3.0, rate=200)
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        told = 0
+
+        async def announced(method: str, params: Any) -> None:
+            nonlocal told
+            told += method.endswith("tools/list_changed")
+
+        proxy.changes.add_session(Host(proxy, "handshake").session, announced)  # type: ignore[arg-type]
+        await ledger.until(lambda ledger: ledger.of("settled"))
+
+    assert len(ledger.of("list")) <= 6
+    assert told <= 6
+
+
+@pytest.mark.parametrize("mode", ["hang-list", "error-list"])
+async def test_a_list_that_cannot_be_had_again_leaves_the_last_one(tmp_path: Path, mode: str) -> None:
+    workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
+    workshop.server("odd").settings = faulty(mode, ledger.path, after=1)
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        host = Host(proxy, "modern")
+        for _ in range(2):
+            await host.call("odd__tool_000", {"nonce": "n"})
+        await ledger.until(lambda ledger: len(ledger.of("list")) == 2)
+
+        assert {f"odd__{name}" for name in GOOD} <= set(await host.names())
+        assert "isError" not in await host.call(f"odd__{SAFE}", {"nonce": "n"})
+
+
+async def test_servers_with_each_others_names_are_told_apart(tmp_path: Path) -> None:
+    workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
+    for name in ("a", "a_", "b"):
+        workshop.server(name).settings = faulty("bad-names", ledger.path, name=name)
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        host = Host(proxy, "modern")
+        for name in proxy.catalog.snapshot.tools:
+            await host.call(name, {"nonce": name})
+        pids = {client.name: client.config.name for client in proxy.fleet.clients.values()}
+        owners = {name: tool.server for name, tool in proxy.catalog.snapshot.tools.items()}
+
+    by_pid: dict[int, set[str]] = {}
+    for entry in ledger.of("call"):
+        by_pid.setdefault(entry["pid"], set()).add(owners[entry["nonce"]])
+    assert len(by_pid) == len(pids) == 3
+    assert all(len(served) == 1 for served in by_pid.values())
+
+
+async def test_an_endless_line_takes_no_memory_and_ends_its_connection(tmp_path: Path) -> None:
+    import os
+
+    workshop = Workshop(tmp_path)
+    workshop.server("odd").settings = faulty("endless-line", tmp_path / "ledger", size=1 << 30)
+    workshop.server("good").settings = faulty("normal", tmp_path / "ledger")
+    async with inside(workshop.config(limits={"message_bytes": 1 << 20}), settled=False) as proxy:
+        client = proxy.fleet.clients["odd"]
+        before = rss(os.getpid())
+        await until(lambda: "without a line end" in client.cause)
+        grown = rss(os.getpid()) - before
+        await proxy.fleet.clients["good"].settled()
+        result = await proxy.fleet.clients["good"].call("tools/list", {})
+
+    assert grown < 40 << 20
+    assert result
+
+
+async def test_a_server_that_only_talks_nonsense_is_given_up(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    program = "import sys\nfor _ in range(3000): print('hello')\nsys.stdout.flush()\nsys.stdin.read()"
+    import sys
+
+    workshop.server("odd").settings = {"command": sys.executable, "args": ["-S", "-c", program]}
+    async with inside(workshop.config()) as proxy:
+        assert "1,000 lines in a row that are no messages" in proxy.fleet.clients["odd"].cause

@@ -1,0 +1,128 @@
+"""What is around the proxy fails: the disk, the home, the model, descriptors, another proxy. It serves on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from faults.harness import SAFE, Ledger, faulty
+from support.proxies import command
+from support.raw_client import RawClient, stdio
+from support.servers import Workshop
+
+pytestmark = pytest.mark.anyio
+
+NAMESPACES = (
+    sys.platform == "linux"
+    and shutil.which("unshare") is not None
+    and subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode == 0
+)
+needs_namespaces = pytest.mark.skipif(not NAMESPACES, reason="needs user namespaces")
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    made = Workshop(tmp_path)
+    made.server("good").settings = faulty("normal", tmp_path / "ledger")
+    return made
+
+
+async def search(client: RawClient) -> dict[str, Any]:
+    await client.until_listed(f"good__{SAFE}")
+    answer = await client.call("search_available_tools", {"query": "says safe"})
+    assert (await client.call(f"good__{SAFE}", {"nonce": "n"}))["content"][0]["text"] == "n"
+    found: dict[str, Any] = answer["structuredContent"]
+    return found
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    "then", ["dd if=/dev/zero of={0}/fill bs=1k 2>/dev/null || true", "mount -o remount,ro {0}"]
+)
+async def test_a_disk_that_is_full_or_read_only_costs_nothing_but_memory(
+    workshop: Workshop, tmp_path: Path, then: str
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    config = workshop.config(store={"path": str(state / "store.sqlite3")}, expose={"mode": "all"})
+    script = f'mount -t tmpfs -o size=64k none {state} && {then.format(state)} && exec "$@"'
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as stderr:
+        confined = ["unshare", "-rm", "sh", "-c", script, "sh", *command(config)]
+        async with stdio(confined, stderr=stderr) as client:
+            found = await search(client)
+
+    assert found["results"][0]["name"] == f"good__{SAFE}"
+    told = log.read_text(encoding="utf-8")
+    assert "store" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("home", ["/nonexistent", ""])
+async def test_without_a_home_it_serves(workshop: Workshop, home: str) -> None:
+    config = workshop.config(store={}, expose={"mode": "all"})
+    async with stdio(command(config), env={"HOME": home, "XDG_DATA_HOME": ""}) as client:
+        assert (await search(client))["results"]
+
+
+async def test_two_proxies_on_one_store_never_hinder_each_other(workshop: Workshop, tmp_path: Path) -> None:
+    config = workshop.config(store={"path": str(tmp_path / "store.sqlite3")}, expose={"mode": "all"})
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as stderr:
+        async with (
+            stdio(command(config), stderr=stderr) as one,
+            stdio(command(config), stderr=stderr) as two,
+            anyio.create_task_group() as group,
+        ):
+            for client in (one, two) * 5:
+                group.start_soon(search, client)
+
+    assert "locked" not in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("harm", ["missing", "empty", "flipped"])
+async def test_a_model_that_cannot_be_used_leaves_search_by_words(
+    workshop: Workshop, tmp_path: Path, harm: str
+) -> None:
+    packaged = Path(__file__).parents[2] / "mcp_context_proxy" / "embedding" / "files"
+    model = tmp_path / "model"
+    shutil.copytree(packaged, model)
+    file = model / "model.onnx"
+    if harm == "missing":
+        file.unlink()
+    else:
+        data = bytearray(file.read_bytes())
+        data[1000] ^= 1
+        file.write_bytes(b"" if harm == "empty" else data)
+    config = workshop.config(embedding={"model": str(model)}, expose={"mode": "all"})
+    async with stdio(command(config)) as client:
+        found = await search(client)
+
+    assert found["method"] != "hybrid"
+    assert found["results"][0]["name"] == f"good__{SAFE}"
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
+async def test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_served(tmp_path: Path) -> None:
+    workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
+    workshop.server("good").settings = faulty("normal", ledger.path)
+    for number in range(25):
+        workshop.server(f"s{number}").settings = faulty("normal", ledger.path)
+    config = workshop.config(expose={"mode": "all"})
+    confined = ["prlimit", "--nofile=80:80", *command(config)]
+    async with stdio(confined) as client:
+        await client.until_listed(f"good__{SAFE}")
+        results = [await client.call(f"s{number}__{SAFE}", {"nonce": "n"}) for number in range(25)]
+        good = await client.call(f"good__{SAFE}", {"nonce": "n"})
+
+    refused = [json.dumps(result) for result in results if result.get("isError")]
+    assert refused
+    assert all("Too many open files" in text or "starting" in text or "No file" in text for text in refused)
+    assert "isError" not in good
+    assert ledger.survivors() == []

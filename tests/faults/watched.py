@@ -1,0 +1,48 @@
+"""The proxy with a watchdog on its event loop: ``python watched.py REPORT CONFIG``; serves over HTTP.
+
+On the way out it writes to REPORT, as JSON, the longest stall of its loop in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from faults.harness import Watchdog
+
+from mcp_context_proxy import app
+from mcp_context_proxy.cli.logs import configure_logging
+from mcp_context_proxy.config import Config, load
+from mcp_context_proxy.server.sdk import SdkServer
+
+
+def read(path: Path) -> Config:
+    return load(path, overrides={"http.port": 0, "http.auth": False})
+
+
+def main() -> None:
+    report, config = Path(sys.argv[1]), Path(sys.argv[2])
+    configure_logging("warning")
+    watchdog = Watchdog()
+
+    async def front(proxy: app.Proxy, server: SdkServer) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watchdog.run)
+            try:
+                await app.http_front(proxy, server)
+            finally:
+                group.cancel_scope.cancel()
+
+    anyio.run(app.serve, read(config), front, partial(read, config))
+    figures = {"longest": watchdog.longest, "longest_work": watchdog.longest_work}
+    report.write_text(json.dumps(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""What the proxy promises, as data: each sentence stands in SECURITY.md, each has tests that prove it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One sentence, and where it is proved."""
+
+    sentence: str
+    proofs: tuple[str, ...]
+    """``file::test``, from the folder of the tests."""
+
+
+MODES = "faults/test_every_mode.py::test_a_fault_costs_its_own_call_and_nothing_else"
+SOAK = "faults/test_soak.py::test_nothing_is_lost_doubled_repeated_or_left_behind"
+HTTP = "front/test_http.py::"
+STOPPING = "faults/test_stopping.py::"
+DEFINITIONS = "faults/test_definitions.py::"
+SURROUNDINGS = "faults/test_surroundings.py::"
+
+PROMISES = (
+    Promise(
+        "Every request gets exactly one answer, whatever the server behind it does.",
+        (MODES, SOAK, STOPPING + "test_a_call_that_outlasts_the_drain_is_told_and_cancelled"),
+    ),
+    Promise(
+        "No call is sent twice. One whose connection was lost is told that it may or may not have run.",
+        (
+            MODES,
+            SOAK,
+            "downstream/test_life.py::test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again",
+        ),
+    ),
+    Promise(
+        "A server that fails, hangs, floods or lies disturbs no call of another.",
+        (MODES, SOAK, "downstream/test_life.py::test_a_server_that_reads_nothing_more_holds_up_only_itself"),
+    ),
+    Promise(
+        "A failure is told as a result that names the server, the cause and what became of the call.",
+        (MODES, "downstream/test_life.py::test_a_server_that_exits_at_start_is_told_with_its_last_words"),
+    ),
+    Promise(
+        "What has no answer ends at its deadline, and the server is told to cancel.",
+        (
+            "faults/test_every_mode.py::test_a_call_that_was_given_up_is_cancelled_at_the_server",
+            "downstream/test_life.py::test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled",
+            STOPPING + "test_a_host_that_goes_cancels_what_it_asked_for",
+        ),
+    ),
+    Promise(
+        "A server that fails again and again is left alone, and tried once a minute.",
+        ("downstream/test_restarts.py::test_after_five_failures_it_is_left_alone_and_tried_once_a_minute",),
+    ),
+    Promise(
+        "Messages, lists, definitions, results, queues and waits are bounded (`[limits]`); what is over "
+        "a bound is "
+        "refused in words and never buffered.",
+        (
+            "wire/test_framing.py::test_a_line_that_never_ends_is_not_kept",
+            "downstream/test_answers.py::test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit",
+            DEFINITIONS + "test_an_endless_line_takes_no_memory_and_ends_its_connection",
+            DEFINITIONS + "test_tools_over_the_limit_of_all_are_withheld_and_told",
+            DEFINITIONS + "test_pages_without_end_are_ended",
+            "downstream/test_stderr.py::test_a_flood_without_a_line_end_takes_no_more_than_twice_its_bound",
+        ),
+    ),
+    Promise(
+        "No schema of a server is validated, resolved or compiled, and no link or `$ref` is ever followed.",
+        (
+            DEFINITIONS + "test_schemas_that_explode_are_never_expanded_and_what_they_name_is_never_fetched",
+            DEFINITIONS + "test_links_in_a_result_are_passed_on_and_never_followed",
+        ),
+    ),
+    Promise(
+        "One bad entry of a list costs itself, not the list.",
+        (
+            DEFINITIONS + "test_entries_that_are_no_tools_cost_no_tool",
+            DEFINITIONS + "test_a_schema_that_is_too_deep_costs_its_own_tool_only",
+        ),
+    ),
+    Promise(
+        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible or reordering "
+        "characters. What a call depends on is not changed; a tool that hides something there is withheld.",
+        (
+            DEFINITIONS + "test_no_text_of_a_list_hides_anything",
+            "catalog/test_definitions.py::test_no_text_of_a_definition_that_passes_hides_anything",
+            "catalog/test_definitions.py::test_what_a_call_depends_on_is_not_changed_so_its_tool_is_withheld",
+        ),
+    ),
+    Promise(
+        "Two tools never share a name, and a name leads to the server that has the tool.",
+        (
+            "catalog/test_naming.py::test_two_arbitrary_tools_never_share_a_name",
+            "catalog/test_naming.py::test_a_name_leads_back_to_its_server_and_tool",
+            DEFINITIONS + "test_servers_with_each_others_names_are_told_apart",
+        ),
+    ),
+    Promise(
+        "Secrets of the configuration are in no log, no error and no last words of a server, also not "
+        "encoded.",
+        (
+            MODES,
+            "config/test_secrets.py::test_a_secret_is_found_encoded_and_line_by_line",
+            "config/test_secrets.py::test_a_traceback_in_the_log_is_redacted",
+            "downstream/test_stderr.py::test_a_secret_is_redacted_also_where_it_came_in_pieces_or_encoded",
+        ),
+    ),
+    Promise(
+        "A server inherits HOME, LOGNAME, PATH, SHELL, TERM, USER and what its own entry names; no "
+        "descriptor but "
+        "its three; arguments as they are, never through a shell.",
+        (
+            "faults/test_every_mode.py::test_what_a_child_inherits_is_a_short_list_and_its_own_settings",
+            "downstream/test_life.py::test_arguments_are_passed_as_they_are_and_never_to_a_shell",
+        ),
+    ),
+    Promise(
+        "Nothing the proxy started outlives it: also not what its servers left behind in their process "
+        "groups.",
+        (
+            SOAK,
+            "downstream/test_life.py::"
+            "test_children_are_gone_when_the_proxy_stops_also_those_that_ignore_the_end",
+            STOPPING + "test_a_second_signal_ends_everything_at_once",
+        ),
+    ),
+    Promise(
+        "On SIGTERM new requests are refused, those under way are finished or told, and it exits with "
+        "0; a second "
+        "signal ends it at once.",
+        (
+            STOPPING + "test_calls_under_way_are_finished_before_it_stops",
+            STOPPING + "test_what_comes_after_the_signal_is_refused_and_does_not_run",
+            STOPPING + "test_a_second_signal_ends_everything_at_once",
+        ),
+    ),
+    Promise(
+        "A host that reads nothing any more is left after 30 seconds.",
+        (STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",),
+    ),
+    Promise(
+        "Over HTTP every request needs the bearer token, which only its owner can read; without one it "
+        "listens on "
+        "the loopback address only, and says so.",
+        (
+            HTTP + "test_it_asks_for_a_token_that_only_its_owner_can_read",
+            HTTP + "test_without_a_token_it_never_listens_beyond_this_machine",
+            HTTP + "test_without_a_token_it_says_so_at_its_start",
+        ),
+    ),
+    Promise(
+        "Web pages reach nothing: Host and Origin are checked on every route.",
+        (
+            HTTP + "test_a_web_page_reaches_nothing",
+            "front/test_guard.py::test_other_hosts_are_misdirected",
+        ),
+    ),
+    Promise(
+        "Slow headers, slow bodies and unread answers end their connection, and a crowd of such keeps "
+        "nobody out.",
+        (
+            "front/test_slow_clients.py::test_who_does_not_go_on_is_disconnected",
+            "front/test_slow_clients.py::test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same",
+            "front/test_slow_clients.py::test_who_reads_nothing_of_a_large_answer_is_disconnected",
+            "front/test_slow_clients.py::test_a_crowd_that_asks_for_nothing_keeps_nobody_out",
+        ),
+    ),
+    Promise(
+        "Sessions never see each other's answers, cancellations or tokens, and no server sees a "
+        "client's token.",
+        (
+            HTTP + "test_two_clients_with_the_same_ids_never_get_each_others_answers",
+            HTTP + "test_cancelling_in_one_session_leaves_the_same_id_in_another",
+            "downstream/test_urls.py::test_configured_headers_are_sent_and_nothing_of_the_clients",
+        ),
+    ),
+    Promise(
+        "A damaged, locked, full or missing store and an unusable model cost memory or quality of "
+        "search, never a "
+        "call.",
+        (
+            "store/test_store.py::test_a_store_with_any_damage_opens",
+            SURROUNDINGS + "test_a_disk_that_is_full_or_read_only_costs_nothing_but_memory",
+            SURROUNDINGS + "test_without_a_home_it_serves",
+            SURROUNDINGS + "test_two_proxies_on_one_store_never_hinder_each_other",
+            SURROUNDINGS + "test_a_model_that_cannot_be_used_leaves_search_by_words",
+            SURROUNDINGS + "test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_served",
+        ),
+    ),
+    Promise(
+        "Nothing leaves the machine through the proxy itself, unless a server or a model service is "
+        "configured.",
+        ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
+    ),
+)
