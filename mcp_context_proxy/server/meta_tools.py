@@ -199,7 +199,7 @@ def _manage() -> dict[str, Any]:
             "required": ["action"],
             "additionalProperties": False,
         },
-        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+        "annotations": {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False},
     }
 
 

@@ -24,6 +24,7 @@ from mcp_context_proxy.embedding import CachedEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.own_tools import OwnTools
 from mcp_context_proxy.server.tools import ToolCalls
 from mcp_context_proxy.wire import envelope
@@ -227,8 +228,16 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             Costs(TokenCounter()),
             Companions(proxy.expander, {}),
         )
-        calls = ToolCalls(proxy.catalog, proxy.fleet, contexts, proxy.handles, proxy.caught_up, Counter())
-        own_tools = OwnTools(proxy.fleet, contexts, calls, proxy.handles, proxy.changes, False)
+        calls = ToolCalls(
+            proxy.catalog,
+            proxy.fleet,
+            Forwarder(proxy.parked),
+            contexts,
+            proxy.handles,
+            proxy.caught_up,
+            Counter(),
+        )
+        own_tools = OwnTools(proxy.fleet, contexts, calls, proxy.handles, proxy.changes, lambda: False)
         host = Host(proxy, "handshake")
         assert host.session is not None
         contexts.add(host.session, Kind.TOOL, "mail__wipe_inbox")
