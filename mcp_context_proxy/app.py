@@ -420,7 +420,7 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     port = bound.getsockname()[1]
     policy = guard.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    logger.warning("serving http://%s:%d/mcp%s", host, port, credentials.whereabouts)
+    logger.warning("serving http://%s:%d/mcp, /api/v1 and /ui%s", host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
     await http.serve(app, bound, limits, on_stop=server.listen.close)
 

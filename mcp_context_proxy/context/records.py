@@ -56,10 +56,10 @@ class RequestRecords:
         return None if row is None else _read(row)
 
     async def latest(self, limit: int, session: str | None = None) -> list[RequestContext]:
-        """The latest, of one session or of all, newest first."""
+        """The latest, of one session or of all, newest first; also those of other proxies on the store."""
         recent = [*reversed(self._recent.values())]
         found = {one.id: one for one in recent if session is None or one.session == session}
-        if self._store is not None and len(found) < limit:
+        if self._store is not None:
             rows = await anyio.to_thread.run_sync(self._latest, limit, session)
             stored = (_read(row) for row in rows if row.id not in found)
             found |= {one.id: one for one in stored if one is not None}
