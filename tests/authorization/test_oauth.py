@@ -179,6 +179,14 @@ async def test_the_loopback_port_answers_nothing_but_the_callback(protected: Pro
         assert (await waiting.answer()).code == "<b>"
 
 
+async def test_a_port_that_is_taken_is_told(protected: Protected) -> None:
+    async with loopback.listening("one", 0) as waiting:
+        port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
+        with pytest.raises(AuthorizationError, match=f"port {port} cannot be had"):
+            async with loopback.listening("two", port):
+                pass
+
+
 # Staying logged in
 
 
@@ -356,6 +364,26 @@ async def test_a_server_that_wants_a_login_says_which_command_and_works_after_it
         result = await _called(proxy)
 
     assert result["content"][0]["text"] == "someone"
+
+
+async def test_a_server_over_sse_says_the_same(protected: Protected, tmp_path: Path) -> None:
+    config = load(configuration(tmp_path, protected, 'transport = "sse"\n'), environ={})
+    async with open_proxy(config) as proxy:
+        await proxy.settled()
+
+        assert "run: mcp-context-proxy login locked" in proxy.fleet.clients["locked"].cause
+
+
+async def test_a_token_in_the_headers_is_left_alone(protected: Protected, tmp_path: Path) -> None:
+    token = protected.issuer.issue("by-hand", [], protected.url).access_token
+    more = f'headers = {{ Authorization = "Bearer {token}" }}\n'
+    async with open_proxy(load(configuration(tmp_path, protected, more), environ={})) as proxy:
+        await proxy.settled()
+        assert (await _called(proxy))["content"][0]["text"] == "someone"
+        protected.issuer.expire_all()
+        refused = await Host(proxy, "modern").call("locked__whoami")
+
+    assert "401" in refused["content"][0]["text"]
 
 
 async def test_a_login_that_ends_at_run_time_is_told_to_the_model_and_others_go_on(
