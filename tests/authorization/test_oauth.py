@@ -69,6 +69,14 @@ async def logged_in(config: ServerConfig) -> Credentials:
     return credentials
 
 
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+def occupy(path: Path) -> None:
+    path.write_text("not a folder")
+
+
 async def fetched(config: ServerConfig, auth: httpx2.Auth | None = None) -> int:
     async with httpx2.AsyncClient(auth=auth or BearerAuth(config, CredentialFile(config))) as client:
         return (await client.get(config.url or "")).status_code
@@ -191,11 +199,15 @@ async def test_a_port_that_is_taken_is_told(protected: Protected) -> None:
 
 
 async def test_a_token_that_expires_is_renewed_before_it_is_used(protected: Protected) -> None:
-    protected.issuer.lifetime = 20
     config = server_config(protected)
     first = await logged_in(config)
+    file = CredentialFile(config)
+    soon = BearerAuth(config, file, clock=lambda: (first.expires_at or 0) - 31)
+    assert await fetched(config, soon) != 401
+    assert protected.issuer.granted == ["authorization_code"]
+    sooner = BearerAuth(config, file, clock=lambda: (first.expires_at or 0) - 29)
 
-    assert await fetched(config) != 401
+    assert await fetched(config, sooner) != 401
     kept = CredentialFile(config).read()
     assert kept is not None
     assert kept.access_token != first.access_token
@@ -306,6 +318,26 @@ async def test_credentials_of_another_issuer_url_or_name_are_not_used(protected:
     assert other_issuer.path == file.path
     assert other_issuer.read() is None
     assert CredentialFile(moved).read() is None
+
+
+async def test_where_nothing_was_logged_in_nothing_is_written(protected: Protected, data_home: Path) -> None:
+    with pytest.raises(LoginRequiredError):
+        await fetched(server_config(protected))
+
+    assert not is_there(data_home)
+
+
+async def test_without_a_place_for_files_a_login_still_lasts_as_long_as_the_proxy(
+    protected: Protected, data_home: Path
+) -> None:
+    occupy(data_home)
+    settings = {"grant": "client_credentials", "client_id": MACHINE_ID, "client_secret": MACHINE_SECRET}
+    config = server_config(protected, **settings, issuer=protected.issuer.url)
+    auth = BearerAuth(config, CredentialFile(config))
+
+    assert await fetched(config, auth) != 401
+    assert await fetched(config, auth) != 401
+    assert protected.issuer.granted == ["client_credentials"]
 
 
 async def test_a_damaged_file_is_a_login_that_is_missing(protected: Protected) -> None:
