@@ -48,6 +48,7 @@ _PART = re.compile(
     "|\\d+"
     f"|(?:[^\\W\\d_{_UPPER}{_LOWER}{_UNSPACED}]|[{_MARKS}])+"
 )
+_ARTICLE = "\u0627\u0644"
 _WRITTEN = re.compile(r"[\w'-]+")
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 """Marks people leave out when typing: Latin, Greek, Cyrillic accents, Hebrew and Arabic vowel points."""
@@ -106,8 +107,11 @@ def telling_words(text: str) -> str:
 def stem(word: str) -> str:
     """An English word without its commonest endings, so that ``created`` meets ``creating``.
 
-    The result need not be a word: it is only compared with other results.
+    Of other words only the Arabic article goes, which is written as part of them. The result need not be a
+    word: it is only compared with other results.
     """
+    if word.startswith(_ARTICLE) and len(word) >= len(_ARTICLE) + 3:
+        return word[len(_ARTICLE) :]
     if len(word) < 4 or not word.isascii():
         return word
     if word.endswith("ies"):

@@ -76,7 +76,24 @@ def test_when_nothing_fits_the_nearest_is_shown_as_that(run: Run, config: Path) 
     assert done.returncode == 0
     assert done.stdout.startswith('Nothing fits "zyxgh qwvut" well. The nearest of 4')
     assert (data["fits"], data["results"]) == (False, [])
-    assert data["near_misses"]
+    assert {one.get("server") for one in data["near_misses"]} == {"desk", None}
+    assert "rule://loans" in {one.get("uri") for one in data["near_misses"]}
+
+
+def test_when_only_a_rule_fits_the_nearest_tools_are_named_as_no_more_than_that(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("desk", tools=TOOLS)
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "style.md").write_text("# Style\n\nCommit messages are in the imperative.\n", encoding="utf-8")
+    config = workshop.config(documents=[{"kind": "rule", "path": str(rules)}])
+    done = run("search", "language of commits", "--config", config)
+    data = found(run, "language of commits", "--config", config)
+
+    assert [one["uri"] for one in data["results"]] == ["rule://style"]
+    assert data["near_misses"][0]["server"] == "desk"
+    assert done.stdout.index("rule://style") < done.stdout.index("No tool fits well; the nearest")
 
 
 def test_a_search_by_words_alone_says_so_and_why(run: Run, workshop: Workshop) -> None:
@@ -108,6 +125,19 @@ def test_explain_shows_which_words_in_which_field_added_how_much(run: Run, confi
     terms = data["results"][0]["terms"]
     assert {term["field"] for term in terms} >= {"name", "description"}
     assert sum(term["added"] for term in terms) == pytest.approx(data["results"][0]["lexical"])
+
+
+def test_explain_shows_which_sentence_of_the_query_a_result_serves(run: Run, config: Path) -> None:
+    query = "Write down a new note. Compute the monthly payment of a loan."
+    done = run("search", query, "--explain", "--config", config)
+    by_name = {one["name"]: one for one in found(run, query, "--explain", "--config", config)["results"]}
+
+    served = [by_name[name]["serves"] for name in ("desk__create_note", "desk__loan_payment")]
+    sentences = ["Write down a new note.", "Compute the monthly payment of a loan."]
+    assert [a or b for a, b in zip(served, sentences, strict=True)] == sentences
+    assert any(served)
+    assert [by_name[name]["matched"] for name in ("desk__create_note", "desk__loan_payment")] == sentences
+    assert f"serves: {next(filter(None, served))}" in done.stdout
 
 
 def test_what_a_server_says_cannot_command_the_terminal(run: Run, workshop: Workshop) -> None:

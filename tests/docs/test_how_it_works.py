@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 
 import mcp_context_proxy
-from mcp_context_proxy.retrieval import fusion, lexical, text
+from mcp_context_proxy.retrieval import ADAPTIVE, fitting, fusion, lexical, text
+from mcp_context_proxy.retrieval.background import BACKGROUND
 
 PACKAGE = Path(mcp_context_proxy.__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -41,8 +42,13 @@ def test_the_formula_has_the_numbers_of_the_code(how_it_works):
 
     assert f"+ {fusion.LEXICAL_FACTOR:g} * BM25F" in how_it_works.text
     assert f"k1 = {lexical.K1:g}, b = {lexical.B:g}" in how_it_works.text
-    assert f"no cosine with the whole query reaches {fusion.FITTING_COSINE:g}" in how_it_works.text
-    assert f"less than {fusion.STRONG_COVERAGE:g} of the query's idf" in how_it_works.text
+    assert f"at least {ADAPTIVE.share_of_best:g} of the mean of the best three" in how_it_works.text
+    assert f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools" in how_it_works.text
+    assert ADAPTIVE.best == 3
+    assert f"{fitting.COVERAGE_WEIGHT:g} times the share of the query's words" in how_it_works.text
+    assert f"must be {fitting.LEAST_EVIDENCE:g} together" in how_it_works.text
+    assert f"the words cover {fitting.STRONG_COVERAGE:g} of the query's idf" in how_it_works.text
+    assert 185 <= len(BACKGROUND) <= 195
     assert f"at most {text.CHUNK_LIMIT} characters" in how_it_works.text
     assert weights == {
         "name": 2,

@@ -1,0 +1,95 @@
+"""Whether anything fits: by comparison with general requests, and said without hiding what came nearest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.retrieval import Engine, Filters
+from mcp_context_proxy.retrieval.fitting import COVERAGE_WEIGHT, LEAST_EVIDENCE, evidence
+from mcp_context_proxy.store import open_store
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with open_store("memory") as store:
+        yield Engine(CachedEmbedder(LazyModel(), store.vectors))
+
+
+@pytest.fixture(scope="module")
+def five(tool, snapshot):
+    return snapshot(
+        tool("create_issue", "Open a new ticket in a repository."),
+        tool("list_pull_requests", "List open pull requests of a repository."),
+        tool("merge_pull_request", "Merge a pull request."),
+        tool("get_file_contents", "Read a file of a repository."),
+        tool("search_code", "Find code in repositories."),
+    )
+
+
+def test_evidence_is_how_far_a_cosine_stands_out_and_what_the_words_cover():
+    background = np.array([[1, 0], [0, 1]], np.float32)
+    query = np.array([0.6, 0.8], np.float32)
+
+    assert evidence(0.9, query, background, 0.0) == pytest.approx((0.9 - 0.7) / 0.1, abs=1e-3)
+    assert evidence(0.9, query, background, 0.5) == pytest.approx(2 + COVERAGE_WEIGHT / 2, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "please open a ticket about the crash we saw yesterday",
+        "which pull requests are waiting for me?",
+        "show me what is in the file setup.py",
+        "create_issue",
+        "pull request",
+    ],
+)
+def test_what_five_tools_can_do_fits(engine, five, query):
+    ranking = engine.search(query, five)
+
+    assert ranking.fits
+    assert ranking.results
+    assert ranking.near_misses == ()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "Will it rain in Lisbon tomorrow?",
+        "I'd like to book a table for four on Friday evening, somewhere with a terrace.",
+        "recommend a red wine for grilled lamb",
+        "What is the exchange rate of the Swiss franc?",
+        "turn off the lights in the kitchen",
+    ],
+)
+def test_what_five_tools_cannot_do_fits_nothing_and_the_nearest_are_named(engine, five, query):
+    ranking = engine.search(query, five)
+
+    assert not ranking.fits
+    assert ranking.results == ()
+    assert ranking.evidence is not None
+    assert ranking.evidence < LEAST_EVIDENCE
+    assert {result.item.server for result in ranking.near_misses} == {"srv"}
+
+
+def test_the_verdict_is_about_what_the_filters_leave(engine, tool, snapshot):
+    both = snapshot(
+        tool("get_weather", "Weather forecast for a city.", server="weather"),
+        tool("create_issue", "Open a new ticket in a repository.", server="code"),
+        tool("merge", "Merge a pull request.", server="code"),
+    )
+    query = "Will it rain in Lisbon tomorrow? I want the weather forecast."
+
+    assert engine.search(query, both).fits
+    assert not engine.search(query, both, Filters(servers=frozenset({"code"}))).fits
+
+
+def test_a_cosine_set_by_hand_takes_the_place_of_the_comparison(tool, snapshot, word_vectors):
+    catalog = snapshot(tool("send_mail", "Sends a mail."), tool("read_file", "Reads a file."))
+    query = "quagga okapi mail"
+
+    assert Engine(word_vectors(), fitting=0.1).search(query, catalog).fits
+    assert not Engine(word_vectors(), fitting=0.99).search(query, catalog).fits
+    assert Engine(word_vectors(), fitting="anything").search("quagga okapi", catalog).fits

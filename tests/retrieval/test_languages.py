@@ -1,0 +1,90 @@
+"""Tools whose text is in some language are found by queries in it, by their words alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from mcp_context_proxy.retrieval import Engine
+
+CATALOGS = {
+    "German": {
+        "wetter": "Gibt die Wettervorhersage für eine Stadt zurück.",
+        "dateien": "Löscht eine Datei von der Festplatte.",
+        "uebersetzung": "Übersetzt einen Text in eine andere Sprache.",
+    },
+    "Spanish": {
+        "tiempo": "Obtiene el pronóstico del tiempo de una ciudad.",
+        "archivos": "Borra archivos y carpetas del disco.",
+        "traducir": "Traduce un texto a otro idioma.",
+    },
+    "Chinese": {
+        "tianqi": "查询城市的天气预报。",
+        "wenjian": "从磁盘上删除指定的文件。",
+        "fanyi": "把文本翻译成另一种语言。",
+    },
+    "Japanese": {
+        "tenki": "都市の天気予報を取得します。",
+        "fairu": "ディスクからファイルを削除します。",
+        "honyaku": "テキストを別の言語に翻訳します。",
+    },
+    "Korean": {
+        "nalssi": "도시의 날씨 예보를 가져옵니다.",
+        "pail": "디스크에서 파일을 삭제합니다.",
+        "beonyeok": "텍스트를 다른 언어로 번역합니다.",
+    },
+    "Arabic": {
+        "taqs": "يعرض توقعات الطقس لمدينة.",
+        "milaff": "يحذف ملفًا من القرص.",
+        "tarjama": "يترجم نصًا إلى لغة أخرى.",
+    },
+    "Russian": {
+        "pogoda": "Показывает прогноз погоды для города.",
+        "fail": "Удаляет файл с диска.",
+        "perevod": "Переводит текст на другой язык.",
+    },
+    "Hindi": {
+        "mausam": "शहर के मौसम का पूर्वानुमान बताता है।",
+        "phail": "डिस्क से फ़ाइल हटाता है।",
+        "anuvad": "पाठ का दूसरी भाषा में अनुवाद करता है।",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "query", "expected"),
+    [
+        ("German", "Wie wird die wettervorhersage in Köln?", "wetter"),
+        ("German", "datei loschen, bitte: loscht sie", "dateien"),
+        ("Spanish", "¿Cuál es el pronostico para mi ciudad?", "tiempo"),
+        ("Spanish", "borrar un ARCHIVO del disco", "archivos"),
+        ("Chinese", "明天北京的天气怎么样？", "tianqi"),
+        ("Chinese", "我想删除一个文件", "wenjian"),
+        ("Japanese", "東京の天気予報を教えて", "tenki"),
+        ("Japanese", "この文を英語に翻訳して", "honyaku"),
+        ("Japanese", "ﾌｧｲﾙを消したい", "fairu"),
+        ("Korean", "서울 날씨 알려줘", "nalssi"),
+        ("Arabic", "ما هو طقس الغد؟", "taqs"),
+        ("Arabic", "احذف ملفا", "milaff"),
+        ("Russian", "какой прогноз погоды на завтра", "pogoda"),
+        ("Hindi", "आज का मौसम कैसा है", "mausam"),
+    ],
+)
+def test_a_query_finds_the_tool_that_has_its_words(tool, snapshot, language, query, expected):
+    tools = [tool(name, text, server="werkzeug") for name, text in CATALOGS[language].items()]
+
+    ranking = Engine(None).search(query, snapshot(*tools))
+
+    assert ranking.fits
+    assert ranking.results[0].item.name == expected
+
+
+def test_languages_side_by_side_do_not_hide_one_another(tool, snapshot):
+    tools = [
+        tool(name, text, server=language.lower())
+        for language, texts in CATALOGS.items()
+        for name, text in texts.items()
+    ]
+
+    ranking = Engine(None).search("城市的天气预报", snapshot(*tools))
+
+    assert ranking.results[0].item.name == "tianqi"
