@@ -42,10 +42,13 @@ from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.learning.recorder import Recorder
+from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.server.attribution import Attribution
 from mcp_context_proxy.server.broadcast import Broadcast
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -90,11 +93,15 @@ class Proxy:
         self.config, self.store = config, store
         self.model = LazyModel(partial(open_model, config))
         answered: Counter[str] = Counter()
+        queries, learns = QueryEmbedder(self.model), config.learning.enabled
+        self.learned = LearnedTier(queries, store.learned, config.learning.store_queries) if learns else None
+        self.recorder = Recorder(self.learned) if self.learned is not None else None
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
-            QueryEmbedder(self.model),
+            queries,
             fitting(config.embedding),
             answered.__getitem__,
+            self.learned,
         )
         self.searcher = Searcher(self.engine, config, self.caught_up, self.model.get)
         self.library = DocumentLibrary(_folders(config.documents), config.limits)
@@ -130,7 +137,10 @@ class Proxy:
         prompts = Prompts(self.catalog, self.fleet, forwarder, resources)
         self.open_sessions.when_ended(resources.end)
         self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
-        calls = ToolCalls(self.catalog, self.fleet, forwarder, self.caught_up, answered)
+        called = None
+        if self.recorder is not None:
+            called = Attribution(self.recorder, self.records, self.handles, self.catalog).called
+        calls = ToolCalls(self.catalog, self.fleet, forwarder, self.caught_up, answered, called)
         own_tools = OwnTools(self.fleet, self.contexts, calls, self.handles, self.changes)
         self.gateway = Gateway(
             self.fleet,
@@ -156,6 +166,8 @@ class Proxy:
             group.start_soon(self.parked.run)
             group.start_soon(self.searcher.run)
             group.start_soon(self.records.run)
+            if self.recorder is not None:
+                group.start_soon(self.recorder.run)
             group.start_soon(self._watch_documents)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)

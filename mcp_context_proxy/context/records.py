@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import anyio
 import anyio.to_thread
@@ -46,6 +46,10 @@ class RequestRecords:
         if self._store is not None:
             self._unwritten[context.id] = context
             self._wake.set()
+
+    def recent(self) -> Iterator[RequestContext]:
+        """Those in memory, newest first."""
+        return reversed(self._recent.values())
 
     async def get(self, request_id: str) -> RequestContext | None:
         """The one by that id; None when it is unknown or forgotten."""

@@ -78,7 +78,8 @@ class Selection:
             return None
 
     def _selected(self, result: Result) -> ContextItem:
-        return self._context_item(result.item, Mode.AGENT, round(result.score, 4), result.why)
+        mode = Mode.LEARNED if result.learned > 0 else Mode.AGENT
+        return self._context_item(result.item, mode, round(result.score, 4), result.why)
 
     def _context_item(self, item: Item, mode: Mode, score: float | None, why: str) -> ContextItem:
         kind, name = key_of(item)

@@ -98,7 +98,7 @@ class OwnTools:
         try:
             tool = await self._calls.resolve(wanted.name)
             sent = {**params, "arguments": _or_empty(wanted.arguments)}
-            return await self._calls.call_tool(tool, sent, caller)
+            return await self._calls.call_tool(tool, sent, caller, wanted.goal)
         except UnknownItemError as error:
             return failure(f"{error}\n{meta_tools.SEARCH} finds tools by what they do.")
         except (DownstreamError, RequestError) as error:

@@ -49,6 +49,9 @@ STARTING_PATIENCE_SECONDS = 5.0
 NAMES_COMPARED = 5000
 """Names that one that is not known is compared with: 50 ms at most."""
 
+Called = Callable[[Tool, Members, Caller, bytes, str | None], None]
+"""Told of a call that was answered: the tool, the params, who called, the result, and the goal."""
+
 TOOL_ONLY = frozenset({Kind.TOOL})
 
 
@@ -220,6 +223,7 @@ class ToolCalls:
         forwarder: Forwarder,
         caught_up: Callable[[float], Awaitable[None]],
         answered: Counter[str],
+        called: Called | None = None,
     ) -> None:
         """Prepare to call.
 
@@ -229,9 +233,10 @@ class ToolCalls:
             forwarder: Passes a call on.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
             answered: Counts the calls that each server has answered, for whom it is good to know.
+            called: Told of every call that was answered.
         """
         self._catalog, self._fleet, self._caught_up = catalog, fleet, caught_up
-        self._forwarder, self._answered = forwarder, answered
+        self._forwarder, self._answered, self._called = forwarder, answered, called
 
     async def resolve(self, name: str) -> Tool:
         """The tool by its exposed name, or by its own name where only one server has it.
@@ -278,8 +283,10 @@ class ToolCalls:
         except (DownstreamError, UnknownItemError) as error:
             return era.upward("tools/call", failure(str(error)), caller.era, forwarding.SERVER_INFO)
 
-    async def call_tool(self, tool: Tool, params: Members, caller: Caller) -> bytes:
+    async def call_tool(self, tool: Tool, params: Members, caller: Caller, goal: str | None = None) -> bytes:
         """Call a tool with the params of a ``tools/call``; its result, fitted to the caller's era.
+
+        ``goal`` is what the call is for, in the model's words; the server never sees it.
 
         Raises:
             DownstreamError: see `Link.request`.
@@ -293,6 +300,8 @@ class ToolCalls:
         client = self._fleet.client(tool.server)
         result = await self._forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
         self._answered[tool.server] += 1
+        if self._called is not None:
+            self._called(tool, params, caller, result, goal)
         return result
 
 
