@@ -151,6 +151,18 @@ async def test_a_second_signal_ends_everything_at_once(setup: Setup, tmp_path: P
     await until(lambda: setup.ledger.survivors() == [])
 
 
+async def test_when_it_is_killed_its_servers_see_the_end_of_their_input_and_go(setup: Setup) -> None:
+    for mode in ("normal", "slow-call", "hang-call", "flood-stderr"):
+        setup.server(mode, size=1 << 16)
+    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+        assert process.stdin is not None
+        await process.stdin.send(spoken(1, "hang-call__tool_000"))
+        await setup.ledger.until(lambda ledger: ledger.of("call") and len(ledger.of("start")) == 4)
+        process.kill()
+
+    await until(lambda: setup.ledger.survivors() == [])
+
+
 async def test_a_host_that_goes_cancels_what_it_asked_for(setup: Setup) -> None:
     setup.server("hang-call")
     async with setup.client("stdio") as (client, _):
