@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty, nonce, rss
-from support.ledger import until
+from support.ledger import PATIENCE, until
 from support.proxies import Host, command, inside
 from support.raw_client import stdio
 from support.servers import Workshop
@@ -128,7 +128,7 @@ async def test_schemas_that_explode_are_never_expanded_and_what_they_name_is_nev
     tmp_path: Path, canary: socket.socket
 ) -> None:
     url = f"http://127.0.0.1:{canary.getsockname()[1]}/"
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE):
         found = await listing(tmp_path, "schema-bomb", canary_url=url)
 
     assert shows(found, "doubling", "remote", "cyclic", "redos")

@@ -21,7 +21,7 @@ import pytest
 from faults.cases import ANSWERS, EITHER, FAILS, HTTP, REFUSES, RELAYS, STDIO, Case
 from faults.harness import BYSTANDER, PROGRAM, SAFE, Bystander, Ledger, faulty, nonce, twin
 from support.proxies import command, http_proxy
-from support.raw_client import RawClient, RpcError, http, stdio
+from support.raw_client import PATIENCE, RawClient, RpcError, http, stdio
 from support.servers import Workshop
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -95,7 +95,7 @@ async def scene(
 async def until_there(client: RawClient, names: list[str]) -> None:
     """Until all are listed; looked at seldom, because the list is long."""
     missing = set(names)
-    with anyio.move_on_after(90):
+    with anyio.move_on_after(2 * PATIENCE):
         while missing := set(names) - set(await client.names()):  # noqa: ASYNC110 - another process
             await anyio.sleep(0.25)
     assert sorted(missing) == []
@@ -149,7 +149,7 @@ def judge(case: Case, server: str, said: str, result: Any) -> None:
 
 async def until_safe(scene: Scene, server: str) -> None:
     """The server is there: still, or again after a restart."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE):
         while True:
             said = nonce()
             result = await scene.client.call(f"{server}__{SAFE}", {"nonce": said})
