@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -32,7 +31,6 @@ from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Sessions
-from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
@@ -41,6 +39,7 @@ from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.front.process import listen_for_signals, raise_file_limit
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.learning.recorder import Recorder
 from mcp_context_proxy.learning.tier import LearnedTier
@@ -62,9 +61,6 @@ from mcp_context_proxy.server.tools import ToolCalls, ToolList
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.wire.envelope import Members
 
-if sys.platform != "win32":
-    import resource
-
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
@@ -72,9 +68,6 @@ if TYPE_CHECKING:
     from mcp_context_proxy.store import Store
 
 logger = logging.getLogger(__name__)
-
-FILES = 65_536
-"""Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
 
 Front = Callable[["Proxy", "SdkServer"], Awaitable[None]]
 """Serves hosts until it is cancelled or its host is gone."""
@@ -318,7 +311,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as listening:
             asked = anyio.Event()
-            listening.start_soon(_listen_for_signals, signals, asked)
+            listening.start_soon(listen_for_signals, signals, asked)
             async with open_proxy(config) as proxy:
                 # Half a second of imports, in which the servers start.
                 await load_sdk()
@@ -345,34 +338,12 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
             listening.cancel_scope.cancel()
 
 
-async def _listen_for_signals(signals: AsyncIterator[signal.Signals], asked: anyio.Event) -> None:
-    """Ask to stop in order on the first signal; end everything at once on the second."""
-    async for number in signals:
-        if asked.is_set():
-            groups.kill_all()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        logger.info("stopping on %s", number.name)
-        asked.set()
-
-
 async def _stop_when_asked(asked: anyio.Event, proxy: Proxy, scope: anyio.CancelScope) -> None:
     await asked.wait()
     await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
     # The servers begin to stop while the front still closes its connections.
     proxy.fleet.stop()
     scope.cancel()
-
-
-def raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: each server takes four, each connection one."""
-    if sys.platform == "win32":
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> None:
