@@ -87,7 +87,7 @@ def calibration(sets: Sequence[Named], embedder: EmbedTexts, query_embedder: Emb
 
 
 ACCIDENTS = (
-    "Accidents: of each of these catalogs 20 impossible queries, drawn at random, were read one by one",
+    "Accidents: 20 impossible queries to each catalog, of these and three more sets, were read one by one",
     "with the tools that came nearest. 16 of the 20 put to seal_tools (4,076 tools from every field) can be",
     "answered there after all: a flight, a hotel, the rank of a web page. So can 6 of 20 put to livemcp,",
     "6 of 20 put to metatool_multi, and none of 20 put to mcpproxy_golden. The share refused is a lower",

@@ -3,7 +3,7 @@
     python benchmarks/retrieval.py FOLDER [--sets NAME ...] [--store FILE] [--output benchmarks/retrieval.md]
 
 FOLDER has one folder per set with corpus.jsonl and queries.jsonl, gzipped or not, as `mcp-context-proxy eval`
-reads them. Everything but the latencies comes out the same every time.
+reads them. It comes out the same every time; how long a search takes is told by benchmarks/search.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from baselines import PlainBM25, Ranked, SeedDesign
 from nothing_fits import calibration
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.evaluation.corpus import read_corpus
-from mcp_context_proxy.evaluation.evaluation import Latency, evaluate, measured, tools_of
+from mcp_context_proxy.evaluation.evaluation import evaluate, measured, tools_of
 from mcp_context_proxy.evaluation.intervals import Estimate, estimate, macro_estimate
 from mcp_context_proxy.evaluation.metrics import recall
 from mcp_context_proxy.evaluation.queries import Query, read_queries
@@ -77,11 +76,10 @@ class Measured:
     rows: dict[str, Rows]
     answers: list[Answer]
     """Of this."""
-    latency: Latency
 
 
 class Remembering:
-    """Embeds each query once for all methods. Latencies are measured without it."""
+    """Embeds each query once for all methods."""
 
     def __init__(self, embedder: EmbedTexts) -> None:
         self._embedder = embedder
@@ -124,9 +122,9 @@ def main() -> None:
     sets = [read_set(path) for path in folders(arguments.folder, arguments.sets)]
     model = LazyModel()
     with open_store(arguments.store or "memory") as store:
-        catalog, queries = CachedEmbedder(model, store.vectors), QueryEmbedder(model)
-        remembering = Remembering(queries)
-        found = [measure_set(one, catalog, queries, remembering) for one in sets]
+        catalog = CachedEmbedder(model, store.vectors)
+        remembering = Remembering(catalog)
+        found = [measure_set(one, catalog, remembering) for one in sets]
         fitting = calibration([(one.name, one.snapshot, one.queries) for one in sets], catalog, remembering)
     text = "\n".join([*page(found), *fitting]) + "\n"
     if arguments.output is None:
@@ -150,11 +148,9 @@ def file_of(folder: Path, name: str) -> Path:
     return packed if packed.exists() else folder / f"{name}.jsonl"
 
 
-def measure_set(
-    one: PublicSet, catalog: EmbedTexts, queries: EmbedTexts, remembering: EmbedTexts
-) -> Measured:
+def measure_set(one: PublicSet, catalog: EmbedTexts, remembering: EmbedTexts) -> Measured:
     print(one.name, file=sys.stderr)
-    hybrid = evaluate(Engine(catalog, queries), one.snapshot, one.queries, ADAPTIVE, DEPTH)
+    hybrid = evaluate(Engine(catalog, remembering), one.snapshot, one.queries, ADAPTIVE, DEPTH)
     rrf = evaluate(
         Engine(catalog, remembering), one.snapshot, one.queries, replace(ADAPTIVE, method="rrf"), DEPTH
     )
@@ -168,7 +164,7 @@ def measure_set(
     score = partial(measured, one.queries, tools=tools_of(one.snapshot), depth=DEPTH)
     rows = {HYBRID: score(hybrid.answers), "RRF": score(rrf.answers), "query alone": score(alone.answers)}
     rows |= {name: score([answer(query, rank) for query in one.queries]) for name, rank in rank_by.items()}
-    return Measured(one, rows, hybrid.answers, hybrid.report.latency_ms)
+    return Measured(one, rows, hybrid.answers)
 
 
 def answer(query: Query, rank: Callable[[str, int], Ranked]) -> Answer:
@@ -236,21 +232,18 @@ def details(found: Sequence[Measured]) -> list[str]:
 
 
 def selection(found: Sequence[Measured]) -> list[str]:
-    """How many tools the rule returns, and what is among them; how long a search takes."""
+    """How many tools the rule returns, and what is among them."""
     rule = (
         f"score >= {ADAPTIVE.share_of_best:g} of the mean of the best {ADAPTIVE.best}, "
         f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools"
     )
     columns = ("selected", "selected_recall", "kept")
     rows = [
-        [one.of.name]
-        + [spoken(estimate(values(one, HYBRID, column))) for column in columns]
-        + [f"{one.latency.p50:.1f}", f"{one.latency.p95:.1f}"]
-        for one in found
+        [one.of.name, *(spoken(estimate(values(one, HYBRID, column))) for column in columns)] for one in found
     ]
     macro = [spoken(macro_estimate([values(one, HYBRID, column) for one in found])) for column in columns]
-    head = ["set", "tools returned", "recall", "queries that fit", "p50 ms", "p95 ms"]
-    return [f"## Selection: {rule}", "", *table(head, [*rows, ["**macro**", *macro, "", ""]])]
+    head = ["set", "tools returned", "recall", "queries that fit"]
+    return [f"## Selection: {rule}", "", *table(head, [*rows, ["**macro**", *macro]])]
 
 
 def shares_left_out(found: Sequence[Measured]) -> list[str]:

@@ -38,6 +38,7 @@ from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
 from mcp_context_proxy.retrieval.fusion import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval.query_vectors import query_vectors
 from mcp_context_proxy.retrieval.terms import query_terms
 from mcp_context_proxy.store import open_store
 
@@ -218,9 +219,11 @@ def agreed(engine: Engine, catalog: Snapshot, queries: QueryEmbedder) -> float:
 def every_score(index: Index, query: str, queries: QueryEmbedder) -> np.ndarray:
     """By brute force."""
     assert index.dense is not None
-    cosines = index.dense.vectors.cosines(queries.embed([query]))[:, index.dense.rows]
+    vectors = query_vectors(query, queries.embed)
+    assert vectors is not None
+    cosines = index.dense.vectors.cosines(vectors)[:, index.dense.rows]
     lexical = index.lexical.weigh(query_terms(query)).scores
-    return np.round(index.dense.by_item(cosines)[0] + LEXICAL_FACTOR * lexical, 6)
+    return np.round(index.dense.by_item(cosines).max(axis=0) + LEXICAL_FACTOR * lexical, 6)
 
 
 def bm25s_search(catalog: Snapshot) -> Callable[[str], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -33,7 +32,6 @@ from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Sessions
-from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
@@ -43,12 +41,16 @@ from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.remembered import RememberedQueries
 from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.front.process import listen_for_signals, raise_file_limit
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.learning.recorder import Recorder
+from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import context_prompt, meta_tools
+from mcp_context_proxy.server.attribution import Attribution
 from mcp_context_proxy.server.broadcast import Broadcast
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.context_prompt import ContextPrompt
@@ -64,9 +66,6 @@ from mcp_context_proxy.server.tools import ToolCalls, ToolList
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.wire.envelope import Members
 
-if sys.platform != "win32":
-    import resource
-
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
@@ -74,9 +73,6 @@ if TYPE_CHECKING:
     from mcp_context_proxy.store import Store
 
 logger = logging.getLogger(__name__)
-
-FILES = 65_536
-"""Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
 
 Front = Callable[["Proxy", "SdkServer"], Awaitable[None]]
 """Serves hosts until it is cancelled or its host is gone."""
@@ -95,12 +91,16 @@ class Proxy:
         self.config, self.store = config, store
         self.model = LazyModel(partial(open_model, config))
         answered: Counter[str] = Counter()
-        queries = RememberedQueries(QueryEmbedder(self.model))
+        embedder, learns = QueryEmbedder(self.model), config.learning.enabled
+        queries = RememberedQueries(embedder)
+        self.learned = LearnedTier(embedder, store.learned, config.learning.store_queries) if learns else None
+        self.recorder = Recorder(self.learned) if self.learned is not None else None
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
             queries,
             fitting(config.embedding),
             answered.__getitem__,
+            self.learned,
         )
         self.expander = Expander(self.engine.index_of, queries)
         self.searcher = Searcher(self.engine, config, self.caught_up, self.model.get)
@@ -146,8 +146,11 @@ class Proxy:
         prompts = Prompts(self.catalog, self.fleet, forwarder, resources, prompt)
         self.open_sessions.when_ended(resources.end)
         self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
+        called = None
+        if self.recorder is not None:
+            called = Attribution(self.recorder, self.records, self.handles, self.catalog).called
         calls = ToolCalls(
-            self.catalog, self.fleet, forwarder, self.contexts, self.handles, self.caught_up, answered
+            self.catalog, self.fleet, forwarder, self.contexts, self.handles, self.caught_up, answered, called
         )
         own_tools = OwnTools(
             self.fleet, self.contexts, calls, self.handles, self.changes, lambda: self.setup.manage
@@ -176,6 +179,8 @@ class Proxy:
             group.start_soon(self.parked.run)
             group.start_soon(self.searcher.run)
             group.start_soon(self.records.run)
+            if self.recorder is not None:
+                group.start_soon(self.recorder.run)
             group.start_soon(self._watch_documents)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
@@ -327,7 +332,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as listening:
             asked = anyio.Event()
-            listening.start_soon(_listen_for_signals, signals, asked)
+            listening.start_soon(listen_for_signals, signals, asked)
             async with open_proxy(config) as proxy:
                 # Half a second of imports, in which the servers start.
                 await load_sdk()
@@ -354,34 +359,12 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
             listening.cancel_scope.cancel()
 
 
-async def _listen_for_signals(signals: AsyncIterator[signal.Signals], asked: anyio.Event) -> None:
-    """Ask to stop in order on the first signal; end everything at once on the second."""
-    async for number in signals:
-        if asked.is_set():
-            groups.kill_all()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        logger.info("stopping on %s", number.name)
-        asked.set()
-
-
 async def _stop_when_asked(asked: anyio.Event, proxy: Proxy, scope: anyio.CancelScope) -> None:
     await asked.wait()
     await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
     # The servers begin to stop while the front still closes its connections.
     proxy.fleet.stop()
     scope.cancel()
-
-
-def raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: each server takes four, each connection one."""
-    if sys.platform == "win32":
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> None:
@@ -441,7 +424,7 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     port = bound.getsockname()[1]
     policy = guard.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    logger.warning("serving http://%s:%d/mcp%s", host, port, credentials.whereabouts)
+    logger.warning("serving http://%s:%d/mcp, /api/v1 and /ui%s", host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
     await http.serve(app, bound, limits, on_stop=server.listen.close)
 

@@ -17,6 +17,7 @@ class Promise:
 MODES = "faults/test_every_mode.py::test_a_fault_costs_its_own_call_and_nothing_else"
 SOAK = "faults/test_soak.py::test_nothing_is_lost_doubled_repeated_or_left_behind"
 HTTP = "front/test_http.py::"
+PAGE = "web/test_page.py::"
 STOPPING = "faults/test_stopping.py::"
 DEFINITIONS = "faults/test_definitions.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
@@ -142,13 +143,13 @@ PROMISES = (
         (STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",),
     ),
     Promise(
-        "Over HTTP every request needs the bearer token, which only its owner can read; without one it "
-        "listens on "
-        "the loopback address only, and says so.",
+        "Over HTTP every request but for `/healthz` and the files of the page needs the bearer token, which "
+        "only its owner can read; without one it listens on the loopback address only, and says so.",
         (
             HTTP + "test_it_asks_for_a_token_that_only_its_owner_can_read",
             HTTP + "test_without_a_token_it_never_listens_beyond_this_machine",
             HTTP + "test_without_a_token_it_says_so_at_its_start",
+            "web/test_api.py::test_nothing_is_told_without_the_token",
         ),
     ),
     Promise(
@@ -156,6 +157,16 @@ PROMISES = (
         (
             HTTP + "test_a_web_page_reaches_nothing",
             "front/test_guard.py::test_other_hosts_are_misdirected",
+        ),
+    ),
+    Promise(
+        "The page shows what others wrote as text that cannot become part of it, loads nothing from "
+        "elsewhere, and keeps the token in its tab.",
+        (
+            PAGE + "test_a_hostile_description_stays_text",
+            PAGE + "test_no_text_can_become_markup_even_by_a_mistake_of_the_page",
+            PAGE + "test_nothing_is_loaded_from_elsewhere",
+            PAGE + "test_the_token_leaves_the_address_at_once_and_stays_in_the_tab",
         ),
     ),
     Promise(

@@ -23,9 +23,6 @@ from mcp_context_proxy.sdk import load_oauth
 
 logger = logging.getLogger(__name__)
 
-EARLY_SECONDS: Final = 30.0
-"""A token that expires sooner is renewed: it must still be good when it arrives."""
-
 RENEWAL_SECONDS: Final = 20.0
 """For a renewal; less than others wait for its lock."""
 
@@ -78,7 +75,7 @@ class BearerAuth(httpx2.Auth):
         known = self._known
         if known is None:
             return await self._renewed(None) if self._itself else None
-        if known.expires_at is None or known.expires_at - EARLY_SECONDS > self._clock():
+        if known.expires_at is None or known.renew_at is None or known.renew_at > self._clock():
             return known.access_token
         if known.refresh_token is None and not self._itself:
             return known.access_token
@@ -116,35 +113,44 @@ class BearerAuth(httpx2.Auth):
             return renewed.access_token
 
     async def _renew(self, refused: str | None) -> Credentials:
+        """What another proxy or a new login has brought meanwhile, else what we get ourselves."""
+        found = await anyio.to_thread.run_sync(self._file.read)
+        if found is not None and found.access_token != refused:
+            return found
+        if not self._itself:
+            self._check_renewable(found)
         async with self._file.locked():
             with anyio.move_on_after(RENEWAL_SECONDS):
-                # Another proxy, or a new login, may have been faster.
                 found = await anyio.to_thread.run_sync(self._file.read)
-                if found is None or found.access_token == refused:
-                    return await self._another(found)
-                return found
+                if found is not None and found.access_token != refused:
+                    return found
+                return await self._another(found)
         raise AuthorizationError(self._config.name, f"no token came within {RENEWAL_SECONDS:g} s")
 
     async def _another(self, old: Credentials | None) -> Credentials:
         name = self._config.name
-        if old is None and not self._itself:
-            raise LoginRequiredError(name, "it wants to know who you are")
         await load_oauth()
         from mcp_context_proxy.authorization import grants  # noqa: PLC0415 - many servers want no token
 
-        if self._itself or old is None:
+        if self._itself:
             new = await grants.prove_ourselves(self._config)
-        elif old.refresh_token is None:
-            raise LoginRequiredError(name, "the login has expired")
         else:
+            renewable = self._check_renewable(old)
             try:
-                new = await grants.refresh(old)
+                new = await grants.refresh(renewable)
             except grants.RefusedError as error:
                 logger.debug("%s", error)
-                await self._keep(msgspec.structs.replace(old, refresh_token=None))
+                await self._keep(msgspec.structs.replace(renewable, refresh_token=None))
                 raise LoginRequiredError(name, "the login has expired or was revoked") from None
         await self._keep(new)
         return new
+
+    def _check_renewable(self, found: Credentials | None) -> Credentials:
+        if found is None:
+            raise LoginRequiredError(self._config.name, "it wants to know who you are")
+        if found.refresh_token is None:
+            raise LoginRequiredError(self._config.name, "the login has expired or was revoked")
+        return found
 
     async def _keep(self, new: Credentials) -> None:
         try:

@@ -52,6 +52,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     access_token: str
     expires_at: float | None = None
     """In seconds since 1970; None when the issuer does not say."""
+    renew_at: float | None = None
+    """When to get another one: it must still be good when it arrives."""
     refresh_token: str | None = None
     scope: str | None = None
 
@@ -119,7 +121,13 @@ class CredentialFile:
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
         """Hold what two proxies must not do at once; a refresh token is often good for one use only."""
-        file = await anyio.to_thread.run_sync(self._open_lock)
+        try:
+            file = await anyio.to_thread.run_sync(self._open_lock)
+        except OSError as error:
+            # Where nothing can be written, nothing is shared with another proxy either.
+            logger.debug("%s cannot be locked: %s", self.path, error)
+            yield
+            return
         with file:
             with anyio.move_on_after(LOCK_SECONDS):
                 while not _lock(file):  # noqa: ASYNC110 - another process

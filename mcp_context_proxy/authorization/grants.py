@@ -40,6 +40,12 @@ REQUEST_SECONDS: Final = 15.0
 ANSWER_BYTES: Final = 1024 * 1024
 """Of one such answer; an honest one has a few kilobytes."""
 
+EARLY_SECONDS: Final = 30.0
+"""Before a token expires it is renewed: longer than any request is on its way."""
+
+EARLY_SHARE: Final = 0.25
+"""Of a token's life at most, so that one that lives for seconds is not renewed with each request."""
+
 REASON_SHOWN: Final = 300
 """Characters of a foreign explanation that are passed on."""
 
@@ -306,11 +312,12 @@ def _credentials(config: ServerConfig, context: OAuthContext, tokens: OAuthToken
 
 def _with(credentials: Credentials, tokens: OAuthToken) -> Credentials:
     """The credentials with new tokens; what the answer leaves out stays as it was."""
-    expires_at = None if tokens.expires_in is None else time.time() + tokens.expires_in
+    lasts, now = tokens.expires_in, time.time()
     fields = {name: getattr(credentials, name) for name in credentials.__struct_fields__}
     fields |= {
         "access_token": tokens.access_token,
-        "expires_at": expires_at,
+        "expires_at": None if lasts is None else now + lasts,
+        "renew_at": None if lasts is None else now + lasts - min(EARLY_SECONDS, EARLY_SHARE * lasts),
         "refresh_token": tokens.refresh_token or credentials.refresh_token,
         "scope": tokens.scope or credentials.scope,
     }

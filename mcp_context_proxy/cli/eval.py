@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from mcp_context_proxy.evaluation.comparison import Difference
     from mcp_context_proxy.evaluation.evaluation import Evaluation, Report
     from mcp_context_proxy.evaluation.intervals import Estimate
+    from mcp_context_proxy.evaluation.replay import Stage
 
 FILE = click.Path(path_type=Path)
+
+SHORTEST_LOG: Final = 10
+"""Queries, so that a tenth of them is one."""
 
 SPOKEN: Final = {
     "selected": "tools selected",
@@ -39,6 +43,8 @@ SPOKEN: Final = {
 @click.argument("files", nargs=-1, required=True, metavar="[CORPUS] QUERIES", type=FILE)
 @click.option("--servers", is_flag=True, help="Search the configured servers, with the configured options.")
 @click.option("--compare", is_flag=True, help="Compare two runs: A.run B.run [QUERIES].")
+@click.option("--learning", is_flag=True, help="Replay QUERIES as a log: what use would have taught by then.")
+@click.option("--shuffle", is_flag=True, help="With --learning: QUERIES have no order; always the same one.")
 @click.option("--top-k", default=10, show_default=True, type=click.IntRange(1), help="Results to rank.")
 @click.option("--method", default="hybrid", show_default=True, type=click.Choice(METHODS), help="Of scoring.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -51,6 +57,8 @@ def command(
     files: tuple[Path, ...],
     servers: bool,
     compare: bool,
+    learning: bool,
+    shuffle: bool,
     top_k: int,
     method: str,
     as_json: bool,
@@ -68,13 +76,18 @@ def command(
     if compare:
         _compare(files, as_json)
         return
+    if shuffle and not learning:
+        raise click.UsageError("--shuffle is for --learning: otherwise the order of QUERIES means nothing")
+    if learning:
+        _expect(files, (2,), "--learning takes two files: CORPUS and QUERIES")
+        _replay(_named_config(ctx, config_path), files, shuffle, top_k, store, as_json)
+        return
     if servers:
         _expect(files, (1,), "--servers takes one file: QUERIES")
         evaluation = run(_of_servers, load_config(ctx, config_path), files[0], chosen, top_k)
     else:
         _expect(files, (2,), "two files are needed: CORPUS and QUERIES")
-        named = config_path is not None or ctx.find_root().obj is not None
-        config = load_config(ctx, config_path) if named else Config()
+        config = _named_config(ctx, config_path)
         evaluation = _of_corpus(config, files[0], files[1], chosen, top_k, store)
     if run_file is not None:
         from mcp_context_proxy.evaluation.run import write_run
@@ -84,6 +97,45 @@ def command(
         echo_json(asdict(evaluation.report))
         return
     _show(results(), evaluation.report)
+
+
+def _named_config(ctx: click.Context, config_path: Path | None) -> Config:
+    """The one that the command line names, and else the defaults: files are measured alike by everyone."""
+    named = config_path is not None or ctx.find_root().obj is not None
+    return load_config(ctx, config_path) if named else Config()
+
+
+def _replay(
+    config: Config, files: tuple[Path, ...], shuffle: bool, top_k: int, store: Path | None, as_json: bool
+) -> None:
+    from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+    from mcp_context_proxy.embedding.opening import open_model
+    from mcp_context_proxy.embedding.queries import QueryEmbedder
+    from mcp_context_proxy.evaluation.corpus import read_corpus
+    from mcp_context_proxy.evaluation.queries import read_queries
+    from mcp_context_proxy.evaluation.replay import in_random_order, replay
+    from mcp_context_proxy.store import open_store
+
+    snapshot, log = read_corpus(files[0]), read_queries(files[1])
+    if len(log) < SHORTEST_LOG:
+        raise click.UsageError(
+            f"a log of {len(log)} queries says nothing; at least {SHORTEST_LOG} are needed"
+        )
+    model = LazyModel(partial(open_model, config))
+    with open_store(store or "memory") as opened, progress.indexing(messages(), "Replaying") as report:
+        stages = replay(
+            CachedEmbedder(model, opened.vectors),
+            QueryEmbedder(model),
+            snapshot,
+            in_random_order(log) if shuffle else log,
+            ADAPTIVE,
+            top_k,
+            report,
+        )
+    if as_json:
+        echo_json({"stages": [asdict(stage) for stage in stages]})
+        return
+    _show_stages(results(), stages)
 
 
 def _expect(files: tuple[Path, ...], counts: tuple[int, ...], message: str) -> None:
@@ -161,6 +213,28 @@ def _show(console: Terminal, report: Report) -> None:
 
 def _row(name: str, at: Estimate) -> tuple[str, str, str]:
     return SPOKEN.get(name, name), f"{at.mean:.3f}", f"[{at.low:.3f}, {at.high:.3f}]"
+
+
+def _show_stages(console: Terminal, stages: Sequence[Stage]) -> None:
+    measured = next(iter(stages[0].measures.values())).difference.queries
+    console.say(f"queries measured: {measured:,}; the learned tier off and on")
+    console.say()
+    rows = [
+        (
+            f"{stage.revealed:.0%}",
+            f"{stage.used:,}",
+            f"{stage.pairs:,}",
+            name,
+            f"{one.first:.3f}",
+            f"{one.second:.3f}",
+            f"{one.difference.mean:+.3f}",
+            f"[{one.difference.low:+.3f}, {one.difference.high:+.3f}]",
+        )
+        for stage in stages
+        for name, one in stage.measures.items()
+    ]
+    head = ("used", "queries", "pairs", "", "off", "on", "difference", "95 % interval")
+    console.columns([head, *rows], right=(0, 1, 2, 4, 5, 6))
 
 
 def _show_differences(console: Terminal, found: Mapping[str, Difference]) -> None:

@@ -27,6 +27,7 @@ COMMANDS = {
     "logout": "Forget the login to a server.",
     "index": "Index all there is ahead of the first search.",
     "eval": "Measure how well search finds what queries need.",
+    "learning": "Show, export, import or forget what use has taught.",
     "demo": "Show the proxy at work in front of example servers.",
 }
 

@@ -46,11 +46,11 @@ async def index(proxy: Proxy, console: Console) -> None:
 
 
 @contextmanager
-def indexing(console: Console) -> Iterator[OnProgress]:
+def indexing(console: Console, what: str = "Indexing") -> Iterator[OnProgress]:
     """A bar that is gone when the work is done; takes how many texts are indexed, of how many."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Indexing", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -37,6 +37,8 @@ _APPLIED: Final = frozenset({"expose", "search", "context", "documents", "server
 _READ_ONCE: Final = frozenset(
     {
         "context.keep_requests",
+        "limits.embedding_seconds",
+        "limits.embedding_query_seconds",
         "limits.http_body_bytes",
         "limits.http_header_seconds",
         "limits.http_body_seconds",

@@ -151,6 +151,8 @@ class LearningConfig(Table):
     """Whether successful calls improve later searches."""
 
     enabled: Flag = True
+    store_queries: Flag = True
+    """Keep the text of queries; False keeps its hash and vector."""
 
 
 class StoreConfig(Table):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import anyio
 import anyio.to_thread
@@ -47,6 +47,10 @@ class RequestRecords:
             self._unwritten[context.id] = context
             self._wake.set()
 
+    def recent(self) -> Iterator[RequestContext]:
+        """Those in memory, newest first."""
+        return reversed(self._recent.values())
+
     async def get(self, request_id: str) -> RequestContext | None:
         """The one by that id; None when it is unknown or forgotten."""
         known = self._recent.get(request_id) or self._unwritten.get(request_id)
@@ -56,10 +60,10 @@ class RequestRecords:
         return None if row is None else _read(row)
 
     async def latest(self, limit: int, session: str | None = None) -> list[RequestContext]:
-        """The latest, of one session or of all, newest first."""
+        """The latest, of one session or of all, newest first; also those of other proxies on the store."""
         recent = [*reversed(self._recent.values())]
         found = {one.id: one for one in recent if session is None or one.session == session}
-        if self._store is not None and len(found) < limit:
+        if self._store is not None:
             rows = await anyio.to_thread.run_sync(self._latest, limit, session)
             stored = (_read(row) for row in rows if row.id not in found)
             found |= {one.id: one for one in stored if one is not None}

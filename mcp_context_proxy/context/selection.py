@@ -115,7 +115,8 @@ class Selection:
             return []
 
     def _selected(self, result: Result) -> ContextItem:
-        return self._context_item(result.item, Mode.AGENT, round(result.score, 4), result.why)
+        mode = Mode.LEARNED if result.learned > 0 else Mode.AGENT
+        return self._context_item(result.item, mode, round(result.score, 4), result.why)
 
     def _companion(self, companion: Companion) -> ContextItem:
         return self._context_item(companion.item, companion.mode, companion.score, companion.why)

@@ -29,6 +29,7 @@ from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Peer
+from mcp_context_proxy.downstream.rate import Bucket
 from mcp_context_proxy.downstream.redaction import redacted, redacted_result
 from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.downstream.restarts import Restarts
@@ -54,6 +55,9 @@ OnEvent = Callable[[str, Members, frozenset[Party]], None]
 
 SLOT_SECONDS = 5.0
 """How long a server that is being started keeps others waiting: one that hangs must not hold them up."""
+
+LOGS_PER_SECOND, LOGS_AT_ONCE = 100, 500
+"""Log messages of one server that are passed on to clients; a flood would only be skimmed anyway."""
 
 QUOTED_STDERR_LINES = 5
 """Lines of a server's stderr that an error message quotes."""
@@ -104,6 +108,7 @@ class DownstreamClient:
         self._on_change = on_change
         self._on_event = on_event or (lambda method, params, parties: None)
         self._redact = Redactor(secrets_of(config))
+        self._logs = Bucket(LOGS_PER_SECOND, LOGS_AT_ONCE)
         self._stderr = StderrTail(config.name, limits, self._redact)
         self._connected: Connected | None = None
         self._lists = Lists(config.name, limits, on_change)
@@ -414,6 +419,10 @@ class DownstreamClient:
 
         If that is one alone, it belongs to the latest of its calls.
         """
+        if method == "notifications/message":
+            if not self._logs.take():
+                return
+            params = {name: Raw(self._redact.json(bytes(raw))) for name, raw in params.items()}
         takers = [
             sent.on_notification for sent in in_flight if sent.party in parties and sent.on_notification
         ]

@@ -158,7 +158,9 @@ class ModernHttp:
             message = envelope.decode(body)
         except envelope.MalformedError:
             message = envelope.Envelope()
-        if message.error is UNSET and (message.result is UNSET or status >= 400):
+        # An OAuth error is no JSON-RPC error: its "error" is a word.
+        is_error = message.error is not UNSET and bytes(message.error).startswith(b"{")
+        if not is_error and (message.result is UNSET or status >= 400):
             raise BadAnswerError(self.server, f"with HTTP status {status} and no message", status)
         return self._result(message)
 

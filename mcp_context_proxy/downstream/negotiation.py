@@ -91,7 +91,13 @@ async def discover(link: Link, seconds: float) -> Introduction:
         client_info=envelope.raw(CLIENT_INFO),
         capabilities=envelope.raw({}),
     )
-    result = envelope.value(await link.request("server/discover", {}, outgoing))
+    try:
+        result = envelope.value(await link.request("server/discover", {}, outgoing))
+    except RemoteError as error:
+        if not _offers_modern(error):
+            raise
+        # It is modern, and named our revision among its own: once more with that.
+        result = envelope.value(await link.request("server/discover", {}, outgoing))
     supported = result.get("supportedVersions")
     if not isinstance(supported, list) or era.MODERN_VERSION not in supported:
         raise RemoteError(
@@ -100,6 +106,14 @@ async def discover(link: Link, seconds: float) -> Introduction:
     meta = result.get("_meta")
     info = meta.get(era.SERVER_INFO_KEY) if isinstance(meta, dict) else None
     return _introduction(Era.MODERN, era.MODERN_VERSION, info, result)
+
+
+def _offers_modern(error: RemoteError) -> bool:
+    """Whether a refusal of our revision names it as one that the server speaks."""
+    if error.code != UNSUPPORTED_VERSION or error.data is None:
+        return False
+    data = envelope.value(envelope.encode(error.data))
+    return isinstance(data, dict) and era.MODERN_VERSION in (data.get("supported") or ())
 
 
 async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]) -> Introduction:

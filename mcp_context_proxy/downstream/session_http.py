@@ -169,7 +169,8 @@ class HttpSession:
         if self._forgotten(answer.status_code, body):
             self.give_up("has forgotten the session")
             raise ServerUnavailableError(self._server, "disconnected", f"it {self._cause}")
-        self._answers.receive(body)
+        if body.lstrip()[:1] in (b"{", b"["):
+            self._answers.receive(body)
         if self._answers.waits_for(request_id):
             what = f"with HTTP status {answer.status_code} and no message ({kind or 'no content'})"
             raise BadAnswerError(self._server, what, answer.status_code)

@@ -14,9 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from mcp_context_proxy.embedding.embedder import Embedder, Matrix
+from mcp_context_proxy.embedding.embedder import Embedder, Matrix, is_unit
 from mcp_context_proxy.embedding.lazy import LazyModel
-from mcp_context_proxy.embedding.model import NORM_TOLERANCE
 from mcp_context_proxy.errors import EmbeddingCancelledError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store.protocol import VectorStore
@@ -80,7 +79,7 @@ class CachedEmbedder:
         except StoreError as e:
             self._warn(e)
             return {}
-        return {key: vector for key, vector in found.items() if _is_unit(vector, model.dimensions)}
+        return {key: vector for key, vector in found.items() if is_unit(vector, model.dimensions)}
 
     def _put(self, model: Embedder, vectors: dict[bytes, Vector]) -> None:
         try:
@@ -96,10 +95,3 @@ class CachedEmbedder:
 
 def _key(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _is_unit(vector: Vector, dimensions: int) -> bool:
-    if vector.shape != (dimensions,) or not np.isfinite(vector).all():
-        return False
-    # In float64: a damaged exponent must not overflow.
-    return bool(abs(np.linalg.norm(vector.astype(np.float64)) - 1) <= NORM_TOLERANCE)

@@ -8,6 +8,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.items import Vector
+
 Matrix: TypeAlias = NDArray[np.float32]
 """Shape [texts, dimensions], every row with L2 norm 1."""
 
@@ -39,6 +41,18 @@ class Embedder(Protocol):
 
     def close(self) -> None:
         """Let go of what is held; whoever waits gets an `EmbeddingCancelledError` at once."""
+
+
+NORM_TOLERANCE = 1e-3
+"""How far a unit vector's length may be from 1."""
+
+
+def is_unit(vector: Vector, dimensions: int) -> bool:
+    """Whether something can be a model's vector."""
+    if vector.shape != (dimensions,) or not np.isfinite(vector).all():
+        return False
+    # In float64: a damaged exponent must not overflow.
+    return bool(abs(np.linalg.norm(vector.astype(np.float64)) - 1) <= NORM_TOLERANCE)
 
 
 def unit_rows(rows: NDArray[np.float32]) -> Matrix:

@@ -120,6 +120,8 @@ class EndpointModel:
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix:
         """The same for queries, at once or not at all."""
+        if not texts:
+            return np.empty((0, self.dimensions), np.float32)
         seconds = self._limits.embedding_query_seconds
         prefixed = [self._query_prefix + text for text in texts]
         return self._ask(prefixed, time.monotonic() + seconds, seconds, self.dimensions)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mcp_context_proxy.config import EmbeddingConfig
-from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
+from mcp_context_proxy.embedding.embedder import NORM_TOLERANCE, Matrix, unit_rows
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, REINSTALL, ModelFolder, read_folder
 from mcp_context_proxy.errors import ModelError
 
@@ -25,8 +25,6 @@ BULK_THREADS = 2
 MAX_CHARACTERS = 16_384
 """A text is cut here before it is tokenised. A model reads some hundred word pieces, 2,000 characters; the
 tokenizer would go through all of a text of megabytes before it cuts."""
-NORM_TOLERANCE = 1e-3
-"""How far a unit vector's length may be from 1."""
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 """The environment variable that keeps onnxruntime from recording what it is used for."""
 ERRORS_ONLY = 3

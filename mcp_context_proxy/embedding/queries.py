@@ -21,4 +21,12 @@ class QueryEmbedder:
             ModelError: there is no model, or it failed.
         """
         del on_progress
-        return self._model.used(lambda model: model.embed_queries(texts))
+        return self.vectors(texts)[1]
+
+    def vectors(self, texts: Sequence[str]) -> tuple[str, Matrix]:
+        """The same, with the id of the model whose vectors they are.
+
+        Raises:
+            ModelError: there is no model, or it failed.
+        """
+        return self._model.used(lambda model: (model.model_id, model.embed_queries(texts)))

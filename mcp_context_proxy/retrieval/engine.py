@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.items import Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.background import BACKGROUND
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.retrieval.index import Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
+from mcp_context_proxy.retrieval.learned import NO_SUPPORT, Learned, Support
 from mcp_context_proxy.retrieval.parts import Calls
 from mcp_context_proxy.retrieval.query_vectors import query_vectors
-from mcp_context_proxy.retrieval.ranking import Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval.ranking import Filters, Method, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.scored import Scored
+from mcp_context_proxy.retrieval.terms import name_key
 
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
@@ -41,6 +43,7 @@ class Engine:
         query_embedder: EmbedTexts | None = None,
         fitting: Fitting = "background",
         calls: Calls = lambda _key: 0,
+        learned: Learned | None = None,
     ) -> None:
         """Prepare an engine.
 
@@ -49,7 +52,9 @@ class Engine:
             query_embedder: For queries, which should not end up in a store; by default the same.
             fitting: What counts as near enough to be meant, which depends on the model.
             calls: How often each source was used; the most used are indexed first.
+            learned: What use has taught; None for nothing.
         """
+        self._learned = learned
         self._fitting = fitting
         self._background: NDArray[np.float32] | None = None
         self._embedder = embedder
@@ -107,7 +112,8 @@ class Engine:
         vectors, note = (
             (None, None) if options.method == "lexical" else self._query_vectors(query, index, history)
         )
-        scored = Scored.of(query, index, vectors, filters, options.method)
+        supports = self._supports(index, vectors, options.method)
+        scored = Scored.of(query, index, vectors, filters, options.method, supports)
         selected = scored.selected(options)
         results = tuple(scored.result(item) for item in selected)
         fits = scored.fits(self._fitting, self._background)
@@ -183,6 +189,23 @@ class Engine:
             return query_vectors(query, self._query_embedder.embed, history), None
         except ModelError as error:
             return None, self._give_up(index, error)
+
+    def _supports(
+        self, index: Index, vectors: NDArray[np.float32] | None, method: Method
+    ) -> Mapping[int, Support]:
+        """What use says for items of an index, by position."""
+        if self._learned is None or vectors is None or method != "hybrid":
+            return NO_SUPPORT
+        try:
+            found = self._learned.supported(vectors[0])
+        except ModelError:
+            return NO_SUPPORT
+        return {
+            item: support
+            for (server, name), support in found.items()
+            for item in index.named(name_key(name))
+            if isinstance(tool := index.items[item], Tool) and (tool.server, tool.name) == (server, name)
+        }
 
     def _give_up(self, index: Index, error: ModelError) -> str | None:
         """A model that failed for good is not asked again until the catalog changes."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from mcp_context_proxy.retrieval.learned import Support
+
 SPOKEN = {
     "name": "name matches",
     "description": "description mentions",
@@ -16,6 +18,9 @@ SPOKEN = {
 FIELDS_NAMED = 2
 """Fields a sentence speaks of: those that added most."""
 
+QUERY_CHARACTERS = 80
+"""Of a past query that a sentence repeats."""
+
 WORDS_NAMED = 4
 """Words of a field a sentence repeats."""
 
@@ -25,11 +30,15 @@ def explain(
     cosine: float | None,
     terms: Sequence[tuple[str, str, float]],
     words: Mapping[str, str],
+    support: Support | None = None,
 ) -> str:
     """The reasons for one result; ``words`` gives the word of the query for each index term."""
     reasons = ["exact name"] if exact else _fields(terms, words)
     if cosine is not None:
         reasons.append(f"meaning {cosine:.2f}")
+    if support is not None:
+        query = "" if support.query is None else f" '{support.query[:QUERY_CHARACTERS]}'"
+        reasons.append(f"used before for{query or ' a similar query'}")
     return "; ".join(reasons)
 
 

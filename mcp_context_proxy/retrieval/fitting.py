@@ -23,7 +23,7 @@ many impossible queries are caught within 2 %."""
 
 LEAST_EVIDENCE = 3.05
 """Below it nothing is meant. Of the queries over six public sets 97 % reach it in their own catalog; without
-any one of the sets the same share is reached from 3.0 to 3.3."""
+any one of the catalogs the same share is reached from 3.0 to 3.5."""
 
 STRONG_COVERAGE = 0.6
 """Share of a query's idf the best item must have for its words alone to say that something is meant."""

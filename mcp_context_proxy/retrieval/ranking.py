@@ -7,6 +7,7 @@ from math import inf
 from typing import Literal, TypeAlias, get_args
 
 from mcp_context_proxy.items import Item, Kind
+from mcp_context_proxy.retrieval.learned import Support
 
 Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
 """How items are scored. The proxy uses ``hybrid``, and ``lexical`` where there is no model; the others are
@@ -68,8 +69,8 @@ class Result:
 
     item: Item
     score: float
-    """``cosine + 0.025 * lexical + need``, or what another method makes of the parts; results are ordered by
-    it, after an exact name."""
+    """``cosine + learned + 0.025 * lexical + need``, or what another method makes of the parts; results are
+    ordered by it, after an exact name."""
     cosine: float | None
     """Of the best chunk with the query or one of its sentences; None in a lexical search."""
     lexical: float
@@ -86,6 +87,10 @@ class Result:
     """What of the query is nearest to that chunk: all of it or a sentence; None in a lexical search."""
     serves: str | None = None
     """The sentence of the query that ``need`` was added for; None where nothing was."""
+    learned: float = 0.0
+    """What was added to the cosine because the tool was used for queries like this one."""
+    support: Support | None = None
+    """The use that speaks for it most."""
 
 
 @dataclass(frozen=True, slots=True)

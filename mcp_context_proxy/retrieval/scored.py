@@ -16,6 +16,7 @@ from mcp_context_proxy.retrieval.explanation import explain
 from mcp_context_proxy.retrieval.fitting import LEAST_EVIDENCE, STRONG_COVERAGE, Fitting, evidence
 from mcp_context_proxy.retrieval.fusion import best, count_selected, expected, fuse
 from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval.learned import FITTING, NO_SUPPORT, Support, added, lifted
 from mcp_context_proxy.retrieval.lexical import K1
 from mcp_context_proxy.retrieval.needs import represented, serve
 from mcp_context_proxy.retrieval.parts import KINDS
@@ -59,6 +60,8 @@ class Scored:
     """For each item that was raised, the text of the query it serves."""
     sentences: NDArray[np.float32] | None
     """[sentences, items]: cosines, where the query has several and each is to be served."""
+    supports: Mapping[int, Support]
+    """What use says for items; it is in ``plain``."""
 
     @classmethod
     def of(
@@ -68,6 +71,7 @@ class Scored:
         vectors: NDArray[np.float32] | None,
         filters: Filters,
         method: Method = "hybrid",
+        supports: Mapping[int, Support] = NO_SUPPORT,
     ) -> Scored:
         """Score every item of an index; without the query's vectors by its words only."""
         query = query[:QUERY_LIMIT]
@@ -79,10 +83,12 @@ class Scored:
         by_text = similarities = cosine = cosines = None
         if index.dense is not None and vectors is not None:
             words = np.where(allowed, 0 if method == "dense" else fuse(None, lexical), -np.inf)
-            by_text = index.dense.similarities(vectors, words.astype(np.float32), exact)
+            by_text = index.dense.similarities(vectors, words.astype(np.float32), exact | supports.keys())
             cosines = np.where(allowed, index.dense.by_item(by_text), -np.inf).astype(np.float32)
             similarities, cosine = by_text.max(axis=0), cosines.max(axis=0)
         near = cosine if cosine is None or index.complete else expected(cosine, lexical, index.ready)
+        if near is not None:
+            near = lifted(near, supports)
         plain = np.where(allowed, fuse(near, lexical, method), -np.inf).astype(np.float32)
         served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
         sentences = cosines[1:] if served and cosines is not None else None
@@ -105,6 +111,7 @@ class Scored:
             fused=fused,
             serving={item: 1 + sentence for item, sentence in serving.items()},
             sentences=sentences,
+            supports=supports,
         )
 
     def indexed(self) -> tuple[int, int]:
@@ -135,7 +142,7 @@ class Scored:
 
         Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
         """
-        if self.exact:
+        if self.exact or self._is_remembered():
             return True
         if self.whole is None:
             return self._has_a_word()
@@ -169,9 +176,26 @@ class Scored:
             chunk=chunk,
             matched=None if cosine is None else text,
             serves=None if serving is None else self.texts[serving],
+            learned=self._learned(item),
+            support=self.supports.get(item),
             terms=parts,
-            why=explain(item in self.exact, cosine, parts, self.terms),
+            why=explain(item in self.exact, cosine, parts, self.terms, self.supports.get(item)),
         )
+
+    def _cosine(self, item: int) -> float:
+        return float("-inf") if self.cosine is None else float(self.cosine[item])
+
+    def _is_remembered(self) -> bool:
+        """Whether a tool was used for a query that meant much the same."""
+        return any(
+            support.cosine >= FITTING and self.allowed[item] and not support.general
+            for item, support in self.supports.items()
+        )
+
+    def _learned(self, item: int) -> float:
+        """What use adds to the cosine of an item."""
+        support = self.supports.get(item)
+        return 0.0 if support is None else added(self._cosine(item), support)
 
     def _ordered(self, top_k: int) -> NDArray[np.intp]:
         candidates = self._candidates(top_k)
@@ -190,6 +214,7 @@ class Scored:
             near = np.where(self.allowed[item_of], self.similarities, -np.inf)
             chosen[item_of[best(near, top_k)]] = True
         chosen |= self.fused > self.plain
+        chosen[list(self.supports)] = True
         # In a large catalog far down the words an item may have no score: its cosine was not computed.
         return np.flatnonzero(chosen & np.isfinite(self.fused))
 

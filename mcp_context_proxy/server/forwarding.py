@@ -17,6 +17,7 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
+from mcp_context_proxy.downstream.rate import Bucket
 from mcp_context_proxy.errors import RemoteError
 from mcp_context_proxy.server import declared
 from mcp_context_proxy.server.caller import Caller
@@ -32,6 +33,9 @@ SERVER_INFO = envelope.raw(
 
 INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
 """Whose modern results may be a question."""
+
+PROGRESS_PER_SECOND = 20
+"""Of one call that is passed on, and as much at once; more shows nobody anything. The last one always is."""
 
 INPUT_ROUNDS = 10
 """How often a modern server may ask a handshake-era client during one request; the SDK's number."""
@@ -153,9 +157,12 @@ def _listener(caller: Caller, params: Members) -> Notify:
     meta = era.meta_of(params)
     token, level = meta.get("progressToken"), envelope.text(meta.get(era.LOG_LEVEL_KEY))
     session = caller.session
+    progress = Bucket(PROGRESS_PER_SECOND, PROGRESS_PER_SECOND)
 
     def relay(method: str, params: Members) -> None:
         if method == "notifications/progress":
+            if not (progress.take() or params.get("progress") == params.get("total")):
+                return
             if token is not None:
                 caller.notify(method, {**params, "progressToken": token})
         elif method == "notifications/message":

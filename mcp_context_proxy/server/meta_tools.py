@@ -43,6 +43,7 @@ class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1)]
     arguments: Raw | UnsetType = UNSET
+    goal: Annotated[str, Meta(max_length=2000)] | None = None
     context_id: str | None = None
 
 
@@ -148,6 +149,10 @@ def _call() -> dict[str, Any]:
             "properties": {
                 "name": {"type": "string", "description": "The tool's name as the search gives it"},
                 "arguments": {"type": "object", "description": "The tool's arguments"},
+                "goal": {
+                    "type": "string",
+                    "description": "What the call is for, in one sentence; not sent to the tool",
+                },
                 "context_id": {"type": "string"},
             },
             "required": ["name"],
@@ -211,6 +216,7 @@ def _found_schema(**more: Any) -> dict[str, Any]:
             "name": {"type": "string"},
             "score": {"type": "number"},
             "why": {"type": "string"},
+            "learned": {"type": "number", "description": "Part of the score that earlier use added"},
         },
         "required": ["type", "name", "score", "why"],
     }

@@ -135,14 +135,22 @@ class OwnTools:
             )
         return handle
 
+    def _in_context(self, context_id: str | None, params: Members, caller: Caller) -> Members:
+        """Params that name a context in their ``_meta``, where everybody looks for it; no server sees it."""
+        if context_id is None:
+            return params
+        self._handle(context_id, params, caller)
+        meta = {**era.meta_of(params), era.CONTEXT_KEY: envelope.raw(context_id)}
+        return {**params, "_meta": envelope.raw(meta)}
+
     async def _call(self, wanted: meta_tools.CallArguments, params: Members, caller: Caller) -> bytes:
         if wanted.name in meta_tools.RESERVED - {meta_tools.CALL}:
             return await self.call(wanted.name, {**params, "arguments": _or_empty(wanted.arguments)}, caller)
         try:
             tool = await self._calls.resolve(wanted.name)
             sent = {**params, "arguments": _or_empty(wanted.arguments)}
-            session = self._handle(wanted.context_id, params, caller) if wanted.context_id else None
-            return await self._calls.call_tool(tool, sent, caller, session)
+            sent = self._in_context(wanted.context_id, sent, caller)
+            return await self._calls.call_tool(tool, sent, caller, wanted.goal)
         except UnknownItemError as error:
             return failure(f"{error}\n{meta_tools.SEARCH} finds tools by what they do.")
         except (DownstreamError, RequestError) as error:

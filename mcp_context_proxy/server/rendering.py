@@ -163,6 +163,8 @@ def structured(result: Result, with_schema: bool) -> Mapping[str, Any]:
     """A found item as data."""
     item = result.item
     common = {"score": round(result.score, 4), "why": result.why}
+    if result.learned > 0:
+        common["learned"] = round(result.learned, 4)
     if isinstance(item, Document):
         return {
             "type": str(item.kind),

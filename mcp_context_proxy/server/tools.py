@@ -49,6 +49,9 @@ STARTING_PATIENCE_SECONDS = 5.0
 NAMES_COMPARED = 5000
 """Names that one that is not known is compared with: 50 ms at most."""
 
+Called = Callable[[Tool, Members, Caller, bytes, str | None], None]
+"""Told of a call that was answered: the tool, the params, who called, the result, and the goal."""
+
 TOOL_ONLY = frozenset({Kind.TOOL})
 
 
@@ -222,6 +225,7 @@ class ToolCalls:
         handles: Handles,
         caught_up: Callable[[float], Awaitable[None]],
         answered: Counter[str],
+        called: Called | None = None,
     ) -> None:
         """Prepare to call.
 
@@ -233,9 +237,10 @@ class ToolCalls:
             handles: Of contexts that clients carry themselves.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
             answered: Counts the calls that each server has answered, for whom it is good to know.
+            called: Told of every call that was answered.
         """
         self._catalog, self._fleet, self._caught_up = catalog, fleet, caught_up
-        self._forwarder, self._answered = forwarder, answered
+        self._forwarder, self._answered, self._called = forwarder, answered, called
         self._contexts, self._handles = contexts, handles
 
     async def resolve(self, name: str) -> Tool:
@@ -283,10 +288,10 @@ class ToolCalls:
         except (DownstreamError, UnknownItemError) as error:
             return era.upward("tools/call", failure(str(error)), caller.era, forwarding.SERVER_INFO)
 
-    async def call_tool(
-        self, tool: Tool, params: Members, caller: Caller, session: SessionContext | None = None
-    ) -> bytes:
+    async def call_tool(self, tool: Tool, params: Members, caller: Caller, goal: str | None = None) -> bytes:
         """Call a tool with the params of a ``tools/call``; its result, fitted to the caller's era.
+
+        ``goal`` is what the call is for, in the model's words; the server never sees it.
 
         Raises:
             DownstreamError: see `Link.request`.
@@ -300,9 +305,11 @@ class ToolCalls:
         client = self._fleet.client(tool.server)
         result = await self._forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
         self._answered[tool.server] += 1
-        session = session or self._session(params, caller)
+        session = self._session(params, caller)
         if session is not None:
             self._contexts.called(session, tool, result)
+        if self._called is not None:
+            self._called(tool, params, caller, result, goal)
         return result
 
     def _session(self, params: Members, caller: Caller) -> SessionContext | None:

@@ -1,10 +1,19 @@
 """What is remembered between two starts, in one SQLite file; without one, in memory."""
 
 from mcp_context_proxy.store.opening import IN_MEMORY, Store, default_path, open_store
-from mcp_context_proxy.store.protocol import ListingStore, RequestRow, RequestStore, VectorStore
+from mcp_context_proxy.store.protocol import (
+    LearnedRow,
+    LearnedStore,
+    ListingStore,
+    RequestRow,
+    RequestStore,
+    VectorStore,
+)
 
 __all__ = [
     "IN_MEMORY",
+    "LearnedRow",
+    "LearnedStore",
     "ListingStore",
     "RequestRow",
     "RequestStore",

@@ -35,5 +35,22 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        """
+        CREATE TABLE learned (
+            key        BLOB NOT NULL,  -- sha256 of the query
+            server     TEXT NOT NULL,
+            tool       TEXT NOT NULL,  -- its own name
+            query      TEXT,           -- NULL where queries are not kept
+            model_id   TEXT NOT NULL,
+            vector     BLOB NOT NULL,  -- float32, little-endian
+            confidence REAL NOT NULL,  -- at the last use
+            uses       INTEGER NOT NULL,
+            first      REAL NOT NULL,  -- seconds since 1970
+            last       REAL NOT NULL,
+            PRIMARY KEY (key, server, tool)
+        )
+        """,
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

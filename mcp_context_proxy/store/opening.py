@@ -15,8 +15,9 @@ from typing import Final, Literal, Self
 import platformdirs
 
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store.learned import SqliteLearned
 from mcp_context_proxy.store.listings import SqliteListings
-from mcp_context_proxy.store.protocol import ListingStore, RequestStore, VectorStore
+from mcp_context_proxy.store.protocol import LearnedStore, ListingStore, RequestStore, VectorStore
 from mcp_context_proxy.store.requests import SqliteRequests
 from mcp_context_proxy.store.sqlite import Database, StoreDamagedError, open_database
 from mcp_context_proxy.store.vectors import SqliteVectors
@@ -37,6 +38,7 @@ class Store:
     vectors: VectorStore
     requests: RequestStore
     listings: ListingStore
+    learned: LearnedStore
     path: Path | None
     """None when nothing is kept."""
     warning: str | None
@@ -94,7 +96,13 @@ def _open_file(path: Path) -> Store:
 def _opened(path: Path | None, warning: str | None) -> Store:
     database = open_database(path)
     return Store(
-        SqliteVectors(database), SqliteRequests(database), SqliteListings(database), path, warning, database
+        SqliteVectors(database),
+        SqliteRequests(database),
+        SqliteListings(database),
+        SqliteLearned(database),
+        path,
+        warning,
+        database,
     )
 
 

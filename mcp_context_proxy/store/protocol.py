@@ -38,6 +38,43 @@ class RequestRow:
     """Encoded; the store does not read it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnedRow:
+    """A learned pair as it is kept: a query, and a tool that was used for it."""
+
+    key: bytes
+    """Hash of the query."""
+    server: str
+    tool: str
+    """The name the server itself uses."""
+    query: str | None
+    """None where queries are not kept."""
+    model_id: str
+    vector: Vector
+    confidence: float
+    """At the last use."""
+    uses: int
+    first: float
+    """Seconds since 1970, as is ``last``."""
+    last: float
+
+
+class LearnedStore(Protocol):
+    """Learned pairs, by key, server and tool."""
+
+    def all(self) -> list[LearnedRow]:
+        """Every pair, oldest first."""
+
+    def put(self, rows: Iterable[LearnedRow]) -> None:
+        """Keep the pairs, all or none; one that is known is replaced."""
+
+    def remove(self, keys: Sequence[tuple[bytes, str, str]]) -> None:
+        """Forget pairs."""
+
+    def version(self) -> int:
+        """Changes whenever another process has changed the store."""
+
+
 class RequestStore(Protocol):
     """Request contexts, by id and by time."""
 

@@ -35,7 +35,7 @@ class SqliteVectors:
             rows = self._database.rows(
                 f"SELECT key, vector FROM vectors WHERE model_id = ? AND key IN ({marks})", (model_id, *some)
             )
-            found |= {key: _decoded(blob) for key, blob in rows if _is_array(blob)}
+            found |= {key: decoded_vector(blob) for key, blob in rows if is_vector(blob)}
         return found
 
     def put(self, model_id: str, vectors: Mapping[bytes, Vector]) -> None:
@@ -50,9 +50,11 @@ class SqliteVectors:
             connection.execute("DELETE FROM vectors")
 
 
-def _is_array(blob: object) -> bool:
+def is_vector(blob: object) -> bool:
+    """Whether a blob is an array of float32."""
     return isinstance(blob, bytes) and len(blob) % STORED.itemsize == 0
 
 
-def _decoded(blob: bytes) -> Vector:
+def decoded_vector(blob: bytes) -> Vector:
+    """The array that a blob is."""
     return np.frombuffer(blob, STORED).astype(np.float32)

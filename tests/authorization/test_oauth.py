@@ -69,6 +69,14 @@ async def logged_in(config: ServerConfig) -> Credentials:
     return credentials
 
 
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+def occupy(path: Path) -> None:
+    path.write_text("not a folder")
+
+
 async def fetched(config: ServerConfig, auth: httpx2.Auth | None = None) -> int:
     async with httpx2.AsyncClient(auth=auth or BearerAuth(config, CredentialFile(config))) as client:
         return (await client.get(config.url or "")).status_code
@@ -179,15 +187,27 @@ async def test_the_loopback_port_answers_nothing_but_the_callback(protected: Pro
         assert (await waiting.answer()).code == "<b>"
 
 
+async def test_a_port_that_is_taken_is_told(protected: Protected) -> None:
+    async with loopback.listening("one", 0) as waiting:
+        port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
+        with pytest.raises(AuthorizationError, match=f"port {port} cannot be had"):
+            async with loopback.listening("two", port):
+                pass
+
+
 # Staying logged in
 
 
 async def test_a_token_that_expires_is_renewed_before_it_is_used(protected: Protected) -> None:
-    protected.issuer.lifetime = 20
     config = server_config(protected)
     first = await logged_in(config)
+    file = CredentialFile(config)
+    soon = BearerAuth(config, file, clock=lambda: (first.expires_at or 0) - 31)
+    assert await fetched(config, soon) != 401
+    assert protected.issuer.granted == ["authorization_code"]
+    sooner = BearerAuth(config, file, clock=lambda: (first.expires_at or 0) - 29)
 
-    assert await fetched(config) != 401
+    assert await fetched(config, sooner) != 401
     kept = CredentialFile(config).read()
     assert kept is not None
     assert kept.access_token != first.access_token
@@ -300,6 +320,26 @@ async def test_credentials_of_another_issuer_url_or_name_are_not_used(protected:
     assert CredentialFile(moved).read() is None
 
 
+async def test_where_nothing_was_logged_in_nothing_is_written(protected: Protected, data_home: Path) -> None:
+    with pytest.raises(LoginRequiredError):
+        await fetched(server_config(protected))
+
+    assert not is_there(data_home)
+
+
+async def test_without_a_place_for_files_a_login_still_lasts_as_long_as_the_proxy(
+    protected: Protected, data_home: Path
+) -> None:
+    occupy(data_home)
+    settings = {"grant": "client_credentials", "client_id": MACHINE_ID, "client_secret": MACHINE_SECRET}
+    config = server_config(protected, **settings, issuer=protected.issuer.url)
+    auth = BearerAuth(config, CredentialFile(config))
+
+    assert await fetched(config, auth) != 401
+    assert await fetched(config, auth) != 401
+    assert protected.issuer.granted == ["client_credentials"]
+
+
 async def test_a_damaged_file_is_a_login_that_is_missing(protected: Protected) -> None:
     config = server_config(protected)
     await logged_in(config)
@@ -356,6 +396,26 @@ async def test_a_server_that_wants_a_login_says_which_command_and_works_after_it
         result = await _called(proxy)
 
     assert result["content"][0]["text"] == "someone"
+
+
+async def test_a_server_over_sse_says_the_same(protected: Protected, tmp_path: Path) -> None:
+    config = load(configuration(tmp_path, protected, 'transport = "sse"\n'), environ={})
+    async with open_proxy(config) as proxy:
+        await proxy.settled()
+
+        assert "run: mcp-context-proxy login locked" in proxy.fleet.clients["locked"].cause
+
+
+async def test_a_token_in_the_headers_is_left_alone(protected: Protected, tmp_path: Path) -> None:
+    token = protected.issuer.issue("by-hand", [], protected.url).access_token
+    more = f'headers = {{ Authorization = "Bearer {token}" }}\n'
+    async with open_proxy(load(configuration(tmp_path, protected, more), environ={})) as proxy:
+        await proxy.settled()
+        assert (await _called(proxy))["content"][0]["text"] == "someone"
+        protected.issuer.expire_all()
+        refused = await Host(proxy, "modern").call("locked__whoami")
+
+    assert "401" in refused["content"][0]["text"]
 
 
 async def test_a_login_that_ends_at_run_time_is_told_to_the_model_and_others_go_on(

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from support.proxies import inside
+from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.context.request import RequestContext
@@ -34,6 +36,17 @@ async def test_a_request_context_rebuilt_from_the_store_is_what_was_served(works
     async with inside(path) as proxy:
         assert await proxy.contexts.requests() == served[::-1]
         assert await proxy.contexts.request(served[0].id) == served[0]
+
+
+async def test_proxies_that_share_a_store_tell_of_each_other(workshop: Workshop) -> None:
+    path = config(workshop, workshop.folder / "store.sqlite3")
+    async with inside(path) as one, inside(path) as other:
+        await one.contexts.build("record my changes")
+        await one.contexts.build("what time is it")
+        served = await other.contexts.build("who changed it")
+        with anyio.fail_after(PATIENCE):
+            while (found := await one.contexts.requests(limit=1)) != [served]:
+                assert found[0].query == "what time is it"
 
 
 async def test_a_store_in_memory_keeps_nothing_beyond_the_run(workshop: Workshop) -> None:

@@ -237,6 +237,37 @@ async def test_progress_starts_the_deadline_anew(workshop: Workshop) -> None:
     assert "isError" not in results[0]
 
 
+async def test_a_flood_of_progress_is_thinned_and_its_end_is_told(workshop: Workshop, era: str) -> None:
+    workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 5000}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        await host.call("eager__work", progressToken="t")
+
+    told = [params["progress"] for method, params in host.notifications if method.endswith("progress")]
+    assert told == sorted(told)
+    assert told[:20] == list(range(1, 21))
+    assert told[-1] == 5000
+    assert len(told) < 2500
+
+
+async def test_a_flood_of_log_messages_is_thinned_and_tells_no_secret(workshop: Workshop) -> None:
+    said = {"method": "notifications/message", "params": {"level": "error", "data": "key s3cr3t-value"}}
+    server = workshop.server(
+        "eager",
+        tools=[tool("work")],
+        calls={"work": [{"notify": said}] * 3000},
+        capabilities={"tools": {}, "logging": {}},
+    )
+    server.settings["env"] = {"API_KEY": "s3cr3t-value"}
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call("eager__work")
+
+    told = [params["data"] for method, params in host.notifications if method == "notifications/message"]
+    assert set(told) == {"key [redacted API_KEY]"}
+    assert 500 <= len(told) < 3000
+
+
 async def test_cancelling_the_caller_cancels_at_the_server(workshop: Workshop) -> None:
     server = workshop.server("slow", tools=[tool("hang")], calls={"hang": [{"wait_cancelled": True}]})
     async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:

@@ -202,3 +202,21 @@ def test_an_event_stream_that_names_an_address_elsewhere_is_not_followed() -> No
     for elsewhere in ("http://b:1/messages", "//b/messages", "https://a:1/messages", "http://a:2/messages"):
         with pytest.raises(ValueError, match="another origin"):
             _same_origin("http://a:1/sse", elsewhere)
+
+
+@pytest.mark.parametrize("kind", ["stdio", "http"])
+async def test_a_modern_server_that_first_refuses_the_revision_it_names_is_asked_again(
+    workshop: Workshop, kind: str
+) -> None:
+    refusal = {
+        "code": -32022,
+        "message": "Unsupported protocol version",
+        "data": {"supported": ["2026-07-28"]},
+    }
+    on = {"server/discover": [{"once": [str(workshop.flag("refused")), [{"error": refusal}]]}]}
+    make = workshop.http_server if kind == "http" else workshop.server
+    server = make("picky", era="both", tools=[tool("echo")], on=on)
+    async with inside(workshop.config()) as proxy:
+        assert (await Host(proxy, "modern").call("picky__echo"))["content"]
+
+    assert server.ledger.messages("initialize") == []

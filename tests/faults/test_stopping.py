@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty, nonce, runs
-from support.ledger import until
+from support.ledger import PATIENCE, until
 from support.proxies import command, http_proxy
 from support.raw_client import HANDSHAKE, RawClient, RpcError, http, stdio
 from support.servers import Workshop
@@ -41,7 +41,7 @@ class Setup:
             with http_proxy(config) as proxy:
                 async with http(proxy.base, "modern") as client:
                     yield client, proxy.process.pid
-                assert proxy.process.wait(20) == 0
+                assert proxy.process.wait(PATIENCE) == 0
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_calls_under_way_are_finished_before_it_stops(setup: Setup, front:
         futures = [(await client.start("tools/call", each))[1] for each in params]
         await setup.ledger.until(lambda ledger: len(ledger.of("call")) == 100)
         stop(pid)
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             texts = [(await future)["content"][0]["text"] for future in futures]
         await until(lambda: not runs(pid))
 
@@ -104,7 +104,7 @@ async def test_a_call_that_outlasts_the_drain_is_told_and_cancelled(setup: Setup
         _, hanging = await client.start("tools/call", {"name": "hang-call__tool_000", "arguments": {}})
         await setup.ledger.until(lambda ledger: ledger.of("call"))
         stop(pid)
-        with pytest.raises(RpcError, match="may or may not have run") as given_up, anyio.fail_after(20):
+        with pytest.raises(RpcError, match="may or may not have run") as given_up, anyio.fail_after(PATIENCE):
             await hanging
         await setup.ledger.until(lambda ledger: ledger.of("cancelled"))
 
@@ -145,8 +145,20 @@ async def test_a_second_signal_ends_everything_at_once(setup: Setup, tmp_path: P
             process.send_signal(signal.SIGTERM)
             await until(lambda: "stopping on SIGTERM" in log.read_text(encoding="utf-8"))
             process.send_signal(signal.SIGTERM)
-            with anyio.fail_after(10):
+            with anyio.fail_after(PATIENCE):
                 assert await process.wait() == -signal.SIGTERM
+
+    await until(lambda: setup.ledger.survivors() == [])
+
+
+async def test_when_it_is_killed_its_servers_see_the_end_of_their_input_and_go(setup: Setup) -> None:
+    for mode in ("normal", "slow-call", "hang-call", "flood-stderr"):
+        setup.server(mode, size=1 << 16)
+    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+        assert process.stdin is not None
+        await process.stdin.send(spoken(1, "hang-call__tool_000"))
+        await setup.ledger.until(lambda ledger: ledger.of("call") and len(ledger.of("start")) == 4)
+        process.kill()
 
     await until(lambda: setup.ledger.survivors() == [])
 
@@ -168,7 +180,7 @@ async def test_a_host_that_reads_nothing_is_left_and_nothing_with_it(setup: Setu
     async with await anyio.open_process(command(config), stderr=None) as deaf:
         assert deaf.stdin is not None
         await deaf.stdin.send(spoken(200, "huge-result__tool_000"))
-        with anyio.fail_after(30):
+        with anyio.fail_after(PATIENCE):
             assert await deaf.wait() == 0
     assert setup.ledger.survivors() == []
     assert setup.ledger.repeated() == []

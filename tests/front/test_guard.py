@@ -72,6 +72,14 @@ async def test_pages_of_our_own_are_let_in(origin: str) -> None:
     assert await status(LOCAL, [("host", "localhost:8765"), ("origin", origin)]) == 200
 
 
+async def test_pages_of_our_own_behind_a_proxy_that_speaks_tls_are_let_in() -> None:
+    rules = policy("0.0.0.0", 8765, ["proxy.example.com"], None)
+    headers = [("host", "proxy.example.com"), ("origin", "https://proxy.example.com")]
+
+    assert await status(rules, headers) == 200
+    assert await status(rules, [headers[0], ("origin", "https://proxy.example.com:444")]) == 403
+
+
 @pytest.mark.parametrize(
     "origin",
     [

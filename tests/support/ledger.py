@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-PATIENCE = 20
+PATIENCE = 60
 """Seconds before a wait is given up; far more than any takes."""
 
 LOOK_SECONDS = 0.01

@@ -26,7 +26,7 @@ OWN = "io.github.mcp-context-proxy/"
 CANCELLED = -32800
 """What a cancelled request of the handshake era is answered with over HTTP: its response has to end."""
 
-PATIENCE = 20
+PATIENCE = 60
 """Seconds before a wait is given up; far more than any takes."""
 
 LOOK_SECONDS = 0.01

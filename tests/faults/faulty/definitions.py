@@ -165,7 +165,7 @@ class FlappingTools(Healthy):
 
     def tools(self):
         tools = super().tools()
-        return tools[: (len(tools) + 1) // 2] if self.listings % 2 == 0 else tools
+        return [tools[0], tools[-1]] if self.listings % 2 == 0 else tools
 
 
 class SlowList(Healthy):

@@ -1,0 +1,167 @@
+"""``learning``: what use has taught, shown, taken elsewhere, and forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.text import Text
+
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.terminal import Terminal, counted, one_line, results
+from mcp_context_proxy.errors import DataFileError
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.embedding.queries import QueryEmbedder
+    from mcp_context_proxy.learning.pairs import Pair
+    from mcp_context_proxy.learning.tier import LearnedTier
+
+FILE = click.Path(path_type=Path)
+SHOWN: Final = 10
+"""Pairs that ``stats`` shows: those that are most certain."""
+
+
+@click.group("learning")
+def command() -> None:
+    """What use has taught: which tools were used for which queries.
+
+    A running proxy that shares the store notices a change within seconds.
+    """
+
+
+@command.command("stats")
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_context
+def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
+    """Show how much was learned, and the most certain of it."""
+    import time
+
+    with _opened(ctx, config_path) as (tier, _, enabled):
+        now = time.time()
+        best = sorted(tier.pairs, key=lambda pair: -pair.confidence_at(now))
+        tools = len({pair.tool for pair in best})
+        if as_json:
+            uses = sum(pair.uses for pair in best)
+            shown = [_data(pair, now) for pair in best[:SHOWN]]
+            echo_json({"enabled": enabled, "pairs": len(best), "tools": tools, "uses": uses, "best": shown})
+            return
+        console = results()
+        console.say(f"{counted(len(best), 'pair')} of queries and tools, of {counted(tools, 'tool')}.")
+        if not enabled:
+            console.say("Learning is switched off: they have no effect.")
+        _show(console, best[:SHOWN], now)
+
+
+@command.command("export")
+@config_option
+@click.argument("file", type=FILE, required=False)
+@click.pass_context
+def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> None:
+    """Write all pairs to FILE, or to stdout, one JSON object a line."""
+    from mcp_context_proxy.learning.exchange import exported
+
+    with _opened(ctx, config_path) as (tier, _, _):
+        text = b"".join(line + b"\n" for line in exported(tier.pairs))
+    if file is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        file.write_bytes(text)
+    except OSError as error:
+        raise DataFileError(file, None, f"it cannot be written ({error.strerror or error})") from None
+
+
+@command.command("import")
+@config_option
+@click.argument("file", type=FILE)
+@click.pass_context
+def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
+    """Take in the pairs of FILE; of one that is known, the more certain stays."""
+    from mcp_context_proxy.evaluation.lines import read_lines
+    from mcp_context_proxy.learning.exchange import Line, imported
+
+    lines = [line for _, line in read_lines(file, Line)]
+    with _opened(ctx, config_path) as (tier, model, _):
+        try:
+            taken = imported(lines, model)
+        except ValueError as error:
+            raise DataFileError(file, None, f"a key or vector in it is damaged ({error})") from None
+        before = len(tier.pairs)
+        tier.take(taken)
+        console = results()
+        console.say(f"Read {counted(len(lines), 'pair')}; there are {len(tier.pairs)}, {before} before.")
+        if left := len(lines) - len(taken):
+            console.say(f"{counted(left, 'pair')} without text are of another model and were left out.")
+
+
+@command.command("forget")
+@config_option
+@click.option("--tool", help="What was learned of this tool, by the name that hosts see, or its own.")
+@click.option("--query", help="What was learned of this query, and of others that mean the same.")
+@click.option("--all", "everything", is_flag=True, help="All of it.")
+@click.pass_context
+def forget(
+    ctx: click.Context, config_path: Path | None, tool: str | None, query: str | None, everything: bool
+) -> None:
+    """Forget what was learned of a tool or a query, or all of it."""
+    if sum((tool is not None, query is not None, everything)) != 1:
+        raise click.UsageError("say what to forget: --tool, --query or --all")
+    with _opened(ctx, config_path) as (tier, model, _):
+        if query is not None:
+            gone = tier.forget_query(model.vectors([query])[1][0], query)
+        elif tool is not None:
+            gone = tier.forget(lambda pair: tool in (f"{pair.tool[0]}__{pair.tool[1]}", pair.tool[1]))
+        else:
+            gone = tier.forget(lambda _pair: True)
+    results().say(f"Forgot {counted(gone, 'pair')}.")
+
+
+@contextmanager
+def _opened(
+    ctx: click.Context, config_path: Path | None
+) -> Iterator[tuple[LearnedTier, QueryEmbedder, bool]]:
+    """The learned tier of the configured store, the model, and whether learning is on."""
+    from functools import partial
+
+    from mcp_context_proxy.app import store_location
+    from mcp_context_proxy.embedding import LazyModel
+    from mcp_context_proxy.embedding.opening import open_model
+    from mcp_context_proxy.embedding.queries import QueryEmbedder
+    from mcp_context_proxy.learning.tier import LearnedTier
+    from mcp_context_proxy.store import open_store
+
+    config = load_config(ctx, config_path)
+    lazy = LazyModel(partial(open_model, config))
+    model = QueryEmbedder(lazy)
+    with open_store(store_location(config)) as store:
+        learning = config.learning
+        try:
+            yield LearnedTier(model, store.learned, learning.store_queries), model, learning.enabled
+        finally:
+            lazy.close()
+
+
+def _data(pair: Pair, now: float) -> dict[str, object]:
+    return {
+        "query": pair.query,
+        "server": pair.tool[0],
+        "tool": pair.tool[1],
+        "confidence": round(pair.confidence_at(now), 4),
+        "uses": pair.uses,
+        "last": pair.last,
+    }
+
+
+def _show(console: Terminal, pairs: list[Pair], now: float) -> None:
+    if not pairs:
+        return
+    console.say()
+    rows = [("confidence", "uses", "tool", "query")]
+    for pair in pairs:
+        query = Text("(not kept)", style="dim") if pair.query is None else one_line(pair.query)
+        rows.append((f"{pair.confidence_at(now):.2f}", str(pair.uses), "__".join(pair.tool), str(query)))
+    console.columns(rows, right=(0, 1))

@@ -1,0 +1,44 @@
+"""What the process as a whole is told and allowed: signals to stop, open files."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import anyio
+
+from mcp_context_proxy.downstream import groups
+
+if sys.platform != "win32":
+    import resource
+
+logger = logging.getLogger(__name__)
+
+FILES = 65_536
+"""Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
+
+
+async def listen_for_signals(signals: AsyncIterator[signal.Signals], asked: anyio.Event) -> None:
+    """Ask to stop in order on the first signal; end everything at once on the second."""
+    async for number in signals:
+        if asked.is_set():
+            groups.kill_all()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        logger.info("stopping on %s", number.name)
+        asked.set()
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: each server takes four, each connection one."""
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

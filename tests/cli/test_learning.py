@@ -1,0 +1,143 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.embedding import LazyModel
+from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.store import open_store
+
+from .conftest import Run
+
+LATE, SALES = "let the others know that I shall be late", "figures of the last quarter"
+
+
+@pytest.fixture(scope="module")
+def model() -> QueryEmbedder:
+    return QueryEmbedder(LazyModel())
+
+
+def learned(path: Path, model: QueryEmbedder, store_queries: bool = True) -> None:
+    with open_store(path) as store:
+        tier = LearnedTier(model, store.learned, store_queries)
+        tier.learn(Use(LATE, ("desk", "post_message"), Signal.FOUND, "a"))
+        tier.learn(Use(LATE, ("desk", "post_message"), Signal.FOUND, "b"))
+        tier.learn(Use(SALES, ("desk", "report"), Signal.UNLISTED, "a"))
+
+
+@pytest.fixture
+def config(workshop: Workshop, model: QueryEmbedder) -> Path:
+    path = workshop.folder / "store.sqlite3"
+    learned(path, model)
+    workshop.server("desk", tools=[tool("post_message"), tool("report")])
+    return workshop.config(store={"path": str(path)})
+
+
+def another(workshop: Workshop, name: str) -> Path:
+    """The configuration of a proxy that has learned nothing."""
+    folder = workshop.folder / name
+    folder.mkdir()
+    other = Workshop(folder)
+    return other.config(store={"path": str(folder / "store.sqlite3")})
+
+
+def stats(run: Run, config: Path) -> dict[str, object]:
+    done = run("learning", "stats", "--json", "--config", config)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_stats_show_how_much_there_is_and_the_most_certain_first(run: Run, config: Path) -> None:
+    done = run("learning", "stats", "--config", config)
+
+    assert done.returncode == 0
+    assert "2 pairs of queries and tools, of 2 tools." in done.stdout
+    assert done.stdout.index("desk__post_message") < done.stdout.index("desk__report")
+    data = stats(run, config)
+    assert (data["pairs"], data["tools"], data["uses"], data["enabled"]) == (2, 2, 3, True)
+
+
+def test_pairs_can_be_taken_to_another_machine(run: Run, config: Path, workshop: Workshop) -> None:
+    file = workshop.folder / "pairs.jsonl"
+    assert run("learning", "export", file, "--config", config).returncode == 0
+    other = another(workshop, "other")
+    done = run("learning", "import", file, "--config", other)
+
+    assert "Read 2 pairs; there are 2, 0 before." in done.stdout
+    assert stats(run, other)["best"] == stats(run, config)["best"]
+    assert "vector" not in file.read_text(encoding="utf-8")
+
+
+def test_pairs_without_text_go_with_their_vectors(run: Run, workshop: Workshop, model: QueryEmbedder) -> None:
+    path = workshop.folder / "store.sqlite3"
+    learned(path, model, store_queries=False)
+    config = workshop.config(store={"path": str(path)})
+    file = workshop.folder / "pairs.jsonl"
+    run("learning", "export", file, "--config", config)
+    other = another(workshop, "other")
+    run("learning", "import", file, "--config", other)
+
+    assert LATE not in file.read_text(encoding="utf-8")
+    with open_store(path) as first, open_store(other.parent / "store.sqlite3") as second:
+        pairs = zip(first.learned.all(), second.learned.all(), strict=True)
+        assert all(one.key == two.key and np.array_equal(one.vector, two.vector) for one, two in pairs)
+
+
+def test_without_a_file_pairs_are_exported_to_stdout(run: Run, config: Path) -> None:
+    lines = run("learning", "export", "--config", config).stdout.splitlines()
+
+    assert {json.loads(line)["query"] for line in lines} == {LATE, SALES}
+
+
+@pytest.mark.parametrize(
+    ("what", "left"),
+    [
+        (["--tool", "desk__report"], 1),
+        (["--tool", "report"], 1),
+        (["--tool", "nothing"], 2),
+        (["--query", "Let the others know that I shall be late!"], 1),
+        (["--query", "resize an image"], 2),
+        (["--all"], 0),
+    ],
+)
+def test_what_is_unwanted_is_forgotten(run: Run, config: Path, what: list[str], left: int) -> None:
+    done = run("learning", "forget", *what, "--config", config)
+
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Forgot {2 - left} pair")
+    assert stats(run, config)["pairs"] == left
+
+
+def test_forgetting_wants_to_know_what(run: Run, config: Path) -> None:
+    done = run("learning", "forget", "--config", config)
+
+    assert done.returncode == 2
+    assert "say what to forget: --tool, --query or --all" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "pairs.jsonl:1: "),
+        ('{"server": "s"}', "missing required field `tool`"),
+        (
+            '{"server":"s","tool":"t","confidence":1,"uses":1,"first":0,"last":0,"key":"zz","vector":"A",'
+            '"model":"MODEL"}',
+            "a key or vector in it is damaged",
+        ),
+    ],
+)
+def test_a_file_that_is_no_export_is_refused_and_nothing_is_lost(
+    run: Run, config: Path, model: QueryEmbedder, line: str, told: str
+) -> None:
+    file = config.parent / "pairs.jsonl"
+    file.write_text(line.replace("MODEL", model.vectors([])[0]), encoding="utf-8")
+    done = run("learning", "import", file, "--config", config)
+
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert stats(run, config)["pairs"] == 2

@@ -1,0 +1,129 @@
+"""A log that is replayed: what use would have taught by then."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.evaluation.corpus import read_corpus
+from mcp_context_proxy.evaluation.queries import Query, read_queries
+from mcp_context_proxy.evaluation.replay import REVEALED, in_random_order, replay
+from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.retrieval import ADAPTIVE
+
+ANIMALS = [
+    "zebra",
+    "quagga",
+    "okapi",
+    "kudu",
+    "gnu",
+    "eland",
+    "oryx",
+    "nyala",
+    "impala",
+    "dikdik",
+    "sable",
+    "bongo",
+]
+
+
+class Words:
+    """A text is the sum of its words."""
+
+    def embed(
+        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
+    ) -> np.ndarray:
+        return self.vectors(texts)[1]
+
+    def vectors(self, texts: Sequence[str]) -> tuple[str, np.ndarray]:
+        rows = [sum(map(self._direction, text.lower().split())) for text in texts]
+        scaled = [row / np.linalg.norm(row) for row in rows]
+        return "words", np.array(scaled, np.float32).reshape(len(rows), 48)
+
+    @staticmethod
+    def _direction(word: str) -> np.ndarray:
+        seed = hashlib.sha256(word.strip(".,:").encode()).digest()[:8]
+        return np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(48)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Twelve tools with names of their own, asked for in words that only use can teach."""
+    corpus, queries = tmp_path / "corpus.jsonl", tmp_path / "queries.jsonl"
+    lines = [{"server": "s", "name": f"tool_{name}", "description": f"Calls {name}"} for name in ANIMALS]
+    corpus.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    log = [
+        {"query": f"please do job{at} and task{at} number{n % 3} now", "relevant": [["s", f"tool_{name}"]]}
+        for n in range(10)
+        for at, name in enumerate(ANIMALS)
+    ]
+    queries.write_text("\n".join(map(json.dumps, log)), encoding="utf-8")
+    return corpus, queries
+
+
+@pytest.fixture
+def catalog(files: tuple[Path, Path]) -> Snapshot:
+    return read_corpus(files[0])
+
+
+@pytest.fixture
+def log(files: tuple[Path, Path]) -> list[Query]:
+    return read_queries(files[1])
+
+
+def test_the_more_is_revealed_the_more_of_a_repeated_intent_is_found(
+    catalog: Snapshot, log: list[Query]
+) -> None:
+    stages = replay(Words(), Words(), catalog, log, ADAPTIVE, 10)
+    gains = [stage.measures["recall@5"].difference for stage in stages]
+
+    assert [stage.revealed for stage in stages] == list(REVEALED)
+    assert [stage.used for stage in stages] == [0, 12, 36]
+    assert (gains[0].low, gains[0].high) == (0.0, 0.0), "with nothing learned nothing differs"
+    assert gains[1].low > 0
+    assert gains[1].mean <= gains[2].mean
+    assert {gain.queries for gain in gains} == {84}, (
+        "the same queries each time, all from after the log's start"
+    )
+
+
+def test_a_log_without_an_order_has_always_the_same_one(log: list[Query]) -> None:
+    shuffled = in_random_order(log)
+
+    assert shuffled != log
+    assert sorted(shuffled, key=str) == sorted(log, key=str)
+    assert in_random_order(log) == shuffled
+
+
+def test_the_command_shows_each_stage(files: tuple[Path, Path]) -> None:
+    command = [sys.executable, "-m", "mcp_context_proxy", "eval", "--learning", *map(str, files)]
+    shown = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, check=True)
+    data = subprocess.run(
+        [*command, "--json"], capture_output=True, encoding="utf-8", timeout=120, check=True
+    )
+
+    assert "queries measured: 84" in shown.stdout
+    assert "30%" in shown.stdout
+    stages = json.loads(data.stdout)["stages"]
+    assert [stage["used"] for stage in stages] == [0, 12, 36]
+    assert stages[0]["measures"]["ndcg@10"]["difference"]["mean"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [(["--shuffle"], "--shuffle is for --learning"), (["--learning"], "a log of 1 queries says nothing")],
+)
+def test_a_command_that_makes_no_sense_is_refused(
+    files: tuple[Path, Path], options: list[str], told: str
+) -> None:
+    files[1].write_text('{"query": "a", "relevant": [["s", "t"]]}', encoding="utf-8")
+    command = [sys.executable, "-m", "mcp_context_proxy", "eval", *options, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)
+
+    assert done.returncode == 2
+    assert told in done.stderr

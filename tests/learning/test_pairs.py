@@ -1,0 +1,118 @@
+"""The arithmetic of learned pairs."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from mcp_context_proxy.learning.pairs import (
+    FORGET_BELOW,
+    MOST_OF_A_TOOL,
+    MOST_PAIRS,
+    SECONDS_A_DAY,
+    Pair,
+    decayed,
+    first_confidence,
+    key_of,
+    moved,
+    passed_over,
+    pruned,
+    used_again,
+)
+from mcp_context_proxy.learning.signals import WEIGHTS, Signal
+
+VECTOR = np.array([1, 0], np.float32)
+
+
+def build_pair(number: int = 0, confidence: float = 0.9, last: float = 0.0, tool: str = "tool") -> Pair:
+    query = f"query {number}"
+    return Pair(key_of(query), ("s", tool), query, VECTOR, "model", confidence, 1, 0.0, last)
+
+
+def test_an_old_certainty_counts_less_than_a_fresh_guess():
+    """Of the design this proxy grew from: 0.9 thirty days ago, 0.7 yesterday."""
+    old, fresh = decayed(0.9, 30), decayed(0.7, 1)
+
+    assert round(old, 3) == 0.193
+    assert round(fresh, 3) == 0.665
+    assert fresh > old
+
+
+def test_the_signals_weigh_as_they_should():
+    assert WEIGHTS == {
+        Signal.FOUND: 1.5,
+        Signal.LISTED: 1.0,
+        Signal.UNLISTED: 0.5,
+        Signal.PASSED_OVER: -0.2,
+    }
+    firsts = [first_confidence(signal) for signal in (Signal.FOUND, Signal.LISTED, Signal.UNLISTED)]
+    assert firsts == pytest.approx([0.75, 0.5, 0.25])
+
+
+def test_a_clock_that_goes_back_does_not_raise_a_confidence():
+    assert decayed(0.5, -3) == 0.5
+
+
+@given(st.floats(0, 1), st.lists(st.sampled_from(list(Signal))))
+def test_whatever_the_signals_a_confidence_stays_between_0_and_1(confidence, signals):
+    for signal in signals:
+        confidence = moved(confidence, signal)
+        assert 0 <= confidence <= 1
+
+
+def test_being_used_again_renews_a_pair():
+    pair = used_again(build_pair(confidence=0.5), Signal.FOUND, 10 * SECONDS_A_DAY)
+
+    left = 0.5 * 0.95**10
+    assert pair.confidence == pytest.approx(left + 0.3 * (1 - left))
+    assert (pair.uses, pair.last) == (2, 10 * SECONDS_A_DAY)
+
+
+def test_being_passed_over_is_no_use_and_lowers_what_is_left():
+    now = 5 * SECONDS_A_DAY
+    before = build_pair(confidence=0.8)
+    pair = passed_over(before, now)
+
+    left = before.confidence_at(now)
+    assert pair.confidence_at(now) == pytest.approx(left + 0.1 * (-0.2 / 1.5 - left))
+    assert (pair.uses, pair.last) == (1, 0.0)
+
+
+def test_being_passed_over_for_ever_ends_at_nothing():
+    pair = build_pair()
+    for _ in range(200):
+        pair = passed_over(pair, 0.0)
+
+    assert pair.confidence == 0.0
+
+
+def test_what_is_uncertain_or_unused_for_a_month_is_forgotten():
+    day = SECONDS_A_DAY
+    kept = build_pair(1, confidence=0.9, last=20 * day)
+    unsure = build_pair(2, confidence=FORGET_BELOW - 0.01, last=40 * day)
+    unused = build_pair(3, confidence=1.0, last=9.9 * day)
+
+    assert pruned([kept, unsure, unused], 40 * day) == [kept]
+
+
+def test_of_too_many_the_best_nine_tenths_are_kept():
+    pairs = [build_pair(n, 0.2 + 0.7 * n / MOST_PAIRS, tool=f"tool {n % 100}") for n in range(MOST_PAIRS + 1)]
+
+    assert pruned(pairs[1:], 0.0) == pairs[1:], "so many are allowed"
+    assert pruned(pairs, 0.0) == pairs[-4_500:]
+
+
+def test_one_tool_cannot_drive_out_the_others():
+    others = [build_pair(n, 0.2, tool=f"other {n}") for n in range(1_000)]
+    loud = [build_pair(n, 1.0, tool="loud") for n in range(10_000)]
+    kept = pruned([*loud, *others], 0.0)
+
+    assert [pair for pair in kept if pair.tool[1] != "loud"] == others
+    assert len(kept) == len(others) + MOST_OF_A_TOOL
+
+
+def test_case_and_spaces_do_not_make_another_query():
+    assert key_of("Send  a Mail ") == key_of("send a mail")
+    assert key_of("send a mail") != key_of("send mail")

@@ -1,0 +1,256 @@
+"""What is learned of a use, what is kept of it, and what becomes of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.errors import ModelError
+from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
+from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.tier import NEW_IN_A_SESSION, LearnedTier
+from mcp_context_proxy.store import open_store
+
+from .conftest import Clock, Words
+
+MAIL, CHAT = ("office", "send_mail"), ("office", "send_chat")
+QUERY = "tell my colleague about the meeting"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.sqlite3"
+
+
+@pytest.fixture
+def tier(words: Words, clock: Clock, path: Path) -> Any:
+    with open_store(path) as store:
+        yield LearnedTier(words, store.learned, clock=clock)
+
+
+def use(query: str = QUERY, tool: tuple[str, str] = MAIL, session: str = "a", **more: Any) -> Use:
+    return Use(query, tool, more.pop("signal", Signal.FOUND), session, **more)
+
+
+def test_what_was_used_for_a_query_is_supported_for_one_like_it(tier, words):
+    tier.learn(use())
+
+    (supported,) = tier.supported(words.one("tell my colleague about the party")).items()
+    assert supported[0] == MAIL
+    assert 0.5 < supported[1].cosine < 0.9
+    assert (supported[1].query, supported[1].uses) == (QUERY, 1)
+    assert tier.supported(words.one("resize an image")) == {}
+
+
+def test_support_is_less_than_the_likeness_of_the_queries_and_grows_with_certainty(tier, words):
+    tier.learn(use())
+    once = tier.supported(words.one(QUERY))[MAIL].cosine
+    for session in "bcdef":
+        tier.learn(use(session=session))
+    often = tier.supported(words.one(QUERY))[MAIL].cosine
+
+    assert once == pytest.approx(1 - 0.10 - 0.10 * 0.25, abs=1e-5)
+    assert once < often < 0.9
+
+
+def test_support_fades_with_time(tier, words, clock):
+    tier.learn(use())
+    before = tier.supported(words.one(QUERY))[MAIL].cosine
+    clock.now += 20 * SECONDS_A_DAY
+
+    assert tier.supported(words.one(QUERY))[MAIL].cosine < before
+
+
+def test_in_one_session_a_repetition_counts_once(tier):
+    for _ in range(5):
+        tier.learn(use())
+    tier.learn(use(session="b"))
+
+    assert [pair.uses for pair in tier.pairs] == [2]
+
+
+def test_queries_that_are_nearly_the_same_are_one_pair(tier):
+    tier.learn(use())
+    tier.learn(use(query=QUERY.upper() + ".", session="b"))
+
+    assert [(pair.query, pair.uses) for pair in tier.pairs] == [(QUERY, 2)]
+
+
+def test_one_session_begins_only_so_many_pairs_of_a_tool(tier):
+    for number in range(3 * NEW_IN_A_SESSION):
+        tier.learn(use(query=f"number{number} word{number} thing{number}"))
+
+    assert len(tier.pairs) == NEW_IN_A_SESSION
+
+
+def test_a_tool_that_is_passed_over_in_another_session_loses_confidence(tier, clock):
+    tier.learn(use())
+    tier.learn(use(tool=CHAT, session="a", shown=(MAIL, CHAT)))
+    (unchanged,) = [pair.confidence for pair in tier.pairs if pair.tool == MAIL]
+    tier.learn(use(tool=CHAT, session="b", shown=(MAIL, CHAT)))
+    (lowered,) = [pair.confidence for pair in tier.pairs if pair.tool == MAIL]
+
+    assert unchanged == 0.75
+    assert lowered < unchanged
+
+
+def test_being_passed_over_teaches_nothing_of_a_tool_nobody_used(tier):
+    tier.learn(use(tool=CHAT, session="b", shown=(MAIL, CHAT)))
+
+    assert [pair.tool for pair in tier.pairs] == [CHAT]
+
+
+def test_what_is_learned_is_there_after_a_restart(tier, words, clock, path):
+    tier.learn(use())
+    with open_store(path) as store:
+        again = LearnedTier(words, store.learned, clock=clock)
+
+        assert again.supported(words.one(QUERY)) == tier.supported(words.one(QUERY))
+
+
+def test_without_the_store_there_is_nothing(tier, words, clock, path):
+    tier.learn(use())
+    for file in path.parent.iterdir():
+        file.unlink()
+    with open_store(path) as store:
+        assert LearnedTier(words, store.learned, clock=clock).supported(words.one(QUERY)) == {}
+
+
+def test_the_text_of_a_query_need_not_be_kept(words, clock, path):
+    with open_store(path) as store:
+        tier = LearnedTier(words, store.learned, store_queries=False, clock=clock)
+        tier.learn(use())
+        support = tier.supported(words.one(QUERY))[MAIL]
+
+    assert support.query is None
+    assert not any(QUERY.encode() in file.read_bytes() for file in path.parent.iterdir())
+
+
+def test_pairs_of_another_model_are_embedded_again_where_their_text_is_known(words, clock, path):
+    other = Words("other", dimensions=16)
+    with open_store(path) as store:
+        LearnedTier(words, store.learned, clock=clock).learn(use())
+        LearnedTier(words, store.learned, False, clock).learn(use(query="something else entirely", tool=CHAT))
+        tier = LearnedTier(other, store.learned, clock=clock)
+
+        assert list(tier.supported(other.one(QUERY))) == [MAIL]
+        assert tier.supported(other.one("something else entirely")) == {}
+
+
+def test_another_process_that_forgets_is_noticed(tier, words, clock, path):
+    tier.learn(use())
+    tier.refresh()
+    with open_store(path) as store:
+        LearnedTier(words, store.learned, clock=clock).forget(lambda _pair: True)
+    tier.refresh()
+
+    assert tier.supported(words.one(QUERY)) == {}
+
+
+def test_pruning_happens_at_start_and_daily_and_reaches_the_store(tier, words, clock, path):
+    tier.learn(use())
+    tier.refresh()
+    clock.now += 31 * SECONDS_A_DAY
+    tier.learn(use(tool=CHAT, query="another need of mine"))
+    tier.refresh()
+
+    assert [pair.tool for pair in tier.pairs] == [CHAT]
+    with open_store(path) as store:
+        assert [row.tool for row in store.learned.all()] == [CHAT[1]]
+
+        clock.now += 31 * SECONDS_A_DAY
+        restarted = LearnedTier(words, store.learned, clock=clock)
+        assert restarted.pairs == ()
+        restarted.refresh()
+        assert store.learned.all() == []
+
+
+def test_a_locked_store_stops_neither_learning_nor_searching(tier, words, path, caplog):
+    tier.learn(use())
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    done = threading.Event()
+
+    def learn() -> None:
+        tier.learn(use(tool=CHAT))
+        done.set()
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        assert list(tier.supported(words.one(QUERY))) == [MAIL], "a search does not wait for the write"
+        assert not done.is_set()
+        thread.join(30)
+    finally:
+        other.close()
+
+    assert set(tier.supported(words.one(QUERY))) == {MAIL, CHAT}
+    assert "kept in memory only" in caplog.text
+
+
+def test_damaged_rows_are_left_out(tier, words, clock, path):
+    tier.learn(use())
+    tier.learn(use(tool=CHAT))
+    with sqlite3.connect(path) as connection:
+        bad = np.full(64, np.nan, "<f4").tobytes()
+        connection.execute("UPDATE learned SET vector = ? WHERE tool = ?", (bad, CHAT[1]))
+    connection.close()
+    with open_store(path) as store:
+        assert list(LearnedTier(words, store.learned, clock=clock).supported(words.one(QUERY))) == [MAIL]
+
+
+def test_without_a_model_nothing_is_learned_and_nothing_is_lost(tier, words):
+    words.error = ModelError("model", "gone", "mend it")
+    with pytest.raises(ModelError):
+        tier.learn(use())
+    words.error = None
+    tier.learn(use())
+
+    assert len(tier.pairs) == 1
+
+
+def _learn_for_ever(path: str, told: Any) -> None:
+    words = Words()
+    with open_store(Path(path)) as store:
+        tier = LearnedTier(words, store.learned)
+        for number in range(1_000_000):
+            query = f"alpha{number} beta{number} gamma{number}"
+            tier.learn(Use(query, ("s", f"tool{number}"), Signal.FOUND, f"session {number}"))
+            told.send(number)
+
+
+@pytest.mark.slow
+def test_a_pair_that_was_learned_survives_kill_9(tmp_path):
+    """At random moments; what `learn` returned from is in the store, and the store is sound."""
+    random = np.random.default_rng(3)
+    context = multiprocessing.get_context("spawn")
+    for attempt in range(6):
+        path = tmp_path / f"{attempt}.sqlite3"
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_learn_for_ever, args=(str(path), send))
+        process.start()
+        send.close()
+        until, last = int(random.integers(1, 60)), -1
+        while last < until:
+            assert receive.poll(60)
+            last = receive.recv()
+        os.kill(process.pid, signal.SIGKILL)
+        while receive.poll(0):
+            try:
+                last = receive.recv()
+            except EOFError:
+                break
+        process.join(60)
+        receive.close()
+        with open_store(path) as store:
+            assert store.warning is None
+            kept = {row.tool for row in store.learned.all()}
+        assert {f"tool{number}" for number in range(last + 1)} <= kept

@@ -1,0 +1,156 @@
+"""What use has taught, in a ranking: it can raise, within bounds, and it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.evaluation.corpus import read_corpus
+from mcp_context_proxy.evaluation.queries import read_queries
+from mcp_context_proxy.evaluation.replay import QueryVectors
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval.learned import MOST_ADDED, Support
+from mcp_context_proxy.store import open_store
+
+VICTIM = ("filesystem", "move_file")
+GOLDEN = Path(__file__).parent / "data" / "mcpproxy_golden"
+
+
+class Says:
+    """What use has taught, as a test wants it."""
+
+    def __init__(self, general: bool = False, **cosines: float) -> None:
+        self._supports = {
+            ("srv", name): Support(c, "a query of before", 3, general) for name, c in cosines.items()
+        }
+
+    def supported(self, query: np.ndarray) -> dict[tuple[str, str], Support]:
+        return self._supports
+
+
+@pytest.fixture
+def catalog(tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]) -> Snapshot:
+    return snapshot(
+        tool("read_file", "Reads a file."),
+        tool("send_mail", "Sends a mail."),
+        tool("open_door", "Opens a door."),
+    )
+
+
+def ranked(engine: Engine, query: str, catalog: Snapshot) -> dict[str, Any]:
+    ranking = engine.search(query, catalog)
+    return {result.item.name: result for result in (*ranking.results, *ranking.near_misses)}
+
+
+def test_a_tool_that_was_used_for_such_queries_rises(word_vectors, catalog):
+    query = "open a mail"
+    before = list(ranked(Engine(word_vectors()), query, catalog))
+    after = list(ranked(Engine(word_vectors(), learned=Says(read_file=0.9)), query, catalog))
+
+    assert before.index("read_file") >= after.index("read_file")
+
+
+def test_every_result_tells_its_learned_part(word_vectors, catalog):
+    results = ranked(Engine(word_vectors(), learned=Says(send_mail=0.8)), "read a mail", catalog)
+    mail, other = results["send_mail"], results["read_file"]
+
+    assert mail.learned == pytest.approx(0.8 - mail.cosine)
+    assert mail.score == pytest.approx(
+        mail.cosine + mail.learned + 0.025 * mail.lexical + mail.need, abs=1e-5
+    )
+    assert "used before for 'a query of before'" in mail.why
+    assert (other.learned, other.support) == (0.0, None)
+    assert "used before" not in other.why
+
+
+def test_what_use_says_never_lowers_a_tool(word_vectors, catalog):
+    query = "send a mail"
+    static = ranked(Engine(word_vectors()), query, catalog)
+    learned = ranked(Engine(word_vectors(), learned=Says(send_mail=0.0, read_file=-1.0)), query, catalog)
+
+    assert {name: result.score for name, result in learned.items()} == {
+        name: result.score for name, result in static.items()
+    }
+
+
+def test_no_more_than_a_bound_is_added_to_a_tool_that_is_used_for_everything(word_vectors, catalog):
+    learned = Says(general=True, open_door=1.0)
+    results = ranked(Engine(word_vectors(), learned=learned), "send a mail", catalog)
+
+    door = results["open_door"]
+    assert door.cosine > 0
+    assert door.learned == pytest.approx(MOST_ADDED * door.cosine)
+    assert next(iter(results)) == "send_mail"
+
+
+def test_an_exact_name_is_never_displaced(word_vectors, catalog):
+    learned = Says(read_file=1.0, open_door=1.0)
+
+    assert next(iter(ranked(Engine(word_vectors(), learned=learned), "send_mail", catalog))) == "send_mail"
+
+
+def test_a_tool_that_filters_forbid_is_not_brought_in_by_use(word_vectors, catalog):
+    engine = Engine(word_vectors(), learned=Says(read_file=1.0))
+    ranking = engine.search("send a mail", catalog, Filters(servers=frozenset({"other"})))
+
+    assert (ranking.results, ranking.near_misses) == ((), ())
+
+
+def test_tools_of_one_name_on_other_servers_are_not_raised(word_vectors, tool, snapshot):
+    catalog = snapshot(tool("send_mail", "Sends a mail."), tool("send_mail", "Sends a mail.", server="other"))
+    ranking = Engine(word_vectors(), learned=Says(send_mail=1.0)).search("mail to send now", catalog)
+
+    assert [(result.item.server, result.learned > 0) for result in ranking.results] == [
+        ("srv", True),
+        ("other", False),
+    ]
+
+
+def test_with_nothing_learned_every_score_is_as_without(word_vectors, catalog):
+    for query in ("send a mail", "file", "read_file", "nothing of the kind"):
+        static = Engine(word_vectors()).search(query, catalog)
+        learned = Engine(word_vectors(), learned=Says()).search(query, catalog)
+
+        assert learned.results == static.results
+        assert learned.near_misses == static.near_misses
+
+
+@pytest.mark.slow
+def test_ten_thousand_fake_uses_do_not_bring_a_tool_into_the_first_five_of_unrelated_queries():
+    """With the real model, for the very words of the queries, in ten thousand sessions."""
+    catalog = read_corpus(GOLDEN / "corpus.jsonl")
+    queries = [query.text for query in read_queries(GOLDEN / "queries.jsonl")]
+    model = LazyModel()
+    with open_store("memory") as store:
+        embedder, vectors = CachedEmbedder(model, store.vectors), QueryVectors(QueryEmbedder(model))
+        tier = LearnedTier(vectors, store.learned)
+        engine = Engine(embedder, vectors, learned=tier)
+
+        def first(count: int) -> dict[str, list[str]]:
+            options = SearchOptions(top_n=count, include_score=9)
+            return {query: names(engine.search(query, catalog, options=options)) for query in queries}
+
+        before, related = first(5), first(15)
+        for number in range(10_000):
+            tier.learn(Use(queries[number % len(queries)], VICTIM, Signal.FOUND, f"session {number}"))
+        poisoned = first(5)
+        tier.forget(lambda _pair: True)
+        after = first(5)
+
+    unrelated = [query for query in queries if VICTIM[1] not in related[query]]
+    assert len(unrelated) > len(queries) / 2
+    assert [query for query in unrelated if VICTIM[1] in poisoned[query]] == []
+    assert after == before, "without what was learned the order is what it was"
+
+
+def names(ranking: Ranking) -> list[str]:
+    return [result.item.name for result in (*ranking.results, *ranking.near_misses)]
