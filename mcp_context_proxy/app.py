@@ -144,6 +144,7 @@ class Proxy:
             own_tools,
             resources,
             prompts,
+            config.expose.page_size,
         )
 
     @asynccontextmanager

@@ -52,6 +52,8 @@ def spec(name: str, era: str, kind: str) -> dict[str, Any]:
         "report": [{"progress": 3}],
         "log": [{"notify": {"method": MESSAGE, "params": LOGGED}}],
         "refuse": [{"error": {"code": -32050, "message": "not today", "data": {"until": [1, None]}}}],
+        "old_code": [{"error": {"code": -32042, "message": "sign in", "data": {"elicitations": []}}}],
+        "new_code": [{"error": {"code": -32021, "message": "no", "data": {"requiredCapabilities": {}}}}],
         "hang": [{"wait_cancelled": True}],
         "touch": [{say: {"method": UPDATED, "params": {"uri": uri}}}],
     }
@@ -196,6 +198,18 @@ async def test_a_refusal_keeps_its_code_message_and_data(client: RawClient, serv
 
     assert refused.value.code == -32050
     assert (refused.value.message, refused.value.data) == ("not today", {"until": [1, None]})
+
+
+async def test_a_code_that_one_era_alone_knows_is_not_shown_to_the_other(
+    client: RawClient, server: Server
+) -> None:
+    codes = []
+    for name in ("old_code", "new_code"):
+        with pytest.raises(RpcError) as refused:
+            await client.call(f"{server.name}__{name}")
+        codes.append(refused.value.code)
+
+    assert codes == ([-32603, -32021] if client.modern else [-32042, -32600])
 
 
 async def test_a_cancelled_call_is_cancelled_at_the_server(client: RawClient, server: Server) -> None:
