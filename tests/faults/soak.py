@@ -202,6 +202,8 @@ class Soak:
         try:
             params = {"name": f"{server}__{tool}", "arguments": {"nonce": said}}
             _, future = await client.start("tools/call", params)
+            # Its error is looked at also where nobody waits for it any more.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait([future], timeout=CALL_SECONDS + GRACE_SECONDS)
             if not future.done():
                 self.figures.late += 1
