@@ -35,6 +35,7 @@ from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, reference, rule, tool
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.background import packaged_background
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.query_vectors import query_vectors
 from mcp_context_proxy.store import Store, open_store
@@ -65,7 +66,7 @@ class Subject:
         config, self.catalog = Config(), Catalog(items())
         model = LazyModel()
         self.queries = RememberedQueries(QueryEmbedder(model))
-        self.engine = Engine(CachedEmbedder(model, store.vectors), self.queries)
+        self.engine = Engine(CachedEmbedder(model, store.vectors), self.queries, packaged_background())
         self.records = RequestRecords(config.limits, store.requests)
         self.contexts = ContextEngine(
             self.catalog,

@@ -16,6 +16,7 @@ from mcp_context_proxy.evaluation.evaluation import TOOLS
 from mcp_context_proxy.evaluation.queries import Query
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import EmbedTexts, Engine, SearchOptions
+from mcp_context_proxy.retrieval.background import packaged_background
 from mcp_context_proxy.retrieval.fitting import COVERAGE_WEIGHT, LEAST_EVIDENCE
 from mcp_context_proxy.retrieval.text import chunks
 
@@ -100,7 +101,7 @@ def ask_all(sets: Sequence[Named], embedder: EmbedTexts, query_embedder: EmbedTe
     catalogs = {frozenset(snapshot.tools): (name, snapshot) for name, snapshot, _ in reversed(sets)}
     asked = []
     for tools, (catalog, snapshot) in catalogs.items():
-        engine = Engine(embedder, query_embedder)
+        engine = Engine(embedder, query_embedder, packaged_background())
         for _, own, queries in sets:
             sample = queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
             is_own = frozenset(own.tools) == tools

@@ -28,6 +28,7 @@ from mcp_context_proxy.evaluation.queries import Query, read_queries
 from mcp_context_proxy.evaluation.run import Answer
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE, EmbedTexts, Engine
+from mcp_context_proxy.retrieval.background import packaged_background
 from mcp_context_proxy.retrieval.fusion import count_selected
 from mcp_context_proxy.retrieval.terms import telling_words
 from mcp_context_proxy.store import open_store
@@ -150,12 +151,21 @@ def file_of(folder: Path, name: str) -> Path:
 
 def measure_set(one: PublicSet, catalog: EmbedTexts, remembering: EmbedTexts) -> Measured:
     print(one.name, file=sys.stderr)
-    hybrid = evaluate(Engine(catalog, remembering), one.snapshot, one.queries, ADAPTIVE, DEPTH)
+    general = packaged_background()
+    hybrid = evaluate(Engine(catalog, remembering, general), one.snapshot, one.queries, ADAPTIVE, DEPTH)
     rrf = evaluate(
-        Engine(catalog, remembering), one.snapshot, one.queries, replace(ADAPTIVE, method="rrf"), DEPTH
+        Engine(catalog, remembering, general),
+        one.snapshot,
+        one.queries,
+        replace(ADAPTIVE, method="rrf"),
+        DEPTH,
     )
     alone = evaluate(
-        Engine(catalog, WithoutTellingWords(remembering)), one.snapshot, one.queries, ADAPTIVE, DEPTH
+        Engine(catalog, WithoutTellingWords(remembering), general),
+        one.snapshot,
+        one.queries,
+        ADAPTIVE,
+        DEPTH,
     )
     rank_by = {
         "plain BM25": PlainBM25(one.snapshot).rank,

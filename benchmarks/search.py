@@ -36,6 +36,7 @@ from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
+from mcp_context_proxy.retrieval.background import packaged_background
 from mcp_context_proxy.retrieval.fusion import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.query_vectors import query_vectors
@@ -119,7 +120,7 @@ def measure_real(folder: Path, path: Path) -> dict[str, float]:
     catalog = snapshot(sum(map(len, lists.values())), lists)
     with open_store(path) as store:
         model = LazyModel()
-        engine = Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model))
+        engine = Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model), packaged_background())
         first, cpu = spent(partial(engine.search, QUERIES[0], catalog))
     count = sum(len(source.items) for source in catalog.sources)
     return {"tools": count, "first_s": round(first, 2), "cpu_s": round(cpu, 2)}

@@ -30,6 +30,7 @@ from mcp_context_proxy.evaluation.metrics import complete, recall
 from mcp_context_proxy.evaluation.queries import Query, ToolKey
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
+from mcp_context_proxy.retrieval.background import packaged_background
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
 from mcp_context_proxy.store import open_store
 
@@ -68,7 +69,7 @@ class Subject:
     def __init__(self, of: PublicSet, catalog: CachedEmbedder, queries: Remembering, costs: Costs) -> None:
         print(of.name, file=sys.stderr)
         self.of, self.costs = of, costs
-        self.engine = Engine(catalog, queries)
+        self.engine = Engine(catalog, queries, packaged_background())
         self.engine.index(of.snapshot)
         self.expander = Expander(self.engine.index_of, queries)
 

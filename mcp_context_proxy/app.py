@@ -21,7 +21,7 @@ from mcp_context_proxy.catalog.documents import DocumentFolder
 from mcp_context_proxy.catalog.library import Changes as DocumentChanges
 from mcp_context_proxy.catalog.library import DocumentLibrary
 from mcp_context_proxy.catalog.watch import watch
-from mcp_context_proxy.config import Config, DocumentsConfig, EmbeddingConfig
+from mcp_context_proxy.config import Config, DocumentsConfig
 from mcp_context_proxy.config.reload import Load, Reloader, Standing
 from mcp_context_proxy.config.secrets import RedactingFilter, secrets_of
 from mcp_context_proxy.context.companions import Companions
@@ -45,9 +45,9 @@ from mcp_context_proxy.front.process import listen_for_signals, raise_file_limit
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.learning.recorder import Recorder
 from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.retrieval.background import fitting_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import context_prompt, meta_tools
 from mcp_context_proxy.server.attribution import Attribution
@@ -98,7 +98,7 @@ class Proxy:
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
             queries,
-            fitting(config.embedding),
+            fitting_for(config.embedding),
             answered.__getitem__,
             self.learned,
         )
@@ -271,13 +271,6 @@ class Proxy:
         await anyio.to_thread.run_sync(self.catalog.refresh)
         if self._warm:
             self.searcher.prepare(self.catalog.snapshot)
-
-
-def fitting(embedding: EmbeddingConfig) -> Fitting:
-    """What counts as near enough to be meant; anything, for a model of which nobody said it."""
-    if embedding.fitting_cosine is not None:
-        return embedding.fitting_cosine
-    return "background" if embedding.packaged else "anything"
 
 
 def store_location(config: Config) -> Path | Literal["memory"] | None:

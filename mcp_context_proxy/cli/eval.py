@@ -146,13 +146,13 @@ def _expect(files: tuple[Path, ...], counts: tuple[int, ...], message: str) -> N
 def _of_corpus(
     config: Config, corpus: Path, queries_file: Path, method: Method, top_k: int, store: Path | None
 ) -> Evaluation:
-    from mcp_context_proxy.app import fitting
     from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
     from mcp_context_proxy.embedding.opening import open_model
     from mcp_context_proxy.embedding.queries import QueryEmbedder
     from mcp_context_proxy.evaluation.corpus import read_corpus
     from mcp_context_proxy.evaluation.evaluation import evaluate
     from mcp_context_proxy.evaluation.queries import read_queries
+    from mcp_context_proxy.retrieval.background import fitting_for
     from mcp_context_proxy.store import open_store
 
     snapshot, queries = read_corpus(corpus), read_queries(queries_file)
@@ -162,7 +162,7 @@ def _of_corpus(
         engine = Engine(
             None if words_only else CachedEmbedder(model, opened.vectors),
             QueryEmbedder(model),
-            fitting(config.embedding),
+            fitting_for(config.embedding),
         )
         with progress.indexing(messages()) as report:
             engine.index(snapshot, report)

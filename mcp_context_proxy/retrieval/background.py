@@ -7,6 +7,15 @@ down without a look at any set of tools that is measured; half of them serve nea
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcp_context_proxy.config import EmbeddingConfig
+from mcp_context_proxy.retrieval.fitting import Fitting
+
 BACKGROUND = """\
 get the weather forecast for a city
 send an email to a recipient
@@ -204,3 +213,21 @@ manage students and grades
 write a lesson plan
 """.splitlines()
 """Short requests from many fields, one a line."""
+
+VECTORS = Path(__file__).with_name("background.npy")
+"""Their vectors by the packaged model, as float16, written by ``scripts/build_background.py``: to embed them
+at the first search of every new store would make somebody wait for most of a second."""
+
+
+@cache
+def packaged_background() -> NDArray[np.float32]:
+    """The vectors of `BACKGROUND` by the packaged model, one a row."""
+    stored: NDArray[np.float16] = np.load(VECTORS)
+    return stored.astype(np.float32)
+
+
+def fitting_for(embedding: EmbeddingConfig) -> Fitting:
+    """What counts as near enough to be meant; anything, for a model of which nobody said it."""
+    if embedding.fitting_cosine is not None:
+        return embedding.fitting_cosine
+    return packaged_background() if embedding.packaged else "anything"

@@ -9,14 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool
-from mcp_context_proxy.retrieval.background import BACKGROUND
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.retrieval.index import Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
@@ -41,7 +39,7 @@ class Engine:
         self,
         embedder: EmbedTexts | None,
         query_embedder: EmbedTexts | None = None,
-        fitting: Fitting = "background",
+        fitting: Fitting = "anything",
         calls: Calls = lambda _key: 0,
         learned: Learned | None = None,
     ) -> None:
@@ -56,7 +54,6 @@ class Engine:
         """
         self._learned = learned
         self._fitting = fitting
-        self._background: NDArray[np.float32] | None = None
         self._embedder = embedder
         self._query_embedder = query_embedder or embedder
         self._calls = calls
@@ -116,7 +113,7 @@ class Engine:
         scored = Scored.of(query, index, vectors, filters, options.method, supports)
         selected = scored.selected(options)
         results = tuple(scored.result(item) for item in selected)
-        fits = scored.fits(self._fitting, self._background)
+        fits = scored.fits(self._fitting)
         indexed = None if index.complete or index.note else scored.indexed()
         return Ranking(
             query=query,
@@ -128,7 +125,7 @@ class Engine:
             near_misses=() if fits else results,
             others=tuple(scored.result(item) for item in scored.following(selected, options)),
             best_cosine=scored.whole,
-            evidence=scored.evidence(self._background),
+            evidence=scored.evidence(self._fitting),
             seconds=time.perf_counter() - started,
             indexed=indexed,
         )
@@ -150,15 +147,7 @@ class Engine:
             for further in steps:
                 index = further
                 self._keep(index)
-            self._learn_background()
             return index
-
-    def _learn_background(self) -> None:
-        if self._background is not None or self._embedder is None or self._fitting != "background":
-            return
-        # Without it "nothing fits" is said less often; whoever searches has been told why there is no model.
-        with suppress(ModelError):
-            self._background = self._embedder.embed(BACKGROUND)
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
         """An index of the snapshot's words, or a better one that is there; of more words than ``before``."""

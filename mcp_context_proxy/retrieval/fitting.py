@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Fitting: TypeAlias = float | Literal["background", "anything"]
-"""What counts as near in meaning: a cosine, what stands out from the background, or, for a model of which
-nothing is known, anything."""
+Fitting: TypeAlias = float | NDArray[np.float32] | Literal["anything"]
+"""What counts as near in meaning: a cosine, what stands out from general requests (their vectors), or, for a
+model of which nothing is known, anything."""
 
 COVERAGE_WEIGHT = 3.5
 """What all words of a query in one item are worth, in standard deviations of the background. From 2.5 to 5 as

@@ -137,7 +137,7 @@ class Scored:
     def _is_near(self, item: np.intp, cosine: float) -> bool:
         return self.cosine is not None and bool(self.cosine[item] >= cosine)
 
-    def fits(self, fitting: Fitting, background: NDArray[np.float32] | None) -> bool:
+    def fits(self, fitting: Fitting) -> bool:
         """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.
 
         Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
@@ -146,20 +146,23 @@ class Scored:
             return True
         if self.whole is None:
             return self._has_a_word()
-        near = fitting == "anything" or (isinstance(fitting, float) and self.whole >= fitting)
-        if (found := self.evidence(background)) is not None:
-            return found >= LEAST_EVIDENCE
-        if fitting == "background" or not self.index.complete:
+        if isinstance(fitting, np.ndarray):
+            found = self.evidence(fitting)
+            return self._has_a_word() if found is None else found >= LEAST_EVIDENCE
+        near = fitting == "anything" or self.whole >= fitting
+        if not self.index.complete:
             return near or self._has_a_word()
         return near or self._coverage() >= STRONG_COVERAGE
 
-    def evidence(self, background: NDArray[np.float32] | None) -> float | None:
+    def evidence(self, fitting: Fitting) -> float | None:
         """How much says that something is meant, beside general requests; None where that is not known."""
-        if background is None or self.whole is None or self.vector is None or not self.index.complete:
+        if self.whole is None or self.vector is None or not self.index.complete:
+            return None
+        if not isinstance(fitting, np.ndarray):
             return None
         most = (K1 + 1) * sum(self.idf.values())
         coverage = float(self.lexical.max()) / most if most else 0.0
-        return evidence(self.whole, self.vector, background, coverage)
+        return evidence(self.whole, self.vector, fitting, coverage)
 
     def result(self, item: int) -> Result:
         """An item with its scores and reasons."""

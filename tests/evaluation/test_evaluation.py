@@ -15,6 +15,7 @@ from mcp_context_proxy.evaluation.evaluation import Evaluation, answer_of, evalu
 from mcp_context_proxy.evaluation.queries import Query, read_queries
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine
+from mcp_context_proxy.retrieval.background import packaged_background
 from mcp_context_proxy.store import open_store
 
 GOLDEN = Path(__file__).parents[1] / "retrieval" / "data" / "mcpproxy_golden"
@@ -24,7 +25,7 @@ GOLDEN = Path(__file__).parents[1] / "retrieval" / "data" / "mcpproxy_golden"
 def engine() -> Iterator[Engine]:
     model = LazyModel()
     with open_store("memory") as store:
-        yield Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model))
+        yield Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model), packaged_background())
 
 
 @pytest.fixture(scope="module")

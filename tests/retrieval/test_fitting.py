@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.retrieval import Engine, Filters
+from mcp_context_proxy.retrieval.background import BACKGROUND, packaged_background
 from mcp_context_proxy.retrieval.fitting import COVERAGE_WEIGHT, LEAST_EVIDENCE, evidence
 from mcp_context_proxy.store import open_store
 
@@ -14,7 +16,7 @@ from mcp_context_proxy.store import open_store
 @pytest.fixture(scope="module")
 def engine():
     with open_store("memory") as store:
-        yield Engine(CachedEmbedder(LazyModel(), store.vectors))
+        yield Engine(CachedEmbedder(LazyModel(), store.vectors), fitting=packaged_background())
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,14 @@ def five(tool, snapshot):
         tool("get_file_contents", "Read a file of a repository."),
         tool("search_code", "Find code in repositories."),
     )
+
+
+def test_the_vectors_in_the_package_are_those_of_its_model():
+    anew = load_model().embed(BACKGROUND)
+
+    assert packaged_background().shape == anew.shape
+    # int8 arithmetic differs a little between processors.
+    assert (packaged_background() * anew).sum(axis=1).min() > 0.99
 
 
 def test_evidence_is_how_far_a_cosine_stands_out_and_what_the_words_cover():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval.background import BACKGROUND
 
 NAMES = st.lists(
     st.sampled_from(["read_file", "write_file", "send_mail", "list_mail", "get_weather", "play_song", "sum"]),
@@ -24,7 +25,8 @@ def found(ranking: Ranking) -> list[str]:
 
 @pytest.fixture
 def engine(word_vectors: Callable[..., object]) -> Engine:
-    return Engine(word_vectors())
+    vectors = word_vectors()
+    return Engine(vectors, fitting=vectors.embed(BACKGROUND))
 
 
 @pytest.fixture
@@ -204,7 +206,8 @@ def test_most_of_the_words_fit_although_the_meaning_seems_far(
 ) -> None:
     padding = " ".join(f"word{i}" for i in range(60))
     catalog = snapshot(tool("one", f"quarkonium {padding}"), tool("two", padding), tool("three", padding))
-    ranking = Engine(word_vectors()).search("quarkonium", catalog)
+    vectors = word_vectors()
+    ranking = Engine(vectors, fitting=vectors.embed(BACKGROUND)).search("quarkonium", catalog)
 
     assert ranking.fits
     assert found(ranking)[0] == "one"
