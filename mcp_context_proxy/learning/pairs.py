@@ -6,6 +6,7 @@ Confidence is a moving average of what uses say, and halves in two weeks without
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -38,6 +39,8 @@ MOST_OF_A_TOOL: Final = 200
 
 SECONDS_A_DAY: Final = 86_400.0
 
+_WORD = re.compile(r"\w+")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
@@ -64,8 +67,9 @@ class Pair:
 
 
 def key_of(query: str) -> bytes:
-    """What a query is known by where its text is not kept; case and spaces do not matter."""
-    return hashlib.sha256(" ".join(query.lower().split()).encode("utf-8", "replace")).digest()
+    """What a query is known by where its text is not kept; case, spaces and punctuation do not matter."""
+    words = " ".join(_WORD.findall(query.lower())) or query
+    return hashlib.sha256(words.encode("utf-8", "replace")).digest()
 
 
 def decayed(confidence: float, days: float) -> float:

@@ -110,6 +110,8 @@ class LearnedTier:
         with self._writing:
             state, now = self._loaded(), self._clock()
             near = self._near(state, vector)
+            if (at := state.at.get((key_of(use.query), use.tool))) is not None:
+                near[use.tool] = state.pairs[at]
             changed = [*self._used(use, near, model_id, vector, now), *self._passed_over(use, near, now)]
             if changed:
                 self._apply(state, changed)
