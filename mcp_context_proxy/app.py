@@ -164,6 +164,7 @@ class Proxy:
             own_tools,
             resources,
             prompts,
+            config.expose.page_size,
         )
 
     @asynccontextmanager

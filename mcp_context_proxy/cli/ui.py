@@ -11,6 +11,9 @@ import click
 from mcp_context_proxy.cli.options import config_option, load_config
 from mcp_context_proxy.config import HttpConfig
 
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses to listen on that are none to connect to, and what this machine connects to instead."""
+
 PATIENCE_SECONDS = 2.0
 """For a proxy on this machine to say that it is there."""
 
@@ -39,7 +42,8 @@ def command(ctx: click.Context, config_path: Path | None) -> None:
 
 def _bases(settings: HttpConfig) -> list[str]:
     """Where the page can be: beside a stdio front, or on the HTTP front."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    named = EVERY_ADDRESS.get(settings.host, settings.host)
+    host = f"[{named}]" if ":" in named else named
     beside = [] if settings.api_port is None else [f"127.0.0.1:{settings.api_port}"]
     return [*beside, f"{host}:{settings.port}"]
 

@@ -48,6 +48,8 @@ class ExposeConfig(Table):
     """False: tools keep their own names where these are unique."""
     list_all_below: Amount = 3000
     """Estimated tokens under which a catalog is listed whole, because hiding would save nothing."""
+    page_size: Amount = 0
+    """Entries on a page of a list; 0 is one page for all, since many hosts read no second one."""
     max_name_length: Annotated[int, Field(strict=True, ge=16, le=128)] = 50
     """Hosts add their own prefix and refuse names over 64 characters."""
 

@@ -5,6 +5,7 @@ Each version of an item is counted once.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -22,6 +23,7 @@ class Costs:
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
         self._known: OrderedDict[str, int] = OrderedDict()
+        self._counting = threading.Lock()
 
     def of(self, item: Item) -> int:
         """Tokens of one item."""
@@ -36,9 +38,17 @@ class Costs:
         """Tokens of several items together."""
         return sum(map(self.of, items))
 
-    def behind(self, snapshot: Snapshot) -> int:
-        """Tokens of everything a snapshot holds: what a model would read without the proxy."""
-        return self.of_all(snapshot.tools.values()) + self.of_all(snapshot.documents.values())
+    def behind(self, snapshot: Snapshot) -> int | None:
+        """Tokens of everything a snapshot holds: what a model would read without the proxy.
+
+        None while another thread counts them: the first count of a large catalog takes seconds.
+        """
+        if not self._counting.acquire(blocking=False):
+            return None
+        try:
+            return self.of_all(snapshot.tools.values()) + self.of_all(snapshot.documents.values())
+        finally:
+            self._counting.release()
 
 
 def _text(item: Item) -> str:

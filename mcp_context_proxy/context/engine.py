@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
+import anyio
+
 from mcp_context_proxy.context import answers, session_items
 from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
@@ -23,6 +25,9 @@ from mcp_context_proxy.items import Kind, Tool
 
 RELATED = 20
 """Items that are named as near to one: a screen."""
+
+COUNTING_SECONDS = 0.5
+"""For the tokens of all there is; a longer count goes on by itself, and whoever asks again has its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +248,8 @@ class ContextEngine:
         """One request context; None when it is unknown or forgotten."""
         return await self._records.get(request_id)
 
-    async def tokens_behind(self) -> int:
-        """What a model would read if everything were listed, estimated; the first count takes a moment."""
-        return await self._searcher.off_loop(partial(self._costs.behind, self._catalog.snapshot))
+    async def tokens_behind(self) -> int | None:
+        """What a model would read if everything were listed, estimated; None while it is being counted."""
+        with anyio.move_on_after(COUNTING_SECONDS):
+            return await self._searcher.off_loop(partial(self._costs.behind, self._catalog.snapshot))
+        return None

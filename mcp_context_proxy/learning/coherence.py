@@ -5,30 +5,41 @@ A tool that is used for everything, or is said to be, tells nothing about one mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.learning.pairs import ToolKey
+from mcp_context_proxy.items import Vector
 
 COHERENT: Final = 0.2
-"""Mean cosine of a tool's queries with each other. On public logs 90 of 100 tools have more; queries for
-all sorts of tools together have 0.08 to 0.17."""
+"""Mean cosine of a tool's queries with each other. On public logs 90 of 100 tools have more; queries for all
+sorts of tools together have 0.08 to 0.17."""
 
 
-def general_tools(tools: Sequence[ToolKey], vectors: NDArray[np.float32]) -> frozenset[ToolKey]:
-    """Of tools, one for each row of ``vectors``, those whose rows have too little in common."""
-    known = {tool: at for at, tool in enumerate(dict.fromkeys(tools))}
-    if not known:
-        return frozenset()
-    which = np.array([known[tool] for tool in tools])
-    order = np.argsort(which, kind="stable")
-    counts = np.bincount(which)
-    sums = np.add.reduceat(vectors[order].astype(np.float64), np.cumsum(counts) - counts)
-    # Of unit vectors, the square of the sum has each cosine twice, and each vector with itself once.
-    several = counts > 1
-    with np.errstate(invalid="ignore", divide="ignore"):
-        alike = np.where(several, ((sums**2).sum(axis=1) - counts) / (counts * (counts - 1)), 1.0)
-    return frozenset(tool for tool, at in known.items() if alike[at] < COHERENT)
+@dataclass(frozen=True, slots=True, eq=False)
+class Topic:
+    """What the queries of one tool are about, as far as that is needed."""
+
+    count: int
+    total: NDArray[np.float64]
+    """Sum of their vectors, each of norm 1."""
+
+    @classmethod
+    def of(cls, vector: Vector) -> Self:
+        """Of one query."""
+        return cls(1, vector.astype(np.float64))
+
+    def and_of(self, vector: Vector) -> Topic:
+        """With one more query."""
+        return Topic(self.count + 1, self.total + vector)
+
+    @property
+    def general(self) -> bool:
+        """Whether they have less in common than those of a tool with one purpose."""
+        if self.count < 2:
+            return False
+        # The square of the sum has each cosine twice, and each vector with itself once.
+        twice = float(self.total @ self.total) - self.count
+        return twice / (self.count * (self.count - 1)) < COHERENT

@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -21,9 +21,9 @@ from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.learning import pairs as arithmetic
-from mcp_context_proxy.learning.coherence import general_tools
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, Pair, ToolKey, key_of
 from mcp_context_proxy.learning.signals import Use
+from mcp_context_proxy.learning.state import State
 from mcp_context_proxy.retrieval.learned import Support
 from mcp_context_proxy.store import LearnedRow, LearnedStore
 
@@ -52,23 +52,6 @@ class QueryModel(Protocol):
         """The model's id, and one vector of norm 1 per text; raises `ModelError`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _State:
-    """The pairs, and their vectors as one matrix."""
-
-    pairs: tuple[Pair, ...]
-    matrix: NDArray[np.float32]
-    general: frozenset[ToolKey]
-    """Tools whose queries have nothing in common."""
-
-    @classmethod
-    def of(cls, pairs: Iterable[Pair]) -> _State:
-        known = tuple(pairs)
-        rows = [pair.vector for pair in known]
-        matrix = np.stack(rows) if rows else np.zeros((0, 0), np.float32)
-        return cls(known, matrix, general_tools([pair.tool for pair in known], matrix))
-
-
 class LearnedTier:
     """What use has taught."""
 
@@ -89,7 +72,7 @@ class LearnedTier:
         """
         self._model, self._store, self._store_queries, self._clock = model, store, store_queries, clock
         self._writing = threading.Lock()
-        self._state: _State | None = None
+        self._state: State | None = None
         self._seen: OrderedDict[str, dict[ToolKey, set[bytes]]] = OrderedDict()
         self._taught: dict[tuple[bytes, ToolKey], str] = {}
         self._pruned = 0.0
@@ -114,7 +97,7 @@ class LearnedTier:
             pair = state.pairs[at]
             counted = float(cosines[at]) - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
             if pair.tool not in found or counted > found[pair.tool].cosine:
-                found[pair.tool] = Support(counted, pair.query, pair.uses, pair.tool in state.general)
+                found[pair.tool] = Support(counted, pair.query, pair.uses, state.is_general(pair.tool))
         return found
 
     def learn(self, use: Use) -> None:
@@ -186,7 +169,7 @@ class LearnedTier:
         before, self._version = self._version, version
         return before not in (None, version)
 
-    def _near(self, state: _State, vector: Vector) -> dict[ToolKey, Pair]:
+    def _near(self, state: State, vector: Vector) -> dict[ToolKey, Pair]:
         """The pair of each tool whose query is the same as this one."""
         if state.matrix.shape[-1] != vector.shape[-1]:
             return {}
@@ -227,11 +210,9 @@ class LearnedTier:
             self._taught = {pair: by for pair, by in self._taught.items() if by != forgotten}
         return seen
 
-    def _apply(self, state: _State, changed: Sequence[Pair]) -> None:
-        rows = {(pair.key, pair.tool): pair for pair in state.pairs}
+    def _apply(self, state: State, changed: Sequence[Pair]) -> None:
         self._kept(lambda: self._store.put([row_of(pair) for pair in changed]))
-        rows |= {(pair.key, pair.tool): pair for pair in changed}
-        self._state = _State.of(rows.values())
+        self._state = state.with_pairs(changed)
 
     def _prune(self, now: float) -> None:
         state = self._loaded()
@@ -239,19 +220,18 @@ class LearnedTier:
         self._remove(state, [pair for pair in state.pairs if id(pair) not in kept])
         self._pruned = now
 
-    def _remove(self, state: _State, gone: Sequence[Pair]) -> None:
+    def _remove(self, state: State, gone: Sequence[Pair]) -> None:
         if gone:
             self._kept(lambda: self._store.remove([(pair.key, *pair.tool) for pair in gone]))
-            ids = {id(pair) for pair in gone}
-            self._state = _State.of(pair for pair in state.pairs if id(pair) not in ids)
+            self._state = state.without(gone)
 
-    def _loaded(self) -> _State:
+    def _loaded(self) -> State:
         state = self._state
         if state is None:
             state = self._state = self._read()
         return state
 
-    def _read(self) -> _State:
+    def _read(self) -> State:
         """What the store has; pairs of another model are embedded anew where their text is known."""
         try:
             found = [pair_of(row) for row in self._store.all()]
@@ -269,7 +249,7 @@ class LearnedTier:
         ids = {id(pair) for pair in kept}
         # Not now: a search may be waiting for this, and a write can wait for another process.
         self._outdated = [pair for pair in usable if id(pair) not in ids]
-        return _State.of(kept)
+        return State.of(kept)
 
     def _kept(self, write: Callable[[], None]) -> None:
         try:

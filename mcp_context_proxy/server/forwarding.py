@@ -105,11 +105,11 @@ class Forwarder:
         return await self._parked.begin(purpose, listener, work)
 
 
-def request_error(error: RemoteError) -> RequestError:
-    """A downstream JSON-RPC error as one of ours: as it came, unless its code speaks of another hop."""
+def request_error(error: RemoteError, spoken: Era) -> RequestError:
+    """A downstream JSON-RPC error as one of ours: as it came, unless its code is of another hop or era."""
     if error.code in HOP_ERRORS:
         return RequestError(INTERNAL_ERROR, str(error))
-    return RequestError(error.code, error.remote_message, error.data)
+    return RequestError(era.error_code(error.code, spoken), error.remote_message, error.data)
 
 
 def _outgoing(

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.server import meta_tools, paging
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.draining import Drain
 from mcp_context_proxy.server.forwarding import SERVER_INFO
@@ -57,6 +57,7 @@ class Gateway:
         own_tools: OwnTools,
         resources: Resources,
         prompts: Prompts,
+        page_size: int = 0,
     ) -> None:
         self.open_sessions = open_sessions
         """For the fronts, which open and end them."""
@@ -64,16 +65,18 @@ class Gateway:
         self._contexts = contexts
         self.drain = Drain()
         """Ends what is under way, in order, when the proxy is told to stop."""
-        self._resources = resources
+        self._resources, self._page_size = resources, page_size
         self._handlers: Mapping[str, Handler] = {
-            "tools/list": _fitted("tools/list", tool_list.answer),
+            "tools/list": self._listing("tools/list", "tools", tool_list.answer),
             "tools/call": self._call,
-            "resources/list": _fitted("resources/list", resources.list),
-            "resources/templates/list": _fitted("resources/templates/list", resources.templates),
+            "resources/list": self._listing("resources/list", "resources", resources.list),
+            "resources/templates/list": self._listing(
+                "resources/templates/list", "resourceTemplates", resources.templates
+            ),
             "resources/read": _fitted("resources/read", resources.read),
             "resources/subscribe": resources.subscribe,
             "resources/unsubscribe": resources.unsubscribe,
-            "prompts/list": _fitted("prompts/list", prompts.list),
+            "prompts/list": self._listing("prompts/list", "prompts", prompts.list),
             "prompts/get": prompts.get,
             "completion/complete": prompts.complete,
             "logging/setLevel": self._set_level,
@@ -107,6 +110,18 @@ class Gateway:
                 INTERNAL_ERROR, "internal error of the proxy; its log has the details"
             ) from None
         raise AssertionError("a request that is given up raises")
+
+    def _listing(self, method: str, member: str, whole: Handler) -> Handler:
+        """A handler of a list, in pages where they are configured."""
+        size = self._page_size
+        if size == 0:
+            return _fitted(method, whole)
+
+        async def paged(params: Members, caller: Caller) -> bytes:
+            result = await whole(paging.without_cursor(params), caller)
+            return paging.page(result, member, envelope.text(params.get("cursor")), size)
+
+        return _fitted(method, paged)
 
     async def notified(self, method: str, session: Session) -> None:
         """Take what a handshake-era client announced."""

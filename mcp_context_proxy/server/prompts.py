@@ -100,6 +100,6 @@ class Prompts:
             client = self._fleet.client(server)
             return await self._forwarder.forward(client, method, params, caller, subject)
         except RemoteError as error:
-            raise forwarding.request_error(error) from error
+            raise forwarding.request_error(error, caller.era) from error
         except DownstreamError as error:
             raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error

@@ -26,12 +26,9 @@ from mcp_context_proxy.server.context_resources import ContextResources
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
-from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.wire.era import RESOURCE_NOT_FOUND, Era, error_code
 
 logger = logging.getLogger(__name__)
-
-HANDSHAKE_NOT_FOUND = -32002
-"""Resource not found, before the modern era; there it is an invalid parameter."""
 
 PRIORITY_SCALE = 999
 """A document's highest priority; the protocol's is 1."""
@@ -140,7 +137,7 @@ class Resources:
         """
         server = _owner(self._catalog.snapshot, uri)
         if server is None:
-            code = INVALID_PARAMS if era is Era.MODERN else HANDSHAKE_NOT_FOUND
+            code = error_code(RESOURCE_NOT_FOUND, era)
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
         return server
 
@@ -157,9 +154,7 @@ def _refusing(spoken: Era) -> Iterator[None]:
     try:
         yield
     except RemoteError as error:
-        if error.code == HANDSHAKE_NOT_FOUND and spoken is Era.MODERN:
-            raise RequestError(INVALID_PARAMS, error.remote_message, error.data) from error
-        raise forwarding.request_error(error) from error
+        raise forwarding.request_error(error, spoken) from error
     except DownstreamError as error:
         raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
 

@@ -284,7 +284,7 @@ class ToolCalls:
         try:
             return await self.call_tool(await self.resolve(name), params, caller)
         except RemoteError as error:
-            raise forwarding.request_error(error) from error
+            raise forwarding.request_error(error, caller.era) from error
         except (DownstreamError, UnknownItemError) as error:
             return era.upward("tools/call", failure(str(error)), caller.era, forwarding.SERVER_INFO)
 

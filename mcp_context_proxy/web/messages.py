@@ -138,8 +138,8 @@ class RequestsAnswer(Struct, frozen=True):
     """The latest request contexts, newest first."""
 
     requests: list[RequestAnswer]
-    tokens_behind: int
-    """What a model would read if everything there is were listed."""
+    tokens_behind: int | None
+    """What a model would read if everything there is were listed; null while it is being counted."""
 
 
 class RemovedItem(Struct, frozen=True):

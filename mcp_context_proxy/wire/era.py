@@ -58,11 +58,28 @@ RETRY_KEYS = ("inputResponses", "requestState")
 MODERN_ONLY_RESULT_KEYS = ("resultType", "ttlMs", "cacheScope")
 
 
+RESOURCE_NOT_FOUND = -32002
+"""Before the modern era; there it is an invalid parameter."""
+URL_ELICITATION_REQUIRED = -32042
+"""Before the modern era, where a server asks by its result."""
+MISSING_CAPABILITY = -32021
+"""Of the modern era: the server needs what the client did not declare."""
+
+
 class Era(StrEnum):
     """How a peer speaks."""
 
     HANDSHAKE = "handshake"
     MODERN = "modern"
+
+
+_CODES: Mapping[Era, Mapping[int, int]] = {
+    Era.HANDSHAKE: {MISSING_CAPABILITY: envelope.INVALID_REQUEST},
+    Era.MODERN: {
+        RESOURCE_NOT_FOUND: envelope.INVALID_PARAMS,
+        URL_ELICITATION_REQUIRED: envelope.INTERNAL_ERROR,
+    },
+}
 
 
 def meta_of(params: Members) -> Members:
@@ -127,6 +144,11 @@ def downward(
     if meta:
         out["_meta"] = envelope.raw(meta)
     return out
+
+
+def error_code(code: int, era: Era) -> int:
+    """The code of an error as an era has it: each has some that the other must not see."""
+    return _CODES[era].get(code, code)
 
 
 def without_subscription(params: Members) -> Members:

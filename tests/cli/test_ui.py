@@ -42,6 +42,18 @@ def test_it_prints_no_token_where_none_is_asked_for(
     assert done.stdout.strip() == f"{proxy.base}/ui"
 
 
+def test_a_front_on_every_address_is_reached_on_that_of_this_machine(
+    run: Run, workshop: Workshop, environment: dict[str, str]
+) -> None:
+    with http_proxy(workshop.config(), "--host", "0.0.0.0", auth=True, env=environment) as proxy:
+        port = int(proxy.base.rsplit(":", 1)[1])
+        config = served_at(workshop.folder, port)
+        config.write_text(config.read_text(encoding="utf-8") + 'host = "0.0.0.0"\n', encoding="utf-8")
+        done = run("ui", "--config", config)
+
+    assert done.stdout.startswith(f"http://127.0.0.1:{port}/ui#token=")
+
+
 def test_where_no_proxy_answers_it_says_how_to_start_one(run: Run, workshop: Workshop) -> None:
     config = served_at(workshop.folder, 9)  # "discard": nobody serves pages there
     config.write_text(config.read_text(encoding="utf-8") + "api_port = 1\n", encoding="utf-8")

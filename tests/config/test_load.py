@@ -137,6 +137,7 @@ def test_the_defaults_are_the_documented_ones():
         "mode": "auto",
         "prefix": True,
         "list_all_below": 3000,
+        "page_size": 0,
         "max_name_length": 50,
     }
     assert config.search.resolved("tools") == DomainSearch(top_k=20, top_n=5, include_score=0.7)

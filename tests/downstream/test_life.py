@@ -79,7 +79,7 @@ async def test_a_server_that_was_not_ready_in_time_is_given_up_and_tried_again(w
     )
     async with inside(workshop.config(limits=QUICK)) as proxy:
         client = proxy.fleet.clients["late"]
-        assert client.state is State.FAILED
+        # It may be on its way to the next attempt already.
         assert "0.4 s" in client.cause
         flag.touch()
         await until(lambda: client.state is State.READY)

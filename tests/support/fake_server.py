@@ -20,7 +20,9 @@ would have given follows. The steps are the functions named ``step_*`` below.
 
 import json
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -272,8 +274,12 @@ class Server:
         """Send a notification that belongs to no request."""
         if not exchange.modern and not self.listeners:
             self.broadcast(json.dumps({"jsonrpc": "2.0", "method": method, "params": params}))
-        for listener, tag in self.listeners:
-            listener.notify(method, params | {"_meta": tag})
+        for entry in list(self.listeners):
+            listener, tag = entry
+            try:
+                listener.notify(method, params | {"_meta": tag})
+            except OSError:  # its connection is closed
+                self.listeners.remove(entry)
 
 
 # Steps. Each takes the exchange and its value; a result that is not None answers the request.
@@ -342,9 +348,20 @@ def step_wait(exchange, value):
 
 
 def step_wait_cancelled(exchange, value):
-    exchange.cancelled.wait()
+    while not exchange.cancelled.wait(0.02):
+        if connection_closed(exchange):
+            break
     exchange.server.note(event="cancelled", tool=exchange.subject())
     raise SilentError
+
+
+def connection_closed(exchange):
+    """Over HTTP, a modern client cancels by closing the connection."""
+    handler = getattr(exchange.write, "__self__", None)
+    if handler is None:
+        return False
+    readable = select.select([handler.connection], [], [], 0)[0]
+    return bool(readable) and handler.connection.recv(1, socket.MSG_PEEK) == b""
 
 
 def step_once(exchange, value):

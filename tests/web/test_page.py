@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from support.browser import Page, browser, program
 from support.proxies import HttpProxy
+from support.raw_client import PATIENCE
 from support.shop import HOSTILE, PRIORITY, TOKEN
 
 pytestmark = [
@@ -33,8 +34,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture
 def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
     """The page, opened by somebody who has its address, with the latest request shown."""
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    latest = httpx2.post(f"{proxy.base}/api/v1/context", json={"query": "the first one"}, headers=headers)
+    with httpx2.Client(headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE) as client:
+        latest = client.post(f"{proxy.base}/api/v1/context", json={"query": "the first one"})
     chromium.look()
     chromium.open("about:blank")
     chromium.open(f"{proxy.base}/ui#token={TOKEN}")
@@ -119,6 +120,17 @@ async def test_a_priority_has_three_digits(page: Page, api: httpx2.AsyncClient) 
     show(page, (await api.post("/api/v1/context", json={"query": "the address of the team"})).json())
 
     assert texts(page, '[data-name="addresses"] .priority') == ["040"]
+
+
+async def test_what_is_behind_is_shown_as_soon_as_it_is_counted(page: Page) -> None:
+    shown = """import("/ui/view.js").then(({ shareOf }) =>
+      [null, 40].map((behind) => shareOf({ tokens: 5 }, behind).textContent.trim()))"""
+
+    assert page.value(shown) == ["5 tokens are shown", "5 of 40 tokens are shown"]
+    assert " of " in page.until(
+        "document.querySelector('#requests .facts').textContent.includes(' of ') && "
+        "document.querySelector('#context .share').textContent"
+    )
 
 
 async def test_every_mode_has_a_colour_of_its_own(page: Page) -> None:

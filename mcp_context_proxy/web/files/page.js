@@ -1,7 +1,7 @@
 // Asks the API and shows what it answers. The token comes in the fragment of the address, which no server is
 // sent; it moves at once to the storage of this tab, so that it stays in no history and no bookmark.
 
-import { contextView, requestEntry } from "./view.js";
+import { contextView, requestEntry, shareOf } from "./view.js";
 
 const TOKEN = "mcp-context-proxy.token";
 const LISTED = 100;
@@ -9,7 +9,7 @@ const TYPING_PAUSE_MS = 120;
 const LOOK_AGAIN_MS = 3000;
 
 const byId = (id) => document.getElementById(id);
-const state = { behind: 0, shown: null, live: false, order: null, asked: null, timer: null };
+const state = { behind: null, shown: null, live: false, order: null, asked: null, timer: null };
 
 takeToken();
 
@@ -85,6 +85,7 @@ function list(requests, behind) {
     if (focused) entries.querySelector(`[data-id="${CSS.escape(focused)}"] a`)?.focus();
   }
   byId("no-requests").hidden = requests.length > 0;
+  if (changed && state.shown) byId("context").querySelector(".share")?.replaceWith(shareOf(state.shown, behind));
   mark();
 }
 

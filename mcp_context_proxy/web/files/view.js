@@ -38,12 +38,7 @@ export function contextView(request, behind, order, live) {
   return [
     element("h2", {}, live ? "Ranking for " : "", element("q", {}, request.query)),
     element("p", { class: "facts" }, facts),
-    element(
-      "p",
-      { class: "share" },
-      element("progress", { value: request.tokens, max: Math.max(behind, request.tokens, 1), "aria-hidden": "true" }),
-      ` ${tokens(request.tokens, behind)} are shown`,
-    ),
+    shareOf(request, behind),
     request.failure ? element("p", { class: "notice" }, `The search failed: ${request.failure}`) : null,
     request.note ? element("p", { class: "notice" }, request.note) : null,
     orderChoice(order),
@@ -51,6 +46,13 @@ export function contextView(request, behind, order, live) {
     further("Nothing fits well. The nearest, not part of the context", request.near_misses, order),
     further("Selected, and too dear for the token budget", request.dropped, order),
   ].filter((part) => part !== null);
+}
+
+/** What is shown of what is behind the proxy, as a bar and in words. */
+export function shareOf(request, behind) {
+  const max = Math.max(behind, request.tokens, 1);
+  const bar = behind === null ? null : element("progress", { value: request.tokens, max, "aria-hidden": "true" });
+  return element("p", { class: "share" }, bar, ` ${tokens(request.tokens, behind)} are shown`);
 }
 
 function column(type, title, items, order) {
@@ -140,9 +142,11 @@ function date(seconds) {
   return new Date(seconds * 1000).toLocaleString();
 }
 
+/** While the proxy still counts what is behind it, what is shown alone. */
 function tokens(shown, behind) {
-  return `${number(shown)} of ${number(behind)} tokens`;
+  return behind === null ? `${number(shown)} tokens` : `${number(shown)} of ${number(behind)} tokens`;
 }
+
 
 function milliseconds(seconds) {
   return `${(seconds * 1000).toFixed(1)} ms`;

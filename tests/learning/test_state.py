@@ -1,0 +1,55 @@
+"""What searches read is the same, whether it was followed step by step or put together at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import given, settings
+
+from mcp_context_proxy.learning.pairs import Pair, key_of
+from mcp_context_proxy.learning.state import State
+
+
+def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:
+    vector = np.random.default_rng([query, 7]).standard_normal(8)
+    unit = (vector / np.linalg.norm(vector)).astype(np.float32)
+    return Pair(key_of(f"q{query}"), ("s", f"t{tool}"), f"q{query}", unit, "m", confidence, 1, 0.0, 0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=25))
+def test_step_by_step_is_as_all_at_once(steps):
+    state = State.of([])
+    pairs: dict[tuple[bytes, tuple[str, str]], Pair] = {}
+    for number, (query, tool) in enumerate(steps):
+        fresh = build_pair(query, tool)
+        known = pairs.get((fresh.key, fresh.tool))
+        pair = fresh if known is None else replace(known, uses=number)
+        pairs[pair.key, pair.tool] = pair
+        state = state.with_pairs([pair])
+    whole = State.of(pairs.values())
+
+    assert state.pairs == whole.pairs
+    assert state.at == whole.at
+    np.testing.assert_array_equal(state.matrix, whole.matrix)
+    assert {tool: topic.general for tool, topic in state.topics.items()} == {
+        tool: topic.general for tool, topic in whole.topics.items()
+    }
+
+
+def test_an_older_state_is_not_changed_by_a_newer_one():
+    first = State.of([build_pair(1, 1)])
+    first.with_pairs([build_pair(2, 1)])
+
+    assert (len(first.pairs), len(first.matrix), first.topics["s", "t1"].count) == (1, 1, 1)
+
+
+def test_a_pair_whose_vector_is_another_one_takes_its_place():
+    state = State.of([build_pair(1, 1), build_pair(2, 1)])
+    other = replace(build_pair(1, 1), vector=build_pair(9, 1).vector)
+    followed = state.with_pairs([other])
+
+    assert len(followed.pairs) == 2
+    np.testing.assert_array_equal(followed.matrix[0], other.vector)
