@@ -69,6 +69,13 @@ class Tool:
         return Kind.TOOL
 
 
+def uri_of(kind: Kind, name: str) -> str:
+    """``rule://NAME`` or ``reference://NAME``, the name percent-encoded where it must be."""
+    from urllib.parse import quote  # noqa: PLC0415
+
+    return f"{kind}://{quote(name, safe='')}"
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A rule or a reference: markdown that is served as a resource and found like a tool."""
@@ -90,9 +97,7 @@ class Document:
     @property
     def uri(self) -> str:
         """``rule://NAME`` or ``reference://NAME``, the name percent-encoded where it must be."""
-        from urllib.parse import quote  # noqa: PLC0415
-
-        return f"{self.kind}://{quote(self.name, safe='')}"
+        return uri_of(self.kind, self.name)
 
 
 Item: TypeAlias = Tool | Document

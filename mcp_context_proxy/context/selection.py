@@ -22,7 +22,7 @@ from mcp_context_proxy.context.request import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, key_of
-from mcp_context_proxy.context.session_items import session_items
+from mcp_context_proxy.context.session_items import always_items, session_items
 from mcp_context_proxy.items import Item, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.ranking import Ranking, Result
 
@@ -68,6 +68,7 @@ class Selection:
             costs: Estimates tokens.
         """
         self._searcher, self._companions, self._costs = searcher, companions, costs
+        self._always: tuple[Snapshot | None, tuple[Item, ...]] = (None, ())
 
     def select(self, request: Request, snapshot: Snapshot, draft: Draft) -> Selected:
         """The context of a request."""
@@ -85,8 +86,16 @@ class Selection:
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         """The items a session has whatever the query is."""
-        for item, mode in session_items(snapshot, session):
+        for item, mode in session_items(snapshot, self._always_of(snapshot), session):
             yield self._context_item(item, mode, None, WHY[mode])
+
+    def _always_of(self, snapshot: Snapshot) -> tuple[Item, ...]:
+        """Looked for once in each snapshot: there may be thousands of items that are not."""
+        known, items = self._always
+        if known is not snapshot:
+            items = tuple(always_items(snapshot))
+            self._always = (snapshot, items)
+        return items
 
     def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[ContextItem]:
         """What is near to an item, nearest first."""
@@ -151,7 +160,7 @@ def _instead(request: Request, snapshot: Snapshot, draft: Draft) -> Found:
     """What is served when the search failed: the session's items, and the reason."""
     results = tuple(
         Result(item, 0.0, None, 0.0, 0.0, item.description, (), WHY[mode])
-        for item, mode in session_items(snapshot, request.session)
+        for item, mode in session_items(snapshot, always_items(snapshot), request.session)
         if request.scope.kinds is None or item.kind in request.scope.kinds
     )
     note = f"The search failed ({draft.failure}); these are the items of every request."

@@ -8,12 +8,20 @@ from collections.abc import Iterable, Iterator
 from mcp_context_proxy.context.request import Mode
 from mcp_context_proxy.context.session import ItemKey, SessionContext, SessionView, key_of
 from mcp_context_proxy.errors import UnknownItemError
-from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Tool
+from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Tool, uri_of
 
 
-def session_items(snapshot: Snapshot, session: SessionView) -> Iterator[tuple[Item, Mode]]:
-    """The items a session has whatever the query is; those whose server is away come back with it."""
-    for item in always_items(snapshot):
+def session_items(
+    snapshot: Snapshot, always: Iterable[Item], session: SessionView
+) -> Iterator[tuple[Item, Mode]]:
+    """The items a session has whatever the query is; those whose server is away come back with it.
+
+    Args:
+        snapshot: What there is.
+        always: Its `always_items`.
+        session: What was added and removed by hand.
+    """
+    for item in always:
         if (key := key_of(item)) not in session.removed and key not in session.added:
             yield item, Mode.ALWAYS
     for key in session.added:
@@ -33,7 +41,7 @@ def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
     kind, name = key
     if kind is Kind.TOOL:
         return snapshot.tools.get(name)
-    return next((one for one in snapshot.documents.values() if one.kind is kind and one.name == name), None)
+    return snapshot.documents.get(uri_of(kind, name))
 
 
 def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None) -> Item:

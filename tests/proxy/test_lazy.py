@@ -84,8 +84,12 @@ async def test_what_is_remembered_is_listed_and_found_at_once_without_a_process(
         found = await host.call("search_available_tools", {"query": "brew coffee"})
         await host.request("logging/setLevel", {"level": "debug"})
 
-        assert [entry["uri"] for entry in resources] == ["note://1"]
-        assert [entry["name"] for entry in prompts] == ["lazy__greet"]
+        assert [entry["uri"] for entry in resources] == [
+            "note://1",
+            "context://current",
+            "context://requests",
+        ]
+        assert [entry["name"] for entry in prompts] == ["lazy__greet", "with_context"]
         assert found["structuredContent"]["results"][0]["name"] == "lazy__brew"
         assert proxy.fleet.clients["lazy"].state is State.ASLEEP
     assert starts(lazy) == 1
