@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -91,14 +91,16 @@ def refused(status: int, detail: str) -> Response:
 
 def route(operations: list[Operation], body_limit: int) -> Route:
     """All operations of one path."""
-    by_method = {operation.method: operation for operation in operations}
+    by_method: dict[str, Operation] = {operation.method: operation for operation in operations}
 
     async def endpoint(request: Request) -> Response:
-        operation = by_method["GET" if request.method == "HEAD" else request.method]  # type: ignore[index]
+        operation = by_method["GET" if request.method == "HEAD" else request.method]
         try:
             answer = await operation.handler(await _given(operation, request, body_limit))
         except RefusedError as error:
             return refused(error.status, error.detail)
+        except ClientDisconnect:
+            return refused(HTTPStatus.BAD_REQUEST, "The body ends too early.")  # and nobody reads that
         return Response(msgspec.json.encode(answer), HTTPStatus.OK, HEADERS, JSON_TYPE)
 
     return Route(operations[0].path, endpoint, methods=list(by_method))

@@ -1,5 +1,6 @@
 """The REST API over the HTTP front: contexts, sessions, requests, searches."""
 
+import socket
 from typing import Any
 
 import httpx2
@@ -221,6 +222,18 @@ async def test_what_is_wrong_is_told_as_a_problem(
     assert response.headers["content-type"] == "application/problem+json"
     assert response.json()["status"] == status
     assert detail in response.json()["detail"]
+
+
+async def test_who_goes_in_the_middle_of_a_body_leaves_no_trace(
+    api: httpx2.AsyncClient, proxy: HttpProxy
+) -> None:
+    host, port = proxy.base.removeprefix("http://").split(":")
+    head = f"POST {API}/context HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {TOKEN}\r\n"
+    with socket.create_connection((host, int(port))) as gone:
+        gone.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{{".encode())
+    await context(api, "find an old mail")
+
+    assert "Traceback" not in (proxy.folder / "config.log").read_text(encoding="utf-8")
 
 
 async def test_a_body_that_is_not_said_to_be_json_is_not_read(api: httpx2.AsyncClient) -> None:
