@@ -45,6 +45,9 @@ that are starting, a session's own connection is opened first, and the machine i
 LATER_SECONDS = 60.0
 """After which it counts as lost."""
 
+GONE_SECONDS = 5.0
+"""For killed processes to be gone."""
+
 WARM_SECONDS = 10.0
 """Before memory is looked at for the first time."""
 
@@ -260,6 +263,10 @@ class Soak:
     def conclude(self) -> None:
         figures = self.figures
         figures.repeated = len(self.ledger.repeated())
+        # A process that was killed may still have to be given the time to go.
+        gone_by = time.monotonic() + GONE_SECONDS
+        while self.ledger.survivors() and time.monotonic() < gone_by:
+            time.sleep(0.05)
         figures.orphans = len(self.ledger.survivors())
         report = json.loads((self.folder / "report").read_text(encoding="utf-8"))
         figures.longest_stall_ms = report["longest"] * 1000

@@ -87,7 +87,7 @@ async def scene(
             yield Scene(client, bystander, ledger, folder, era)
         assert bystander.errors == []
     assert ledger.repeated() == []
-    assert ledger.survivors() == []
+    await ledger.until(lambda ledger: ledger.survivors() == [])
     written = [path for path in folder.iterdir() if path.suffix not in {".toml", ".json"}]
     assert not [path.name for path in written if SECRET in path.read_text(encoding="utf-8")]
 

@@ -73,7 +73,7 @@ async def test_calls_under_way_are_finished_before_it_stops(setup: Setup, front:
         await until(lambda: not runs(pid))
 
     assert texts == [each["arguments"]["nonce"] for each in params]
-    assert setup.ledger.survivors() == []
+    await setup.ledger.until(lambda ledger: ledger.survivors() == [])
 
 
 async def test_what_comes_after_the_signal_is_refused_and_does_not_run(setup: Setup) -> None:
@@ -109,7 +109,7 @@ async def test_a_call_that_outlasts_the_drain_is_told_and_cancelled(setup: Setup
         await setup.ledger.until(lambda ledger: ledger.of("cancelled"))
 
     assert given_up.value.code == -32000
-    assert setup.ledger.survivors() == []
+    await setup.ledger.until(lambda ledger: ledger.survivors() == [])
 
 
 def spoken(calls: int, tool: str) -> bytes:
@@ -171,7 +171,7 @@ async def test_a_host_that_goes_cancels_what_it_asked_for(setup: Setup) -> None:
         await setup.ledger.until(lambda ledger: ledger.of("call"))
 
     assert setup.ledger.of("cancelled")
-    assert setup.ledger.survivors() == []
+    await setup.ledger.until(lambda ledger: ledger.survivors() == [])
 
 
 async def test_a_host_that_reads_nothing_is_left_and_nothing_with_it(setup: Setup) -> None:
@@ -182,5 +182,5 @@ async def test_a_host_that_reads_nothing_is_left_and_nothing_with_it(setup: Setu
         await deaf.stdin.send(spoken(200, "huge-result__tool_000"))
         with anyio.fail_after(PATIENCE):
             assert await deaf.wait() == 0
-    assert setup.ledger.survivors() == []
+    await setup.ledger.until(lambda ledger: ledger.survivors() == [])
     assert setup.ledger.repeated() == []

@@ -125,4 +125,4 @@ async def test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_se
     assert refused
     assert all("Too many open files" in text or "starting" in text or "No file" in text for text in refused)
     assert "isError" not in good
-    assert ledger.survivors() == []
+    await ledger.until(lambda ledger: ledger.survivors() == [])
