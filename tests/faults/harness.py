@@ -47,13 +47,21 @@ class Ledger(Entries):
         """Servers, and what they started, that still run."""
         pids = {entry["pid"] for entry in self.entries("start")}
         pids |= {entry["child"] for entry in self.entries("spawned")}
-        return [pid for pid in pids if runs(pid)]
+        return [pid for pid in pids if runs(pid) and is_faulty(pid)]
 
 
 def runs(pid: int) -> bool:
     """Whether a process of that id is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def is_faulty(pid: int) -> bool:
+    """Whether the process of that id is one of the faulty servers: ids are given out again."""
+    try:
+        return str(PROGRAM).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
