@@ -143,11 +143,15 @@ async def test_what_is_shown_changes_without_a_restart(workshop: Workshop, tmp_p
         workshop.config(expose={"mode": "all"}, documents=[{"kind": "rule", "path": "rules"}])
         await client.until_listed("one__first", "two__second")
         listed = (await client.request("resources/list"))["resources"]
-        assert [entry["uri"] for entry in listed] == ["rule://tone"]
+        assert [entry["uri"] for entry in listed] == [
+            "rule://tone",
+            "context://current",
+            "context://requests",
+        ]
 
         (tmp_path / "rules" / "style.md").write_text("Be brief.")
         with anyio.fail_after(20):
-            while len((await client.request("resources/list"))["resources"]) != 2:  # noqa: ASYNC110
+            while len((await client.request("resources/list"))["resources"]) != 4:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         assert [starts(one), starts(two)] == [1, 1]
 
