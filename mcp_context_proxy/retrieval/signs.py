@@ -1,4 +1,4 @@
-"""Estimates of cosines from one bit per dimension, in an eighth of the time of the cosines themselves.
+"""Estimates of cosines from one bit per dimension, in a fraction of the time of the cosines themselves.
 
 A vector is kept as the signs of its components, a query as three bits of each of its own. Their product is
 ``sum over bits of 2**bit * popcount(signs & bit)``, which is exact but for what both roundings take: an error

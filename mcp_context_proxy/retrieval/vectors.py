@@ -77,7 +77,7 @@ class Vectors:
         return np.round(found, DECIMALS, out=found)
 
     def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[queries, rows]: about `cosines`, in an eighth of the time."""
+        """[queries, rows]: about `cosines`, in a fraction of the time."""
         found = np.empty((len(queries), self.size), np.float32)
         for slab, count in self._used():
             for at, query in enumerate(queries):
