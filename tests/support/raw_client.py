@@ -366,7 +366,9 @@ class HttpWire:
     async def listen(self) -> None:
         """Take what a session is told beside its requests."""
         headers = self.headers({}) | {"accept": "text/event-stream"}
-        async with self._http.stream("GET", self._url, headers=headers) as response:
+        # There may be nothing to tell for as long as a whole module of tests takes.
+        patient = httpx2.Timeout(PATIENCE, read=None)
+        async with self._http.stream("GET", self._url, headers=headers, timeout=patient) as response:
             assert response.status_code == 200, await response.aread()
             await self._take(response)
 
@@ -449,7 +451,7 @@ async def _read_sse(
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    async with pool.stream("GET", f"{base}/sse") as response:
+    async with pool.stream("GET", f"{base}/sse", timeout=httpx2.Timeout(PATIENCE, read=None)) as response:
         async for name, data in events(response):
             if name == "endpoint":
                 client.wire = SseWire(pool, urljoin(f"{base}/", data))
