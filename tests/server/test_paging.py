@@ -69,9 +69,9 @@ async def test_a_cursor_of_a_list_that_has_changed_is_stale(workshop: Workshop, 
     async with inside(setup(workshop, 3)) as proxy:
         host = Host(proxy, era)
         first = await host.request("tools/list")
-        before = proxy.catalog.snapshot.generation
+        before = proxy.catalog.snapshot.tools.keys()
         await host.call("work__t0")
-        await until(lambda: proxy.catalog.snapshot.generation > before)
+        await until(lambda: proxy.catalog.snapshot.tools.keys() != before)
         with pytest.raises(RpcError, match="stale cursor") as refused:
             await host.request("tools/list", {"cursor": first["nextCursor"]})
 
