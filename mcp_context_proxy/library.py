@@ -154,7 +154,8 @@ class ContextEngine(engine.ContextEngine):
         Args:
             catalog: What `build` selects from.
             config: Of search, contexts and the embedding model; by default what the proxy has.
-            store: A file that keeps vectors; by default they go when it is closed. Request contexts always do.
+            store: A file that keeps vectors; by default they go when it is closed, as request contexts
+                always do.
         """
         config = config or Config()
         self._store = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
