@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import anyio
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
 
     from mcp_context_proxy.context.search import OnProgress
+    from mcp_context_proxy.embedding.tokens import TokenCounter
 
 SEARCHES: Final = (
     "write down what we agreed on in the meeting",
@@ -123,12 +125,17 @@ async def _offers(made: Stage) -> list[Offer]:
     return [found[name] for name in examples.SERVERS]
 
 
-def _tokens(tools: Sequence[Tool]) -> int:
-    from mcp_context_proxy.server.tools import estimated_tokens
+@cache
+def _counter() -> TokenCounter:
+    from mcp_context_proxy.embedding.tokens import TokenCounter
 
+    return TokenCounter()
+
+
+def _tokens(tools: Sequence[Tool]) -> int:
     definitions = (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools)
-    return estimated_tokens(
-        json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() for one in definitions
+    return sum(
+        _counter().count(json.dumps(one, ensure_ascii=False, separators=(",", ":"))) for one in definitions
     )
 
 
@@ -164,7 +171,7 @@ def _show_lists(console: Terminal, offers: Sequence[Offer], listed: Sequence[Too
     console.prose(
         f"{saved:.0f} % less: only {', '.join(tool.name for tool in listed)}. "
         "The other tools are found when they are needed, and can all be called. "
-        "(Tokens are estimates: one for four bytes of JSON.)",
+        "(Tokens are estimates, by a tokenizer: WordPiece.)",
         indent=3,
     )
 

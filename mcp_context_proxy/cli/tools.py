@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,35 +77,35 @@ def _show_related(console: Terminal, name: str, related: list[dict[str, Any]]) -
 
 
 def _data(proxy: Proxy) -> dict[str, Any]:
-    from mcp_context_proxy.server.tools import estimated_tokens
+    from mcp_context_proxy.embedding.tokens import TokenCounter
 
+    count = TokenCounter().count
     snapshot = proxy.catalog.snapshot
     # By server in the order of the configuration, then by name.
     order = {name: position for position, name in enumerate(proxy.fleet.clients)}
     tools = sorted(snapshot.tools.values(), key=lambda tool: (order[tool.server], tool.exposed_name))
     listed = proxy.tool_list.base_names(snapshot)
     default = proxy.tool_list.definitions(snapshot, listed)
+    entries = [_tool(tool, count) for tool in tools]
     return {
-        "tools": [_tool(tool) for tool in tools],
-        "total": {"tools": len(tools), "tokens": estimated_tokens(map(tool_definition, tools))},
+        "tools": entries,
+        "total": {"tools": len(tools), "tokens": sum(entry["tokens"] for entry in entries)},
         "default_list": {
             "tools": len(default),
-            "tokens": estimated_tokens(default),
+            "tokens": sum(count(bytes(one).decode("utf-8", "replace")) for one in default),
             "whole": proxy.tool_list.lists_all(snapshot),
         },
     }
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
-    from mcp_context_proxy.server.tools import estimated_tokens
-
+def _tool(tool: Tool, count: Callable[[str], int]) -> dict[str, Any]:
     definition = tool_definition(tool)
     return {
         "name": tool.exposed_name,
         "server": tool.server,
         "tool": tool.name,
         "include": str(tool.include),
-        "tokens": estimated_tokens([definition]),
+        "tokens": count(bytes(definition).decode("utf-8", "replace")),
         "description": tool.description,
         "definition": definition,
     }
@@ -143,4 +144,4 @@ def _show_totals(console: Terminal, data: dict[str, Any]) -> None:
     console.columns(rows, right=(1, 2))
     if default["whole"]:
         console.prose("All tools are listed: the catalog is small, or [expose] mode is all.")
-    console.prose(Text("Tokens are estimates: one for four bytes of JSON.", style="dim"))
+    console.prose(Text("Tokens are estimates, by a tokenizer (WordPiece).", style="dim"))

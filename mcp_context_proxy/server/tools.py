@@ -38,7 +38,8 @@ from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestErro
 logger = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 4
-"""Of JSON, about, for the tokenizers of current models: an estimate, used to tell small lists from large."""
+"""Of JSON, about: only to tell small lists from large before anything else is loaded. What a person is told
+is counted by a tokenizer (`TokenCounter`)."""
 
 BASE_TTL_MS = 60_000
 """How long a client may keep the base list. It changes only when a server's tools do, which is announced."""
@@ -53,11 +54,6 @@ Called = Callable[[Tool, Members, Caller, bytes, str | None], None]
 """Told of a call that was answered: the tool, the params, who called, the result, and the goal."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
-
-
-def estimated_tokens(parts: Iterable[bytes | Raw]) -> int:
-    """Estimated tokens of JSON definitions."""
-    return sum(len(bytes(part)) for part in parts) // BYTES_PER_TOKEN
 
 
 class ToolList:
