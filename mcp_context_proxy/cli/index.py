@@ -59,7 +59,7 @@ async def _index(config: Config, rebuild: bool) -> Indexed:
         if rebuild:
             await anyio.to_thread.run_sync(proxy.store.vectors.clear)
         await progress.index(proxy, console)
-        snapshot, error = proxy.catalog.snapshot, proxy.model.error
+        snapshot, error = proxy.catalog.snapshot, proxy.searching.model.error
         return Indexed(
             tools=len(snapshot.tools),
             documents=len(snapshot.documents),

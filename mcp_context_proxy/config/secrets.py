@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
-from mcp_context_proxy.config.settings import ServerConfig
+from mcp_context_proxy.config.settings import Config, ServerConfig
 
 SHORTEST = 6
 """Characters a value must have to be looked for: shorter ones occur in innocent text."""
@@ -115,3 +115,16 @@ class RedactingFilter(logging.Filter):
         if record.exc_text:
             record.exc_text = self._redact(record.exc_text)
         return True
+
+
+def redact_logs(config: Config) -> None:
+    """Keep the secrets of a configuration out of everything that is logged from now on."""
+    secrets = [secret for server in config.servers.values() for secret in secrets_of(server)]
+    if config.embedding.api_key is not None:
+        secrets.append(("embedding.api_key", config.embedding.api_key))
+    for handler in logging.getLogger().handlers:
+        known = [filtered for filtered in handler.filters if isinstance(filtered, RedactingFilter)]
+        if not known:
+            known = [RedactingFilter()]
+            handler.addFilter(known[0])
+        known[0].learn(secrets)

@@ -21,7 +21,8 @@ from mcp_context_proxy.server.open_sessions import OpenSessions
 from mcp_context_proxy.server.own_tools import OwnTools
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
-from mcp_context_proxy.server.tools import ToolCalls, ToolList
+from mcp_context_proxy.server.tool_calls import ToolCalls
+from mcp_context_proxy.server.tools import ToolList
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import (
     INTERNAL_ERROR,

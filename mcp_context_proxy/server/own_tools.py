@@ -24,7 +24,7 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.server import meta_tools, rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.changes import Changes
-from mcp_context_proxy.server.tools import ToolCalls, failure
+from mcp_context_proxy.server.tool_calls import ToolCalls, failure
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members, RequestError
 

@@ -26,7 +26,7 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.own_tools import OwnTools
-from mcp_context_proxy.server.tools import ToolCalls
+from mcp_context_proxy.server.tool_calls import ToolCalls
 from mcp_context_proxy.wire import envelope
 
 pytestmark = pytest.mark.anyio
@@ -217,16 +217,16 @@ class Failing:
 
 async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(opened: Any) -> None:
     async with opened() as proxy:
-        engine = Engine(CachedEmbedder(proxy.model, proxy.store.vectors), Failing())
+        engine = Engine(CachedEmbedder(proxy.searching.model, proxy.store.vectors), Failing())
         await to_thread.run_sync(engine.index, proxy.catalog.snapshot)
         contexts = ContextEngine(
             proxy.catalog,
-            Searcher(engine, proxy.config, proxy.caught_up, proxy.model.get),
+            Searcher(engine, proxy.config, proxy.caught_up, proxy.searching.model.get),
             Sessions(),
             RequestRecords(proxy.config.limits),
             configured(proxy.config),
             Costs(TokenCounter()),
-            Companions(proxy.expander, {}),
+            Companions(proxy.searching.expander, {}),
         )
         calls = ToolCalls(
             proxy.catalog,

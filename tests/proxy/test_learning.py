@@ -44,10 +44,10 @@ def host(proxy: Proxy, era: str) -> Host:
 
 
 async def pairs(proxy: Proxy) -> list[Pair]:
-    assert proxy.recorder is not None
-    assert proxy.learned is not None
-    await proxy.recorder.settled()
-    return list(proxy.learned.pairs)
+    assert proxy.searching.recorder is not None
+    assert proxy.searching.learned is not None
+    await proxy.searching.recorder.settled()
+    return list(proxy.searching.learned.pairs)
 
 
 async def found(host: Host, query: str = QUERY, **more: Any) -> list[str]:
@@ -169,7 +169,7 @@ async def test_one_switch_turns_all_of_it_off(workshop: Workshop) -> None:
         off = await found(host)
         await host.call("s__set_status")
 
-        assert proxy.learned is None
+        assert proxy.searching.learned is None
         assert off == before
         assert len(proxy.store.learned.all()) == 1
 

@@ -1,0 +1,7 @@
+"""The composition root: builds everything from a `Config`, and owns the root task group."""
+
+from mcp_context_proxy.app.fronts import http_front, stdio_front
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.app.serving import Front, open_proxy, serve, store_location
+
+__all__ = ["Front", "Proxy", "http_front", "open_proxy", "serve", "stdio_front", "store_location"]

@@ -1,0 +1,225 @@
+"""All parts of a proxy, connected, and the one task group that owns what runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from mcp_context_proxy.app.searching import Searching
+from mcp_context_proxy.app.upkeep import Upkeep
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.documents import DocumentFolder
+from mcp_context_proxy.catalog.library import DocumentLibrary
+from mcp_context_proxy.config import Config, DocumentsConfig
+from mcp_context_proxy.config.reload import Reloader, Standing
+from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.context.companions import Companions
+from mcp_context_proxy.context.cost import Costs
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.handles import Handles
+from mcp_context_proxy.context.options import configured
+from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.session import Sessions
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.link import Party
+from mcp_context_proxy.downstream.memory import Memory
+from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.server import context_prompt, meta_tools
+from mcp_context_proxy.server.attribution import Attribution
+from mcp_context_proxy.server.broadcast import Broadcast
+from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.context_prompt import ContextPrompt
+from mcp_context_proxy.server.context_resources import ContextResources
+from mcp_context_proxy.server.forwarding import Forwarder
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.open_sessions import OpenSessions
+from mcp_context_proxy.server.own_tools import OwnTools
+from mcp_context_proxy.server.parked import ParkedCalls
+from mcp_context_proxy.server.prompts import Prompts
+from mcp_context_proxy.server.resources import Resources
+from mcp_context_proxy.server.tool_calls import ToolCalls
+from mcp_context_proxy.server.tools import ToolList
+from mcp_context_proxy.wire.envelope import Members
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Proxy:
+    """All parts, connected. Nothing runs until `running`."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        """Build the parts.
+
+        Args:
+            config: Of everything.
+            store: Open; whoever opened it closes it.
+        """
+        self.config, self.store = config, store
+        self.searching = Searching(config, store, self.caught_up)
+        self.searcher = self.searching.searcher
+        self.library = DocumentLibrary(_folders(config.documents), config.limits)
+        self.fleet = Fleet(
+            config.servers.values(), config.limits, self._on_stale, self._on_event, Memory(store.listings)
+        )
+        self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library)
+        self.catalog.reserved = meta_tools.RESERVED | {context_prompt.NAME}
+        self.upkeep = Upkeep(self.catalog, self.fleet, self.library)
+        self._warm = False
+        self.setup = _setup(config)
+        self.reloader: Reloader | None = None
+        """Follows the configuration file while a front is served."""
+        sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
+        self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
+        self.records = RequestRecords(config.limits, kept)
+        self.companions = Companions(self.searching.expander, config.context.expansion_rules)
+        self.contexts = ContextEngine(
+            self.catalog,
+            self.searcher,
+            sessions,
+            self.records,
+            configured(config),
+            Costs(TokenCounter()),
+            self.companions,
+        )
+        self.tool_list = ToolList(
+            config.expose,
+            self.catalog,
+            self.fleet,
+            self.contexts,
+            self.handles,
+            meta_tools.definitions(self.setup),
+        )
+        self.open_sessions = OpenSessions()
+        self.broadcast = Broadcast(self.open_sessions)
+        self.changes = Changes(self.catalog, self.tool_list, self.open_sessions)
+        self.upkeep.when_refreshed(self._index)
+        self.upkeep.when_changed(self.changes.catalog_changed)
+        self.upkeep.when_rewritten(self.changes.resource_updated)
+        self.parked = ParkedCalls(config.limits.parked_calls, config.limits.ask_seconds)
+        forwarder = Forwarder(self.parked)
+        shown = ContextResources(self.catalog, self.contexts, self.handles)
+        resources = Resources(self.catalog, self.fleet, forwarder, shown)
+        prompt = ContextPrompt(self.contexts, self.handles)
+        prompts = Prompts(self.catalog, self.fleet, forwarder, resources, prompt)
+        self.open_sessions.when_ended(resources.end)
+        self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
+        called = None
+        if self.searching.recorder is not None:
+            called = Attribution(self.searching.recorder, self.records, self.handles, self.catalog).called
+        calls = ToolCalls(
+            self.catalog,
+            self.fleet,
+            forwarder,
+            self.contexts,
+            self.handles,
+            self.caught_up,
+            self.searching.answered,
+            called,
+        )
+        own_tools = OwnTools(
+            self.fleet, self.contexts, calls, self.handles, self.changes, lambda: self.setup.manage
+        )
+        self.gateway = Gateway(
+            self.fleet,
+            self.contexts,
+            self.open_sessions,
+            self.tool_list,
+            calls,
+            own_tools,
+            resources,
+            prompts,
+            config.expose.page_size,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the servers without waiting for any; keep the catalog current; stop all on the way out."""
+        await self.upkeep.start()
+        async with anyio.create_task_group() as group, self.fleet:
+            group.start_soon(self.upkeep.run)
+            group.start_soon(self.changes.run)
+            group.start_soon(self.broadcast.run)
+            group.start_soon(self.parked.run)
+            group.start_soon(self.searcher.run)
+            group.start_soon(self.records.run)
+            if self.searching.recorder is not None:
+                group.start_soon(self.searching.recorder.run)
+            if self.config.search.warm_up:
+                group.start_soon(self._warm_up)
+            try:
+                yield
+            finally:
+                # First: a thread that waits for an embedding service would hold up everything else.
+                self.searching.model.close()
+                group.cancel_scope.cancel()
+
+    async def apply(self, config: Config) -> None:
+        """Follow a changed configuration; what is the same in it is not touched.
+
+        What is read only at start stays as it was: see `config.difference`.
+        """
+        before, self.config = self.config, config
+        redact_logs(config)
+        difference = self.fleet.apply(config.servers.values(), config.limits)
+        self.setup = _setup(config)
+        self.catalog.configure(config.expose, config.limits)
+        self.tool_list.configure(config.expose, meta_tools.definitions(self.setup))
+        self.searcher.configure(config)
+        self.contexts.configure(configured(config))
+        self.companions.configure(config.context.expansion_rules)
+        if (config.documents, config.limits) != (before.documents, before.limits):
+            self.library.configure(_folders(config.documents), config.limits)
+            await self.upkeep.other_folders()
+        self._warm = self._warm or config.search.warm_up
+        self.upkeep.mark_stale()
+        logger.info("the changed configuration is in use: %s", difference)
+
+    async def settled(self) -> None:
+        """Wait until every server is ready or has failed once, and the catalog knows it."""
+        await self.upkeep.settled()
+
+    async def caught_up(self, seconds: float) -> None:
+        """Wait, no longer than `seconds`, for servers still starting; those that came are in the catalog."""
+        await self.upkeep.caught_up(seconds)
+
+    def health(self) -> dict[str, Any]:
+        """That it serves, and how what is written in the configuration differs from what is in use."""
+        standing = Standing() if self.reloader is None else self.reloader.standing
+        told = {"problems": standing.problems, "needs_restart": standing.needs_restart}
+        return {"status": "ok"} | {key: list(values) for key, values in told.items() if values}
+
+    def _on_stale(self) -> None:
+        self.upkeep.mark_stale()
+
+    def _on_event(self, method: str, params: Members, parties: frozenset[Party]) -> None:
+        self.changes.downstream_event(method, params)
+        self.broadcast.take(method, params, parties)
+
+    async def _warm_up(self) -> None:
+        await self.upkeep.settled()
+        self._warm = True
+        self._index(self.catalog.snapshot)
+
+    def _index(self, snapshot: Snapshot) -> None:
+        if self._warm:
+            self.searcher.prepare(snapshot)
+
+
+def _folders(entries: Iterable[DocumentsConfig]) -> list[DocumentFolder]:
+    return [
+        DocumentFolder(Kind(entry.kind) if entry.kind else None, entry.path, entry.include)
+        for entry in entries
+    ]
+
+
+def _setup(config: Config) -> meta_tools.Setup:
+    servers = tuple(name for name, server in config.servers.items() if server.enabled)
+    return meta_tools.Setup(servers, bool(config.documents), config.context.manage_tool)

@@ -1,0 +1,54 @@
+"""What searches are made of, built in one place: the model, the index, what was learned, the searcher."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.embedding.cache import CachedEmbedder
+from mcp_context_proxy.embedding.lazy import LazyModel
+from mcp_context_proxy.embedding.opening import open_model
+from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.embedding.remembered import RememberedQueries
+from mcp_context_proxy.learning.recorder import Recorder
+from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.retrieval.background import fitting_for
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.expansion import Expander
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.store import Store
+
+
+class Searching:
+    """The parts of search, connected."""
+
+    def __init__(self, config: Config, store: Store, caught_up: Callable[[float], Awaitable[None]]) -> None:
+        """Build the parts.
+
+        Args:
+            config: Of everything.
+            store: Where vectors and learned pairs are kept.
+            caught_up: Waits, no longer than it is told, for servers that are still starting.
+        """
+        self.model = LazyModel(partial(open_model, config))
+        self.answered: Counter[str] = Counter()
+        """Calls that each server has answered: the most used ones are indexed first."""
+        embedder = QueryEmbedder(self.model)
+        queries = RememberedQueries(embedder)
+        learns, learned = config.learning, store.learned
+        self.learned = LearnedTier(embedder, learned, learns.store_queries) if learns.enabled else None
+        self.recorder = Recorder(self.learned) if self.learned is not None else None
+        self.engine = Engine(
+            CachedEmbedder(self.model, store.vectors),
+            queries,
+            fitting_for(config.embedding),
+            self.answered.__getitem__,
+            self.learned,
+        )
+        self.expander = Expander(self.engine.index_of, queries)
+        self.searcher = Searcher(self.engine, config, caught_up, self.model.get)

@@ -1,0 +1,106 @@
+"""A proxy from its start to its end: the store, the signals, the front, the configuration that changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import anyio.to_thread
+
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.reload import Load, Reloader
+from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.front.process import listen_for_signals, raise_file_limit
+from mcp_context_proxy.sdk import load_sdk
+from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.store import open_store
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.server.sdk import SdkServer
+
+Front = Callable[[Proxy, "SdkServer"], Awaitable[None]]
+"""Serves hosts until it is cancelled or its host is gone."""
+
+
+def store_location(config: Config) -> Path | Literal["memory"] | None:
+    """Where vectors are kept; None is the user's data folder."""
+    path = config.store.path
+    if path is None:
+        return None
+    return "memory" if path == "memory" else Path(path)
+
+
+@asynccontextmanager
+async def open_proxy(config: Config) -> AsyncIterator[Proxy]:
+    """A running proxy, without a front."""
+    redact_logs(config)
+    store = await anyio.to_thread.run_sync(open_store, store_location(config))
+    try:
+        proxy = Proxy(config, store)
+        async with proxy.running():
+            yield proxy
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(store.close)
+
+
+async def serve(config: Config, front: Front, load_again: Load) -> None:
+    """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
+    raise_file_limit()
+    # Listened for before any server is started: none may outlive a proxy that is stopped at once.
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as listening:
+            asked = anyio.Event()
+            listening.start_soon(listen_for_signals, signals, asked)
+            async with open_proxy(config) as proxy:
+                # Half a second of imports, in which the servers start.
+                await load_sdk()
+                from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
+
+                server = SdkServer(
+                    proxy.gateway,
+                    proxy.changes,
+                    meta_tools.instructions(proxy.setup),
+                    proxy.tool_list.header_schema,
+                )
+
+                async def apply(changed: Config) -> None:
+                    await proxy.apply(changed)
+                    server.instructions = meta_tools.instructions(proxy.setup)
+
+                proxy.reloader = Reloader(config, load_again, apply)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_stop_when_asked, asked, proxy, group.cancel_scope)
+                    group.start_soon(proxy.reloader.run)
+                    group.start_soon(_reload_on_hangup, proxy.reloader, group.cancel_scope)
+                    await front(proxy, server)
+                    group.cancel_scope.cancel()
+            listening.cancel_scope.cancel()
+
+
+async def _stop_when_asked(asked: anyio.Event, proxy: Proxy, scope: anyio.CancelScope) -> None:
+    await asked.wait()
+    await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
+    # The servers begin to stop while the front still closes its connections.
+    proxy.fleet.stop()
+    scope.cancel()
+
+
+async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> None:
+    """Read the configuration again on SIGHUP, except where that tells of a terminal that was closed."""
+    if sys.platform == "win32":
+        return
+    in_terminal = os.isatty(sys.stderr.fileno())
+    with anyio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            if in_terminal and not os.isatty(sys.stderr.fileno()):
+                scope.cancel()
+                return
+            reloader.ask()

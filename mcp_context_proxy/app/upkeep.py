@@ -1,0 +1,108 @@
+"""Keeps the catalog to what servers and folders have now, and tells of it whoever serves from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import anyio.to_thread
+
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.library import Changes as DocumentChanges
+from mcp_context_proxy.catalog.library import DocumentLibrary
+from mcp_context_proxy.catalog.watch import watch
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.items import Snapshot
+
+
+class Upkeep:
+    """The catalog follows its servers and folders from `run` on."""
+
+    def __init__(self, catalog: Catalog, fleet: Fleet, library: DocumentLibrary) -> None:
+        """Prepare to follow.
+
+        Args:
+            catalog: Is kept current.
+            fleet: The downstream servers.
+            library: The folders of documents.
+        """
+        self._catalog, self._fleet, self._library = catalog, fleet, library
+        self._stale, self._other_folders = anyio.Event(), anyio.Event()
+        self._refreshed: list[Callable[[Snapshot], None]] = []
+        self._changed: list[Callable[[], None]] = []
+        self._rewritten: list[Callable[[str], None]] = []
+
+    def when_refreshed(self, callback: Callable[[Snapshot], None]) -> None:
+        """Call with every new snapshot; it must not block."""
+        self._refreshed.append(callback)
+
+    def when_changed(self, callback: Callable[[], None]) -> None:
+        """Call when hosts may have to be told that the catalog is another."""
+        self._changed.append(callback)
+
+    def when_rewritten(self, callback: Callable[[str], None]) -> None:
+        """Call with the URI of every document whose text has changed."""
+        self._rewritten.append(callback)
+
+    def mark_stale(self) -> None:
+        """Have the catalog made anew soon."""
+        self._stale.set()
+
+    async def start(self) -> None:
+        """Know the documents, and what servers listed the last time."""
+        await anyio.to_thread.run_sync(self._library.reload)
+        await self._fleet.recall()
+        self._catalog.refresh()
+
+    async def run(self) -> None:
+        """Keep the catalog current until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch_documents)
+            while True:
+                await self._stale.wait()
+                self._stale = anyio.Event()
+                await self._refresh()
+                self._tell()
+
+    async def other_folders(self) -> None:
+        """Read the folders of documents that are configured from now on, and watch those."""
+        await anyio.to_thread.run_sync(self._library.reload)
+        self._other_folders.set()
+
+    async def settled(self) -> None:
+        """Wait until every server is ready or has failed once, and the catalog knows it."""
+        await self._fleet.settled()
+        await self._refresh()
+
+    async def caught_up(self, seconds: float) -> None:
+        """Wait, no longer than `seconds`, for servers still starting; those that came are in the catalog."""
+        if not self._fleet.starting:
+            return
+        with anyio.move_on_after(seconds):
+            await self._fleet.settled()
+        await self._refresh()
+        self._tell()
+
+    async def _refresh(self) -> None:
+        await anyio.to_thread.run_sync(self._catalog.refresh)
+        for refreshed in self._refreshed:
+            refreshed(self._catalog.snapshot)
+
+    def _tell(self) -> None:
+        for changed in self._changed:
+            changed()
+
+    async def _watch_documents(self) -> None:
+        """Watch the folders that are configured now, until others are."""
+        while True:
+            self._other_folders = anyio.Event()
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch, self._library, self._documents_changed)
+                await self._other_folders.wait()
+                group.cancel_scope.cancel()
+
+    async def _documents_changed(self, changes: DocumentChanges) -> None:
+        for uri in changes.changed:
+            for rewritten in self._rewritten:
+                rewritten(uri)
+        self.mark_stale()

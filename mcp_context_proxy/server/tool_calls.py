@@ -1,0 +1,157 @@
+"""Where a tool call goes. Every known tool can be called, listed or not."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.catalog import naming
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.handles import Handles
+from mcp_context_proxy.context.query import handle_of
+from mcp_context_proxy.context.session import SessionContext
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.server import forwarding
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.forwarding import Forwarder
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
+
+STARTING_PATIENCE_SECONDS = 5.0
+"""How long a call of a tool that is not known waits for servers that are still starting."""
+
+NAMES_COMPARED = 5000
+"""Names that one that is not known is compared with: 50 ms at most."""
+
+Called = Callable[[Tool, Members, Caller, bytes, str | None], None]
+"""Told of a call that was answered: the tool, the params, who called, the result, and the goal."""
+
+
+class ToolCalls:
+    """Passes calls to the server that has the tool."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        forwarder: Forwarder,
+        contexts: ContextEngine,
+        handles: Handles,
+        caught_up: Callable[[float], Awaitable[None]],
+        answered: Counter[str],
+        called: Called | None = None,
+    ) -> None:
+        """Prepare to call.
+
+        Args:
+            catalog: Of everything.
+            fleet: The downstream servers.
+            forwarder: Passes a call on.
+            contexts: Told what is called in which session.
+            handles: Of contexts that clients carry themselves.
+            caught_up: Waits, no longer than it is told, for servers that are still starting.
+            answered: Counts the calls that each server has answered, for whom it is good to know.
+            called: Told of every call that was answered.
+        """
+        self._catalog, self._fleet, self._caught_up = catalog, fleet, caught_up
+        self._forwarder, self._answered, self._called = forwarder, answered, called
+        self._contexts, self._handles = contexts, handles
+
+    async def resolve(self, name: str) -> Tool:
+        """The tool by its exposed name, or by its own name where only one server has it.
+
+        Raises:
+            UnknownItemError: no tool has that name, or several have.
+            ServerUnavailableError: the name is of a server of which nothing is known.
+        """
+        tool = self._catalog.snapshot.tools.get(name)
+        if tool is None:
+            # A host may remember a tool from last time and call it before its server is up.
+            await self._caught_up(STARTING_PATIENCE_SECONDS)
+            tool = self._catalog.snapshot.tools.get(name)
+        return self._nearly(name) if tool is None else tool
+
+    def _nearly(self, name: str) -> Tool:
+        tools = self._catalog.snapshot.tools
+        same = [known for known in tools.values() if known.name == name]
+        if len(same) == 1:
+            return same[0]
+        client = self._fleet.clients.get(name.partition(naming.SEPARATOR)[0])
+        if client is not None and client in self._fleet.unlisted:
+            raise client.unavailable()
+        names = itertools.islice(tools, NAMES_COMPARED)
+        nearest = [known.exposed_name for known in same] or difflib.get_close_matches(name, names, n=3)
+        raise UnknownItemError("tool", name, nearest)
+
+    async def call(self, params: Members, caller: Caller) -> bytes:
+        """The result of ``tools/call`` for a downstream tool.
+
+        What goes wrong on the way is a result that the model can read and act on; so is a name that is not
+        known, as the SDKs' own servers answer it.
+
+        Raises:
+            RequestError: there is no name, or the server answered with an error of its own.
+        """
+        name = envelope.text(params.get("name"))
+        if name is None:
+            raise RequestError(INVALID_PARAMS, "tools/call needs the name of a tool")
+        try:
+            return await self.call_tool(await self.resolve(name), params, caller)
+        except RemoteError as error:
+            raise forwarding.request_error(error, caller.era) from error
+        except (DownstreamError, UnknownItemError) as error:
+            return era.upward("tools/call", failure(str(error)), caller.era, forwarding.SERVER_INFO)
+
+    async def call_tool(self, tool: Tool, params: Members, caller: Caller, goal: str | None = None) -> bytes:
+        """Call a tool with the params of a ``tools/call``; its result, fitted to the caller's era.
+
+        ``goal`` is what the call is for, in the model's words; the server never sees it.
+
+        Raises:
+            DownstreamError: see `Link.request`.
+        """
+        sent = {**params, "name": envelope.raw(tool.name)}
+        arguments = params.get("arguments")
+        if arguments is not None and bytes(arguments).startswith(b'"'):
+            sent["arguments"] = _object_in_text(arguments)
+        elif arguments is not None and bytes(arguments) == b"null":
+            del sent["arguments"]
+        client = self._fleet.client(tool.server)
+        result = await self._forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+        self._answered[tool.server] += 1
+        session = self._session(params, caller)
+        if session is not None:
+            self._contexts.called(session, tool, result)
+        if self._called is not None:
+            self._called(tool, params, caller, result, goal)
+        return result
+
+    def _session(self, params: Members, caller: Caller) -> SessionContext | None:
+        """The session of a call; a handle that has gone is not worth failing it."""
+        try:
+            return handle_of(params, self._handles, caller.principal) or caller.session
+        except RequestError:
+            return caller.session
+
+
+def failure(text: str) -> bytes:
+    """A tool result that says what went wrong, for the model to act on."""
+    return envelope.encode({"content": [{"type": "text", "text": text}], "isError": True})
+
+
+def _object_in_text(arguments: Raw) -> Raw:
+    """Arguments that a model sent as a string of JSON, as the object they are."""
+    text = (envelope.text(arguments) or "").strip()
+    try:
+        envelope.members(text.encode())
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    return Raw(text.encode())
