@@ -35,8 +35,6 @@ from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
 from mcp_context_proxy.store import open_store
 
 TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
-SETS = ("livemcp", "livemcp_steps", "mcpproxy_golden", "metatool_multi")
-"""Those with several needs, with steps of tasks, and a small one; larger ones only where they are named."""
 NORMAL = tool_search(DomainOptions.of(PRESETS["normal"]))
 EXPANSIONS = tuple(
     ExpansionOptions(depth, threshold, 3) for depth, threshold in ((1, 0.75), (1, 0.65), (1, 0.55), (2, 0.75))
@@ -102,7 +100,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--sets", nargs="+", default=list(SETS), help="instead of four that are small")
+    parser.add_argument("--sets", nargs="+", help="instead of all that benchmarks/retrieval.py reads")
     parser.add_argument("--store", default="memory", help="keeps vectors between runs; not a proxy's store")
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     arguments = parser.parse_args()
