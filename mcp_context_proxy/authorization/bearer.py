@@ -130,15 +130,15 @@ class BearerAuth(httpx2.Auth):
     async def _another(self, old: Credentials | None) -> Credentials:
         name = self._config.name
         await load_oauth()
-        from mcp_context_proxy.authorization import grants  # noqa: PLC0415 - many servers want no token
+        from mcp_context_proxy.authorization import grants, tokens  # noqa: PLC0415 - many servers want no token
 
         if self._itself:
             new = await grants.prove_ourselves(self._config)
         else:
             renewable = self._check_renewable(old)
             try:
-                new = await grants.refresh(renewable)
-            except grants.RefusedError as error:
+                new = await tokens.refresh(renewable)
+            except tokens.RefusedError as error:
                 logger.debug("%s", error)
                 await self._keep(msgspec.structs.replace(renewable, refresh_token=None))
                 raise LoginRequiredError(name, "the login has expired or was revoked") from None

@@ -14,7 +14,8 @@ from typing import Final
 from mcp_context_proxy.cli.terminal import one_line
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
-from mcp_context_proxy.downstream.client import DownstreamClient, State
+from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.condition import State
 
 HIDDEN: Final = "***"
 

@@ -14,7 +14,8 @@ from mcp_context_proxy.cli.running import run
 from mcp_context_proxy.cli.server_facts import address, failure, last_output
 from mcp_context_proxy.cli.terminal import Terminal, messages, one_line, results
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.downstream.client import DownstreamClient, State
+from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.condition import State
 
 STYLES: Final = {"ready": "green", "asleep": "cyan", "failed": "bold red", "disabled": "dim"}
 

@@ -11,7 +11,9 @@ from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.difference import same_connection
-from mcp_context_proxy.downstream.client import DownstreamClient, OnEvent, State
+from mcp_context_proxy.downstream.announcements import OnEvent
+from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.condition import State
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.errors import ServerUnavailableError

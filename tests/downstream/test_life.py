@@ -10,7 +10,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.downstream.client import State
+from mcp_context_proxy.downstream.condition import State
 
 pytestmark = pytest.mark.anyio
 

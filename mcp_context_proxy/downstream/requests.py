@@ -1,0 +1,108 @@
+"""Sends requests to one server: a bounded number at a time, each once, over the connection it belongs to.
+
+What comes back is passed as it is; failures come without the server's secrets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+from msgspec import Raw
+
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream.condition import Condition
+from mcp_context_proxy.downstream.connect import Connected
+from mcp_context_proxy.downstream.lanes import Lanes
+from mcp_context_proxy.downstream.link import Outgoing
+from mcp_context_proxy.downstream.redaction import redacted, redacted_result
+from mcp_context_proxy.downstream.rest import Rest
+from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
+from mcp_context_proxy.wire.envelope import Members
+from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.wire.nesting import nests_deeper
+
+
+class Requests:
+    """The requests to one server that are under way."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        limits: Limits,
+        redact: Redactor,
+        condition: Condition,
+        rest: Rest,
+        lanes: Lanes,
+    ) -> None:
+        """Have none under way.
+
+        Args:
+            config: Of the server.
+            limits: Bounds on number, time and nesting.
+            redact: Takes the server's secrets out of a failure.
+            condition: Knows the connection.
+            rest: Wakes a server that sleeps.
+            lanes: Connections that are not shared.
+        """
+        self._redact, self._condition, self._rest, self._lanes = redact, condition, rest, lanes
+        self.configure(config, limits)
+        self.under_way = 0
+        self._all_done = anyio.Event()
+        self._given_up = False
+
+    def configure(self, config: ServerConfig, limits: Limits) -> None:
+        """Follow a configuration, from the next request on."""
+        self._config, self._limits = config, limits
+
+    async def send(self, method: str, params: Members, outgoing: Outgoing) -> Raw:
+        """Send one request and return its result as it came. It is never sent twice.
+
+        Raises:
+            DownstreamError: see `Link.request`.
+        """
+        name, limits = self._config.name, self._limits
+        if self.under_way >= limits.in_flight_per_server:
+            raise ServerUnavailableError(name, "busy", f"{self.under_way} requests are under way; try again")
+        if outgoing.timeout is None:
+            outgoing = replace(outgoing, timeout=self._config.call_timeout)
+        self.under_way += 1
+        try:
+            result = await self._sent(await self._connected(), method, params, outgoing)
+            if nests_deeper(bytes(result), limits.nesting_results):
+                what = f"with a result nested deeper than {limits.nesting_results} levels"
+                raise BadAnswerError(name, what)
+            return redacted_result(result, self._redact)
+        except DownstreamError as error:
+            raise redacted(error, self._redact) from None
+        finally:
+            self.under_way -= 1
+            self._rest.used()
+            if not self.under_way:
+                self._all_done.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until none is under way or they are given up, no longer than `seconds`."""
+        with anyio.move_on_after(seconds):
+            while self.under_way and not self._given_up:
+                self._all_done = anyio.Event()
+                await self._all_done.wait()
+
+    def give_up(self) -> None:
+        """Nobody is to wait for those that are under way."""
+        self._given_up = True
+        self._all_done.set()
+
+    async def _connected(self) -> Connected:
+        if self._condition.connected is None:
+            await self._rest.wake(self._config.connect_timeout)
+        if self._condition.connected is None:
+            raise self._condition.unavailable()
+        return self._condition.connected
+
+    async def _sent(self, connected: Connected, method: str, params: Members, outgoing: Outgoing) -> Raw:
+        if connected.introduction.era is Era.HANDSHAKE and self._lanes.needed_by(outgoing):
+            async with self._lanes.lent(outgoing) as link:
+                return await link.request(method, params, outgoing)
+        return await connected.link.request(method, params, outgoing)
