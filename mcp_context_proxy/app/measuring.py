@@ -1,4 +1,4 @@
-"""What counts calls and searches, built in one place: the recorder, and what it counts against."""
+"""What counts calls and searches, built in one place: the recorder, what it counts against, the reports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mcp_context_proxy.context.counted import CountedSearches
 from mcp_context_proxy.items import Item, Snapshot
 from mcp_context_proxy.statistics.inventory import Inventory
 from mcp_context_proxy.statistics.recorder import UsageRecorder
+from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.statistics.retention import Retention
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Measuring:
             limits.searches_kept,
             limits.searches_age_seconds,
         )
+        self.reports = Reports(store.statistics)
         self.usage: UsageRecorder | None = None
         self.searches: CountedSearches | None = None
         if config.statistics.enabled:
@@ -51,3 +53,5 @@ class Measuring:
             self.usage = UsageRecorder(store.statistics, retention, inventory)
             keep = config.learning.store_queries and config.context.keep_requests
             self.searches = CountedSearches(self.usage, keep)
+            if config.learning.enabled:
+                self.usage.counters.learned_pairs = store.learned.count

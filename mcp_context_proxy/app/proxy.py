@@ -46,6 +46,7 @@ from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tool_calls import ToolCalls
 from mcp_context_proxy.server.tools import ToolList
+from mcp_context_proxy.statistics.counters import CacheCounts
 from mcp_context_proxy.wire.envelope import Members
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ class Proxy:
         )
         if self.measuring.searches is not None:
             self.records.when_added(self.measuring.searches.served)
+        if self.measuring.usage is not None:
+            queries = self.searching.queries
+            caches = self.measuring.usage.counters.caches
+            caches["query_embeddings"] = lambda: CacheCounts(queries.hits, queries.misses)
         self.open_sessions = OpenSessions()
         self.broadcast = Broadcast(self.open_sessions)
         self.changes = Changes(self.catalog, self.tool_list, self.open_sessions)

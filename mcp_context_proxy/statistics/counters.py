@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from mcp_context_proxy.statistics.stalls import Stalls
+
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of what latencies are counted in: from a local server's answer to the longest usual call."""
 
@@ -63,8 +65,9 @@ class Counters:
     """Tokens of what was not."""
     caches: dict[str, Callable[[], CacheCounts]] = field(default_factory=dict)
     """By name, each with what tells how it does."""
-    gauges: dict[str, Callable[[], float]] = field(default_factory=dict)
-    """By name, what is true now."""
+    learned_pairs: Callable[[], int] | None = None
+    """How many there are now. May block; None where nothing is learned."""
+    stalls: Stalls = field(default_factory=Stalls)
 
     def called(self, server: str, ms: float | None, failed: bool) -> None:
         """Count a call."""

@@ -42,7 +42,12 @@ class Inventory:
         self._listed_whole, self._clock = listed_whole, clock
         self._counted: Snapshot | None = None
         self.behind: int | None = None
-        """What a model would read if everything were listed; None while that is not known, or where it is."""
+        """What a model would read if everything were listed; None where it is, and until it is `counted`."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether anything was counted yet."""
+        return self._counted is not None
 
     @property
     def outdated(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -40,6 +40,9 @@ MAINTENANCE_SECONDS: Final = 3600.0
 LAST_SECONDS: Final = 2.0
 """For what is unwritten when the proxy stops."""
 
+SHOWN_WAITING: Final = 1_000
+"""Searches that wait until it is known what everything costs, in the first seconds of a large catalog."""
+
 USED_KEPT: Final = 1_000
 """Searches of which it is remembered that a tool was used, so that each counts once."""
 
@@ -68,6 +71,7 @@ class UsageRecorder:
         """All that is remembered of each tool."""
         self._tallies: dict[ToolKey, Tally] = {}
         self._fresh, self._unwritten = Batch(), Batch()
+        self._shown: deque[tuple[Slot, int]] = deque(maxlen=SHOWN_WAITING)
         self._used: OrderedDict[str, None] = OrderedDict()
         self._wake, self._writing = anyio.Event(), anyio.Lock()
         self._maintained = 0.0
@@ -84,21 +88,14 @@ class UsageRecorder:
 
     def searched(self, row: SearchRow, shown: int) -> None:
         """A search was answered with what costs so many tokens."""
-        behind = self.inventory.behind
-        counted = SearchUsage(
-            searches=1,
-            found=int(row.results > 0),
-            reranked=int(row.reranked),
-            ms=row.ms,
-            latency={bucket_of(row.ms): 1},
-            shown=0 if behind is None else shown,
-            behind=0 if behind is None else max(behind, shown),
-        )
-        self._fresh.add_search(Slot.of(row.time), counted)
+        slot, found = Slot.of(row.time), row.results > 0
+        counted = SearchUsage(1, int(found), 0, 0, int(row.reranked), row.ms, {bucket_of(row.ms): 1})
+        self._fresh.add_search(slot, counted)
         self._fresh.add_row(row)
-        self.counters.searched(row.origin, row.ms, row.results > 0, row.reranked)
-        self.counters.shown += counted.shown
-        self.counters.saved += counted.behind - counted.shown
+        self.counters.searched(row.origin, row.ms, found, row.reranked)
+        self._shown.append((slot, shown))
+        if self.inventory.counted:
+            self._count_tokens()
         self._wake.set()
 
     def used(self, row: SearchRow) -> None:
@@ -113,6 +110,20 @@ class UsageRecorder:
         self._fresh.add_row(row)
         self.counters.used += 1
         self.counters.top_used += top
+        self._wake.set()
+
+    def _count_tokens(self) -> None:
+        """Count what searches have shown, now that it is known what there is."""
+        behind = self.inventory.behind
+        while self._shown:
+            slot, shown = self._shown.popleft()
+            if behind is not None:
+                self._fresh.add_search(slot, SearchUsage(shown=shown, behind=max(behind, shown)))
+                self.counters.shown += shown
+                self.counters.saved += max(behind - shown, 0)
+
+    def looked_at(self) -> None:
+        """Somebody looks at the statistics: what there is to be used is counted soon. Does not block."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -158,6 +169,7 @@ class UsageRecorder:
             await self._wake.wait()
             if self.inventory.outdated:
                 await anyio.to_thread.run_sync(self._count, abandon_on_cancel=True)
+                self._count_tokens()
             await anyio.sleep(REFRESH_SECONDS)
 
     def _write(self, fresh: Batch) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from mcp_context_proxy.statistics.figures import ToolFigures
 from mcp_context_proxy.statistics.histogram import percentile
 from mcp_context_proxy.store import StatisticsStore
-from mcp_context_proxy.store.usage import DAY, HOUR, SearchUsage, Slot
+from mcp_context_proxy.store.usage import DAY, HOUR, SearchRow, SearchUsage, Slot
 
 HOURLY_AT_MOST: Final = 2 * DAY
 """Longer periods are told by the day: some fifty points are what a person can see."""
@@ -101,6 +101,10 @@ class Reports:
     def searches(self, since: float) -> SearchReport:
         """All searches together."""
         return SearchReport(reduce(SearchUsage.plus, self._store.searched(since).values(), SearchUsage()))
+
+    def latest(self, limit: int) -> list[SearchRow]:
+        """The latest searches one by one, newest first."""
+        return self._store.searches(limit)
 
     def timeline(self, since: float, until: float) -> list[Stretch]:
         """The whole period, stretch by stretch, also those in which nothing happened."""

@@ -66,6 +66,9 @@ class LearnedStore(Protocol):
     def all(self) -> list[LearnedRow]:
         """Every pair, oldest first."""
 
+    def count(self) -> int:
+        """How many pairs there are."""
+
     def put(self, rows: Iterable[LearnedRow]) -> None:
         """Keep the pairs, all or none; one that is known is replaced."""
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 from support.proxies import Host, inside
 from support.raw_client import RpcError
@@ -67,6 +68,14 @@ async def searches(proxy: Proxy) -> tuple[SearchUsage, list[SearchRow]]:
     await usage(proxy).flush()
     rows = proxy.store.statistics.searches(100)
     return Reports(proxy.store.statistics).searches(0.0).usage, rows
+
+
+async def until_counted(proxy: Proxy) -> SearchUsage:
+    """Searches, once it is known what there is."""
+    while not usage(proxy).inventory.counted:
+        await anyio.lowlevel.checkpoint()
+    await anyio.lowlevel.checkpoint()
+    return (await searches(proxy))[0]
 
 
 async def find(host: Host, query: str = QUERY) -> list[str]:
@@ -155,23 +164,20 @@ async def test_uses_are_attributed_also_where_nothing_is_learned(workshop: Works
 
 
 async def test_tokens_shown_and_behind_are_counted_once_everything_was(proxy: Proxy, host: Host) -> None:
-    recorder = usage(proxy)
-    recorder.inventory.count(lambda: None)
     await find(host)
-    counted, _ = await searches(proxy)
+    counted = await until_counted(proxy)
     definitions = proxy.store.statistics.definitions()
 
     assert counted.behind == sum(row.tokens for row in definitions) > counted.shown > 0
     assert {row.tool for row in definitions} == {entry["name"] for entry in TOOLS}
-    assert recorder.counters.saved == counted.behind - counted.shown
+    assert usage(proxy).counters.saved == counted.behind - counted.shown
 
 
 async def test_where_everything_is_listed_nothing_is_said_to_be_saved(workshop: Workshop) -> None:
     workshop.server("s", tools=TOOLS, calls=CALLS)
     async with inside(workshop.config(expose={"mode": "all"})) as proxy:
-        usage(proxy).inventory.count(lambda: None)
         await find(Host(proxy, "modern"))
-        counted, _ = await searches(proxy)
+        counted = await until_counted(proxy)
 
         assert (counted.searches, counted.shown, counted.behind) == (1, 0, 0)
 
