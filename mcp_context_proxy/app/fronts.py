@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,7 +33,8 @@ async def _api_beside(proxy: Proxy) -> None:
     if settings.api_port is not None:
         from mcp_context_proxy.web import beside  # noqa: PLC0415 - a stdio front alone needs none of it
 
-        await beside.serve(_web_routes(proxy), settings, settings.api_port, limits, proxy.health)
+        async with _watching_stalls(proxy):
+            await beside.serve(_web_routes(proxy), settings, settings.api_port, limits, proxy.health)
 
 
 async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
@@ -64,12 +67,30 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     logger.warning("serving http://%s:%d/mcp, /api/v1 and /ui%s", host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
-    await http.serve(app, bound, limits, on_stop=server.listen.close)
+    async with _watching_stalls(proxy):
+        await http.serve(app, bound, limits, on_stop=server.listen.close)
+
+
+@asynccontextmanager
+async def _watching_stalls(proxy: Proxy) -> AsyncIterator[None]:
+    """Notice stalls of the event loop as long as somebody can collect them."""
+    usage = proxy.measuring.usage
+    async with anyio.create_task_group() as group:
+        if usage is not None:
+            group.start_soon(usage.counters.stalls.run)
+        yield
+        group.cancel_scope.cancel()
 
 
 def _web_routes(proxy: Proxy) -> list[BaseRoute]:
-    from mcp_context_proxy.web.api import Api  # noqa: PLC0415 - a stdio front alone does not need it
+    from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
+    from mcp_context_proxy.web.api import Api  # noqa: PLC0415
     from mcp_context_proxy.web.routes import routes  # noqa: PLC0415
+    from mcp_context_proxy.web.usage_api import UsageApi  # noqa: PLC0415
 
+    measuring = proxy.measuring
     api = Api(proxy.contexts, proxy.catalog, lambda: proxy.fleet.clients, proxy.changes)
-    return routes(api, proxy.config.limits.http_body_bytes)
+    usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
+    operations = [*api.operations(), *usage_api.operations()]
+    metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
+    return [*routes(operations, proxy.config.limits.http_body_bytes), *metrics]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from mcp_context_proxy.app.measuring import Measuring
 from mcp_context_proxy.app.searching import Searching
 from mcp_context_proxy.app.upkeep import Upkeep
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -35,6 +36,7 @@ from mcp_context_proxy.server.broadcast import Broadcast
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.context_prompt import ContextPrompt
 from mcp_context_proxy.server.context_resources import ContextResources
+from mcp_context_proxy.server.ended_calls import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.open_sessions import OpenSessions
@@ -44,6 +46,7 @@ from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tool_calls import ToolCalls
 from mcp_context_proxy.server.tools import ToolList
+from mcp_context_proxy.statistics.counters import CacheCounts
 from mcp_context_proxy.wire.envelope import Members
 
 if TYPE_CHECKING:
@@ -79,6 +82,7 @@ class Proxy:
         sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
         self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
         self.records = RequestRecords(config.limits, kept)
+        costs = Costs(TokenCounter())
         self.companions = Companions(self.searching.expander, config.context.expansion_rules)
         self.contexts = ContextEngine(
             self.catalog,
@@ -86,7 +90,7 @@ class Proxy:
             sessions,
             self.records,
             configured(config),
-            Costs(TokenCounter()),
+            costs,
             self.companions,
         )
         self.tool_list = ToolList(
@@ -97,6 +101,15 @@ class Proxy:
             self.handles,
             meta_tools.definitions(self.setup),
         )
+        self.measuring = Measuring(
+            config, store, lambda: self.catalog.snapshot, costs.of, self.tool_list.lists_all
+        )
+        if self.measuring.searches is not None:
+            self.records.when_added(self.measuring.searches.served)
+        if self.measuring.usage is not None:
+            queries = self.searching.queries
+            caches = self.measuring.usage.counters.caches
+            caches["query_embeddings"] = lambda: CacheCounts(queries.hits, queries.misses)
         self.open_sessions = OpenSessions()
         self.broadcast = Broadcast(self.open_sessions)
         self.changes = Changes(self.catalog, self.tool_list, self.open_sessions)
@@ -111,9 +124,14 @@ class Proxy:
         prompts = Prompts(self.catalog, self.fleet, forwarder, resources, prompt)
         self.open_sessions.when_ended(resources.end)
         self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
-        called = None
-        if self.searching.recorder is not None:
-            called = Attribution(self.searching.recorder, self.records, self.handles, self.catalog).called
+        learning, searches = self.searching.recorder, self.measuring.searches
+        attribution = Attribution(
+            self.records,
+            self.handles,
+            self.catalog,
+            None if learning is None else learning.learn,
+            None if searches is None else searches.used,
+        )
         calls = ToolCalls(
             self.catalog,
             self.fleet,
@@ -122,7 +140,7 @@ class Proxy:
             self.handles,
             self.caught_up,
             self.searching.answered,
-            called,
+            EndedCalls(attribution, self.measuring.usage),
         )
         own_tools = OwnTools(
             self.fleet, self.contexts, calls, self.handles, self.changes, lambda: self.setup.manage
@@ -152,6 +170,8 @@ class Proxy:
             group.start_soon(self.records.run)
             if self.searching.recorder is not None:
                 group.start_soon(self.searching.recorder.run)
+            if self.measuring.usage is not None:
+                group.start_soon(self.measuring.usage.run)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
             try:

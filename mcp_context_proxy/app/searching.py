@@ -39,7 +39,7 @@ class Searching:
         self.answered: Counter[str] = Counter()
         """Calls that each server has answered: the most used ones are indexed first."""
         embedder = QueryEmbedder(self.model)
-        queries = RememberedQueries(embedder)
+        queries = self.queries = RememberedQueries(embedder)
         learns, learned = config.learning, store.learned
         self.learned = LearnedTier(embedder, learned, learns.store_queries) if learns.enabled else None
         self.recorder = Recorder(self.learned) if self.learned is not None else None

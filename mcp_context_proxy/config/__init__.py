@@ -16,6 +16,7 @@ from mcp_context_proxy.config.settings import (
     OAuthConfig,
     SearchConfig,
     ServerConfig,
+    StatisticsConfig,
     StoreConfig,
     ToolConfig,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "OAuthConfig",
     "SearchConfig",
     "ServerConfig",
+    "StatisticsConfig",
     "StoreConfig",
     "ToolConfig",
     "default_path",

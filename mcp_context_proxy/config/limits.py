@@ -126,3 +126,14 @@ class Limits(BaseModel):
     """Request contexts that are remembered: days of one person's work, some 3 MB."""
     requests_age_seconds: Seconds = 7 * 24 * 3600.0
     """After which one is forgotten: what a person asks about happened this week."""
+
+    statistics_hours_seconds: Seconds = 7 * 24 * 3600.0
+    """For which usage is kept by the hour, then by the day: this week is what is asked for in detail."""
+    statistics_days_seconds: Seconds = 365 * 24 * 3600.0
+    """After which a day is forgotten: a year shows seasons."""
+    statistics_rows: Count = 200_000
+    """Of tools by hour and by day: 100 tools used every day of a year and every hour of a week, 20 MB."""
+    searches_kept: Count = 5000
+    """Searches that are kept one by one, some 2 MB; how many there were is counted anyway."""
+    searches_age_seconds: Seconds = 30 * 24 * 3600.0
+    """After which one is forgotten."""

@@ -157,6 +157,12 @@ class LearningConfig(Table):
     """Keep the text of queries; False keeps its hash and vector."""
 
 
+class StatisticsConfig(Table):
+    """Whether calls and searches are counted."""
+
+    enabled: Flag = True
+
+
 class StoreConfig(Table):
     """Where vectors, learned pairs and statistics are kept."""
 
@@ -295,6 +301,7 @@ class Config(Table):
     search: SearchConfig = SearchConfig()
     context: ContextConfig = ContextConfig()
     learning: LearningConfig = LearningConfig()
+    statistics: StatisticsConfig = StatisticsConfig()
     store: StoreConfig = StoreConfig()
     http: HttpConfig = HttpConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()

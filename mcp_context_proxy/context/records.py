@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import anyio
 import anyio.to_thread
@@ -37,6 +37,11 @@ class RequestRecords:
         self._unwritten: dict[str, RequestContext] = {}
         self._wake = anyio.Event()
         self._store_failed = False
+        self._added: list[Callable[[RequestContext], None]] = []
+
+    def when_added(self, callback: Callable[[RequestContext], None]) -> None:
+        """Call with every request context that is added; it must not block."""
+        self._added.append(callback)
 
     def add(self, context: RequestContext) -> None:
         """Remember one. Does not block."""
@@ -46,6 +51,8 @@ class RequestRecords:
         if self._store is not None:
             self._unwritten[context.id] = context
             self._wake.set()
+        for added in self._added:
+            added(context)
 
     def recent(self) -> Iterator[RequestContext]:
         """Those in memory, newest first."""

@@ -34,6 +34,8 @@ class RememberedQueries:
         self._embedder = embedder
         self._lock = threading.Lock()
         self._latest: OrderedDict[str, Vector] = OrderedDict()
+        self.hits = self.misses = 0
+        """Texts that were known, and that were not."""
 
     def embed(self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None) -> Matrix:
         """One unit vector per text, in order.
@@ -43,7 +45,9 @@ class RememberedQueries:
         """
         with self._lock:
             known = {text: self._latest[text] for text in texts if text in self._latest}
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
+            missing = [text for text in dict.fromkeys(texts) if text not in known]
+            self.hits += len(known)
+            self.misses += len(missing)
         if not known:
             vectors = self._embedder.embed(texts, on_progress)
             self._remember(dict(zip(texts, vectors, strict=True)))

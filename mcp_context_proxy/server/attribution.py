@@ -1,4 +1,4 @@
-"""Which query a successful call was made for, and what that teaches. The only module that decides it.
+"""Which request a successful call was made for, and what that teaches. The only module that decides it.
 
 A call that says its goal was made for that. Otherwise it belongs to a recent request of its session, and
 without a session to the latest one that showed the tool. What cannot be attributed teaches nothing.
@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import msgspec
-
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.handles import Handles
 from mcp_context_proxy.context.query import handle_of
@@ -19,44 +17,48 @@ from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.request import RequestContext
 from mcp_context_proxy.context.session import SessionContext
 from mcp_context_proxy.items import IncludeMode, Kind, Tool
-from mcp_context_proxy.learning.recorder import Recorder
 from mcp_context_proxy.learning.signals import Signal, Use
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members, RequestError
 
 WINDOW_SECONDS: Final = 600.0
 """How long after a request a call may still be made for it."""
 
-MOST_BYTES: Final = 1024 * 1024
-"""Of a result that is looked into; a larger one is taken for a success."""
+Learn = Callable[[Use], None]
+"""Takes what a call teaches."""
+
+Used = Callable[[RequestContext, Tool], None]
+"""Takes a request, and a tool it had selected that was called for it."""
 
 
 class Attribution:
-    """Tells the learned tier of successful calls."""
+    """Tells whoever learns and whoever counts what successful calls were made for."""
 
     def __init__(
         self,
-        recorder: Recorder,
         records: RequestRecords,
         handles: Handles,
         catalog: Catalog,
+        learn: Learn | None = None,
+        used: Used | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._recorder, self._records, self._handles = recorder, records, handles
-        self._catalog, self._clock = catalog, clock
+        self._records, self._handles = records, handles
+        self._catalog, self._learn, self._used, self._clock = catalog, learn, used, clock
 
-    def called(self, tool: Tool, params: Members, caller: Caller, result: bytes, goal: str | None) -> None:
-        """A call was answered. Does not block."""
-        if not _succeeded(result):
+    def succeeded(self, tool: Tool, params: Members, caller: Caller, goal: str | None) -> None:
+        """A call was answered, and is no failure. Does not block."""
+        if self._learn is None and self._used is None:
             return
         session = self._session(params, caller)
         context = self._context(tool, session)
         shows = context is not None and _shows(context, tool)
+        if self._used is not None and context is not None and shows:
+            self._used(context, tool)
         query = goal or (context.query if context is not None else None)
-        if not query or not query.strip():
+        if self._learn is None or not query or not query.strip():
             return
-        self._recorder.learn(
+        self._learn(
             Use(
                 query=query,
                 tool=(tool.server, tool.name),
@@ -105,14 +107,3 @@ def _who(session: SessionContext | None, context: RequestContext | None, caller:
     if session is not None:
         return session.id
     return f"request {context.id}" if context is not None else f"principal {caller.principal}"
-
-
-def _succeeded(result: bytes) -> bool:
-    """Whether a tool did what it was asked: not an error, and not a question in return."""
-    if len(result) > MOST_BYTES:
-        return True
-    try:
-        members = envelope.members(result)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return bytes(members.get("isError", b"false")) != b"true" and era.result_type(members) != "input_required"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -21,6 +22,7 @@ from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemEr
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.server import forwarding
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.ended_calls import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
@@ -30,9 +32,6 @@ STARTING_PATIENCE_SECONDS = 5.0
 
 NAMES_COMPARED = 5000
 """Names that one that is not known is compared with: 50 ms at most."""
-
-Called = Callable[[Tool, Members, Caller, bytes, str | None], None]
-"""Told of a call that was answered: the tool, the params, who called, the result, and the goal."""
 
 
 class ToolCalls:
@@ -47,7 +46,7 @@ class ToolCalls:
         handles: Handles,
         caught_up: Callable[[float], Awaitable[None]],
         answered: Counter[str],
-        called: Called | None = None,
+        ended: EndedCalls,
     ) -> None:
         """Prepare to call.
 
@@ -59,10 +58,10 @@ class ToolCalls:
             handles: Of contexts that clients carry themselves.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
             answered: Counts the calls that each server has answered, for whom it is good to know.
-            called: Told of every call that was answered.
+            ended: Takes every call that has ended.
         """
         self._catalog, self._fleet, self._caught_up = catalog, fleet, caught_up
-        self._forwarder, self._answered, self._called = forwarder, answered, called
+        self._forwarder, self._answered, self._ended = forwarder, answered, ended
         self._contexts, self._handles = contexts, handles
 
     async def resolve(self, name: str) -> Tool:
@@ -124,14 +123,19 @@ class ToolCalls:
             sent["arguments"] = _object_in_text(arguments)
         elif arguments is not None and bytes(arguments) == b"null":
             del sent["arguments"]
-        client = self._fleet.client(tool.server)
-        result = await self._forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+        began = time.perf_counter()
+        try:
+            client = self._fleet.client(tool.server)
+            result = await self._forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+        except DownstreamError as error:
+            self._ended.failed(tool, error, time.perf_counter() - began)
+            raise
+        seconds = time.perf_counter() - began
         self._answered[tool.server] += 1
         session = self._session(params, caller)
         if session is not None:
             self._contexts.called(session, tool, result)
-        if self._called is not None:
-            self._called(tool, params, caller, result, goal)
+        self._ended.answered(tool, params, caller, goal, result, seconds)
         return result
 
     def _session(self, params: Members, caller: Caller) -> SessionContext | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self, TypeAlias
+
+from mcp_context_proxy.statistics.histogram import percentile
+from mcp_context_proxy.store.usage import ToolUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,19 @@ class ToolFigures:
     """Seconds since 1970."""
     result_bytes: float
     """Of a result, on average."""
+
+    @classmethod
+    def of(cls, usage: ToolUsage) -> Self:
+        """The figures of what was counted; percentiles within `histogram.ERROR`."""
+        return cls(
+            calls=usage.calls,
+            errors=usage.errors,
+            mean_ms=usage.ms / usage.timed if usage.timed else 0.0,
+            p50_ms=percentile(usage.latency, 0.50),
+            p95_ms=percentile(usage.latency, 0.95),
+            last_used=usage.last,
+            result_bytes=usage.result_bytes / usage.timed if usage.timed else 0.0,
+        )
 
     @property
     def success_rate(self) -> float:

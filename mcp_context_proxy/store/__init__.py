@@ -7,6 +7,7 @@ from mcp_context_proxy.store.protocol import (
     ListingStore,
     RequestRow,
     RequestStore,
+    StatisticsStore,
     VectorStore,
 )
 
@@ -17,6 +18,7 @@ __all__ = [
     "ListingStore",
     "RequestRow",
     "RequestStore",
+    "StatisticsStore",
     "Store",
     "VectorStore",
     "default_path",

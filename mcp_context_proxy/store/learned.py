@@ -26,6 +26,10 @@ class SqliteLearned:
             if is_vector(vector)
         ]
 
+    def count(self) -> int:
+        """How many pairs there are."""
+        return int(self._database.rows("SELECT COUNT(*) FROM learned")[0][0])
+
     def version(self) -> int:
         """Changes whenever another process has changed the store."""
         return int(self._database.rows("PRAGMA data_version")[0][0])

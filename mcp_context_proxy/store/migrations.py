@@ -52,5 +52,65 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        """
+        CREATE TABLE tool_usage (
+            seconds      INTEGER NOT NULL,  -- of the slot: an hour or a day
+            start        INTEGER NOT NULL,  -- seconds since 1970
+            server       TEXT NOT NULL,
+            tool         TEXT NOT NULL,     -- its own name
+            calls        INTEGER NOT NULL,
+            errors       INTEGER NOT NULL,
+            timed        INTEGER NOT NULL,
+            ms           REAL NOT NULL,
+            result_bytes INTEGER NOT NULL,
+            last         REAL NOT NULL,     -- seconds since 1970
+            latency      BLOB NOT NULL,     -- counts by bucket, MessagePack
+            PRIMARY KEY (seconds, start, server, tool)
+        )
+        """,
+        """
+        CREATE TABLE search_usage (
+            seconds  INTEGER NOT NULL,
+            start    INTEGER NOT NULL,
+            searches INTEGER NOT NULL,
+            found    INTEGER NOT NULL,
+            used     INTEGER NOT NULL,
+            top_used INTEGER NOT NULL,
+            reranked INTEGER NOT NULL,
+            ms       REAL NOT NULL,
+            latency  BLOB NOT NULL,         -- counts by bucket, MessagePack
+            shown    INTEGER NOT NULL,      -- tokens
+            behind   INTEGER NOT NULL,
+            PRIMARY KEY (seconds, start)
+        )
+        """,
+        """
+        CREATE TABLE searches (
+            id       TEXT PRIMARY KEY,      -- of the request
+            time     REAL NOT NULL,         -- seconds since 1970
+            key      BLOB NOT NULL,         -- sha256 of the query
+            query    TEXT,                  -- NULL where queries are not kept
+            origin   TEXT NOT NULL,
+            results  INTEGER NOT NULL,
+            top      TEXT,                  -- exposed name
+            chosen   TEXT,                  -- exposed name; NULL until a tool is used
+            rank     INTEGER,
+            ms       REAL NOT NULL,
+            reranked INTEGER NOT NULL
+        )
+        """,
+        "CREATE INDEX searches_by_time ON searches (time)",
+        """
+        CREATE TABLE definitions (
+            server      TEXT NOT NULL,
+            tool        TEXT NOT NULL,      -- its own name
+            fingerprint TEXT NOT NULL,
+            tokens      INTEGER NOT NULL,
+            first       REAL NOT NULL,      -- seconds since 1970
+            PRIMARY KEY (server, tool)
+        )
+        """,
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

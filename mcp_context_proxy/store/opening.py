@@ -17,9 +17,16 @@ import platformdirs
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.learned import SqliteLearned
 from mcp_context_proxy.store.listings import SqliteListings
-from mcp_context_proxy.store.protocol import LearnedStore, ListingStore, RequestStore, VectorStore
+from mcp_context_proxy.store.protocol import (
+    LearnedStore,
+    ListingStore,
+    RequestStore,
+    StatisticsStore,
+    VectorStore,
+)
 from mcp_context_proxy.store.requests import SqliteRequests
 from mcp_context_proxy.store.sqlite import Database, StoreDamagedError, open_database
+from mcp_context_proxy.store.statistics import SqliteStatistics
 from mcp_context_proxy.store.vectors import SqliteVectors
 
 logger = logging.getLogger(__name__)
@@ -39,6 +46,7 @@ class Store:
     requests: RequestStore
     listings: ListingStore
     learned: LearnedStore
+    statistics: StatisticsStore
     path: Path | None
     """None when nothing is kept."""
     warning: str | None
@@ -100,6 +108,7 @@ def _opened(path: Path | None, warning: str | None) -> Store:
         SqliteRequests(database),
         SqliteListings(database),
         SqliteLearned(database),
+        SqliteStatistics(database),
         path,
         warning,
         database,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mcp_context_proxy.items import Vector
+from mcp_context_proxy.store.usage import DefinitionRow, SearchRow, SearchUsage, Slot, ToolUsage
 
 
 class VectorStore(Protocol):
@@ -65,6 +66,9 @@ class LearnedStore(Protocol):
     def all(self) -> list[LearnedRow]:
         """Every pair, oldest first."""
 
+    def count(self) -> int:
+        """How many pairs there are."""
+
     def put(self, rows: Iterable[LearnedRow]) -> None:
         """Keep the pairs, all or none; one that is known is replaced."""
 
@@ -96,3 +100,42 @@ class ListingStore(Protocol):
 
     def put(self, key: str, time: float, listing: bytes) -> None:
         """Keep a listing in the place of the one before it."""
+
+
+class StatisticsStore(Protocol):
+    """How often and how well tools and searches did."""
+
+    def add(
+        self,
+        tools: Iterable[tuple[Slot, ToolUsage]],
+        searches: Mapping[Slot, SearchUsage],
+        rows: Iterable[SearchRow],
+    ) -> None:
+        """Add to what is known, all or nothing; a search that is known is replaced."""
+
+    def roll_up(self, hours_before: float, days_before: float) -> None:
+        """Make days of the hours before one moment, and forget the days before another."""
+
+    def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
+        """Forget the oldest of what is more than may be kept."""
+
+    def tools(self, since: float = 0.0) -> list[ToolUsage]:
+        """Usage of every tool in the slots that end after a moment, summed up."""
+
+    def searched(self, since: float = 0.0) -> dict[Slot, SearchUsage]:
+        """Searches by slot, those that end after a moment, oldest first."""
+
+    def calls(self, since: float = 0.0) -> dict[Slot, tuple[int, int]]:
+        """Calls and errors of all tools together by slot, those that end after a moment, oldest first."""
+
+    def searches(self, limit: int) -> list[SearchRow]:
+        """The latest, newest first."""
+
+    def definitions(self) -> list[DefinitionRow]:
+        """The tools that there were when they were last looked at."""
+
+    def put_definitions(self, server: str, rows: Sequence[DefinitionRow]) -> None:
+        """Know these tools of a server and no others; when one was first seen stays."""
+
+    def version(self) -> int:
+        """Changes whenever another process has changed the store."""

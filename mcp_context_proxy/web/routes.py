@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -13,21 +14,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from mcp_context_proxy.web import page
-from mcp_context_proxy.web.api import Api
 from mcp_context_proxy.web.openapi import document
 from mcp_context_proxy.web.operation import HEADERS, Operation, on_http_error, refused, route
 
 BASE = "/api/v1"
 
 
-def routes(api: Api, body_limit: int) -> list[BaseRoute]:
+def routes(operations: Sequence[Operation], body_limit: int) -> list[BaseRoute]:
     """The routes.
 
     Args:
-        api: What the operations do.
+        operations: Of the API.
         body_limit: Bytes of a request's body.
     """
-    operations = api.operations()
     described = document(BASE, operations)
 
     async def openapi(request: Request) -> Response:

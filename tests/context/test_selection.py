@@ -24,6 +24,8 @@ from mcp_context_proxy.embedding import CachedEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.server.attribution import Attribution
+from mcp_context_proxy.server.ended_calls import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.own_tools import OwnTools
 from mcp_context_proxy.server.tool_calls import ToolCalls
@@ -236,6 +238,7 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             proxy.handles,
             proxy.caught_up,
             Counter(),
+            EndedCalls(Attribution(RequestRecords(proxy.config.limits), proxy.handles, proxy.catalog), None),
         )
         own_tools = OwnTools(proxy.fleet, contexts, calls, proxy.handles, proxy.changes, lambda: False)
         host = Host(proxy, "handshake")
