@@ -6,6 +6,7 @@ is killed. Without it, they would have but the end of their input to go by, and 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -19,6 +20,9 @@ from typing import IO, cast
 logger = logging.getLogger(__name__)
 
 GUARDIAN = Path(__file__).with_name("guardian.py")
+
+DISMISSAL_SECONDS = 0.5
+"""For the guardian to go when there is nothing left to guard."""
 
 _running: set[int] = set()
 _lock = threading.Lock()
@@ -51,8 +55,20 @@ def kill_all() -> None:
             os.killpg(group, signal.SIGKILL)
 
 
-def _start_guardian() -> None:
+@atexit.register
+def dismiss() -> None:
+    """Let the guardian go, with what it still has to do."""
     global _guardian  # noqa: PLW0603 - one for the whole process, like what it guards
+    with _lock:
+        if _guardian is not None:
+            _pipe(_guardian).close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _guardian.wait(DISMISSAL_SECONDS)
+            _guardian = None
+
+
+def _start_guardian() -> None:
+    global _guardian  # noqa: PLW0603 - as above
     try:
         _guardian = subprocess.Popen(
             # Neither the user's environment nor site packages: it starts in a moment and runs for long.
