@@ -18,7 +18,7 @@ from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.errors import RemoteError
-from mcp_context_proxy.server import declared
+from mcp_context_proxy.server import declared, url_elicitation
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.listener import Listener
 from mcp_context_proxy.server.parked import ParkedCalls, Purpose
@@ -85,9 +85,19 @@ class Forwarder:
             if client.era is Era.MODERN:
                 return await _gather_input(client, method, params, outgoing, result)
             return result
-        if client.era is Era.HANDSHAKE and method in INPUT_METHODS and _may_ask(params, caller):
-            return Raw(await self._park(client, method, params, caller, subject, listener))
-        return await client.call(method, params, _outgoing(client, params, caller, subject, None, listener))
+        if client.era is not Era.HANDSHAKE or method not in INPUT_METHODS:
+            outgoing = _outgoing(client, params, caller, subject, None, listener)
+            return await client.call(method, params, outgoing)
+        try:
+            if _may_ask(params, caller):
+                return Raw(await self._park(client, method, params, caller, subject, listener))
+            outgoing = _outgoing(client, params, caller, subject, None, listener)
+            return await client.call(method, params, outgoing)
+        except RemoteError as error:
+            question = url_elicitation.question(error, params, caller)
+            if question is None:
+                raise
+            return Raw(question)
 
     async def _park(
         self,
