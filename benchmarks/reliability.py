@@ -140,8 +140,16 @@ def _answers(client: StdioClient, tool: str) -> bool:
 
 
 def _children(pid: int) -> list[int]:
+    """The servers of a proxy, without the guardian that would end them."""
     files = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for file in files for child in file.read_text(encoding="ascii").split()]
+    found = [int(child) for file in files for child in file.read_text(encoding="ascii").split()]
+    return [child for child in found if str(FAULTY) in _command_line(child)]
+
+
+def _command_line(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+    return ""
 
 
 def _end(client: StdioClient) -> None:

@@ -119,9 +119,11 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Nothing the proxy started outlives it: also not what its servers left behind in their process "
-        "groups.",
+        "Nothing the proxy started outlives it, also where it is killed: a server ends with all that it "
+        "left behind in its process group.",
         (
+            STOPPING + "test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_started",
+            STOPPING + "test_the_guardian_of_the_servers_is_replaced_when_it_was_killed",
             SOAK,
             "downstream/test_life.py::"
             "test_children_are_gone_when_the_proxy_stops_also_those_that_ignore_the_end",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +14,7 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import redact_logs
-from mcp_context_proxy.front.process import listen_for_signals, raise_file_limit
+from mcp_context_proxy.front.process import SIGNALS, listen_for_signals, raise_file_limit
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.store import open_store
@@ -55,10 +52,10 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
     raise_file_limit()
     # Listened for before any server is started: none may outlive a proxy that is stopped at once.
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as listening:
-            asked = anyio.Event()
-            listening.start_soon(listen_for_signals, signals, asked)
+            asked, reloader = anyio.Event(), Reloader(config, load_again)
+            listening.start_soon(listen_for_signals, signals, asked, reloader.ask)
             async with open_proxy(config) as proxy:
                 # Half a second of imports, in which the servers start.
                 await load_sdk()
@@ -75,11 +72,10 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     await proxy.apply(changed)
                     server.instructions = meta_tools.instructions(proxy.setup)
 
-                proxy.reloader = Reloader(config, load_again, apply)
+                proxy.reloader = reloader
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_when_asked, asked, proxy, group.cancel_scope)
-                    group.start_soon(proxy.reloader.run)
-                    group.start_soon(_reload_on_hangup, proxy.reloader, group.cancel_scope)
+                    group.start_soon(reloader.run, apply)
                     await front(proxy, server)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()
@@ -91,16 +87,3 @@ async def _stop_when_asked(asked: anyio.Event, proxy: Proxy, scope: anyio.Cancel
     # The servers begin to stop while the front still closes its connections.
     proxy.fleet.stop()
     scope.cancel()
-
-
-async def _reload_on_hangup(reloader: Reloader, scope: anyio.CancelScope) -> None:
-    """Read the configuration again on SIGHUP, except where that tells of a terminal that was closed."""
-    if sys.platform == "win32":
-        return
-    in_terminal = os.isatty(sys.stderr.fileno())
-    with anyio.open_signal_receiver(signal.SIGHUP) as signals:
-        async for _ in signals:
-            if in_terminal and not os.isatty(sys.stderr.fileno()):
-                scope.cancel()
-                return
-            reloader.ask()

@@ -12,6 +12,7 @@ import click
 from mcp_context_proxy import __version__
 from mcp_context_proxy.cli.logs import SILENT, configure_logging
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.front.hangups import outlast_hangups
 
 COMMANDS = {
     "serve": "Serve hosts over stdio, or over HTTP with --http. The default command.",
@@ -95,6 +96,8 @@ def _discard_stdout() -> None:
 def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> None:
     """One MCP server in front of many: shows the model only the tools the current request needs."""
     serving = ctx.invoked_subcommand in {None, "serve"}
+    if serving:
+        outlast_hangups()
     # The other commands tell themselves what went wrong, where it belongs in what they show.
     configure_logging(log_level or ("warning" if serving else SILENT))
     ctx.obj = config_path

@@ -44,16 +44,14 @@ class Standing:
 class Reloader:
     """Loads the configuration when its file changes, or when it is asked to."""
 
-    def __init__(self, started: Config, load: Load, apply: Apply) -> None:
+    def __init__(self, started: Config, load: Load) -> None:
         """Prepare to follow.
 
         Args:
             started: What the proxy was started with.
             load: Reads the file again; called in a thread.
-            apply: Takes a configuration that differs from the one in use.
         """
-        self._started, self._current = started, started
-        self._load, self._apply = load, apply
+        self._started, self._current, self._load = started, started, load
         self._asked = anyio.Event()
         self.standing = Standing()
 
@@ -61,8 +59,8 @@ class Reloader:
         """Have the file read soon, whether or not it looks changed."""
         self._asked.set()
 
-    async def run(self) -> None:
-        """Follow the file until cancelled."""
+    async def run(self, apply: Apply) -> None:
+        """Follow the file until cancelled: `apply` takes each configuration that differs from the last."""
         async with anyio.create_task_group() as group:
             if self._started.path is not None:
                 group.start_soon(watch_file, self._started.path, self.ask)
@@ -70,12 +68,12 @@ class Reloader:
                 await self._asked.wait()
                 self._asked = anyio.Event()
                 try:
-                    await self._reload()
+                    await self._reload(apply)
                 except Exception:
                     # boundary: a fault in one reload; the next edit is a new try
                     logger.exception("the changed configuration could not be applied")
 
-    async def _reload(self) -> None:
+    async def _reload(self, apply: Apply) -> None:
         try:
             config = await self._loaded()
         except ConfigError as error:
@@ -86,7 +84,7 @@ class Reloader:
             self.standing = replace(self.standing, problems=())
         if config == self._current:
             return
-        await self._apply(config)
+        await apply(config)
         self._current = config
         self._tell_needs_restart(config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -13,7 +14,7 @@ import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import negotiation
-from mcp_context_proxy.downstream.link import Link, Notify
+from mcp_context_proxy.downstream.link import Link, Notify, Outgoing
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.peer import Channel, Peer
 from mcp_context_proxy.downstream.questions import CANCELLED, Answer, Questions
@@ -61,6 +62,24 @@ class Connected:
     link: Link
     introduction: Introduction
     loss: Loss
+    questions: Questions | None = None
+    """What the server asks; None where it cannot ask."""
+
+    async def settled(self, seconds: float) -> None:
+        """Wait, no longer than `seconds`, until the server has asked what it wants to know first.
+
+        Many ask for the roots as soon as they are greeted, and must have them before they are called. The
+        answer to a ping comes after what was asked before it, and is given after what was answered.
+        """
+        known = 0
+        with anyio.move_on_after(seconds):
+            while self.questions is not None:
+                with contextlib.suppress(RemoteError, BadAnswerError):
+                    await self.link.request("ping", {}, Outgoing(subject="ping", timeout=seconds))
+                await self.questions.all_answered()
+                if self.questions.taken == known:
+                    break
+                known = self.questions.taken
 
 
 class _OpenChannel(Channel, Protocol):
@@ -135,7 +154,7 @@ async def _connect_duplex(
                 introduction = await _negotiate(peer, config, limits, inbound.capabilities)
                 if hasattr(channel, "version"):
                     channel.version = introduction.version
-                yield Connected(peer, introduction, loss)
+                yield Connected(peer, introduction, loss, questions)
         finally:
             peer.close("was disconnected")
             group.cancel_scope.cancel()

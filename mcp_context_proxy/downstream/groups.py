@@ -1,29 +1,110 @@
-"""The process groups that this process has started, to end them where there is no time to do it in order."""
+"""The process groups that this process has started, to end them where there is no time to do it in order.
+
+A guardian, one small process for all of them, is told of each: it ends those that are left if this process
+is killed. Without it, they would have but the end of their input to go by, and some are deaf to that.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
 import signal
+import subprocess
 import sys
+import threading
+from pathlib import Path
+from typing import IO, cast
+
+logger = logging.getLogger(__name__)
+
+GUARDIAN = Path(__file__).with_name("guardian.py")
+
+DISMISSAL_SECONDS = 0.5
+"""For the guardian to go when there is nothing left to guard."""
 
 _running: set[int] = set()
+_lock = threading.Lock()
+_guardian: subprocess.Popen[bytes] | None = None
 
 
 def started(group: int) -> None:
-    """A process has been started as the leader of its group."""
-    _running.add(group)
+    """A process has been started as the leader of its group. Blocks for the start of the guardian."""
+    with _lock:
+        _running.add(group)
+        if _guardian is None or _guardian.poll() is not None:
+            _start_guardian()
+        else:
+            _tell(b"+%d\n" % group)
 
 
 def ended(group: int) -> None:
     """The group has been ended."""
-    _running.discard(group)
+    with _lock:
+        _running.discard(group)
+        _tell(b"-%d\n" % group)
 
 
 def kill_all() -> None:
     """End every group at once."""
     if sys.platform == "win32":
         return
-    for group in _running:
+    for group in tuple(_running):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+
+
+@atexit.register
+def dismiss() -> None:
+    """Let the guardian go, with what it still has to do."""
+    global _guardian  # noqa: PLW0603 - one for the whole process, like what it guards
+    with _lock:
+        if _guardian is not None:
+            _pipe(_guardian).close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _guardian.wait(DISMISSAL_SECONDS)
+            _guardian = None
+
+
+def _start_guardian() -> None:
+    global _guardian  # noqa: PLW0603 - as above
+    try:
+        _guardian = subprocess.Popen(
+            # Neither the user's environment nor site packages: it starts in a moment and runs for long.
+            [sys.executable, "-I", "-S", str(GUARDIAN)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            bufsize=0,
+            start_new_session=True,
+        )
+    except OSError as error:
+        logger.debug("servers have no guardian: %s", error)
+        _guardian = None
+        return
+    os.set_blocking(_pipe(_guardian).fileno(), False)
+    _tell(b"".join(b"+%d\n" % group for group in _running))
+
+
+def _tell(lines: bytes) -> None:
+    """Tell the guardian; one that does not listen is replaced with the next server that starts."""
+    global _guardian  # noqa: PLW0603 - as above
+    if _guardian is None:
+        return
+    try:
+        heard = _pipe(_guardian).write(lines) == len(lines)
+    except OSError as error:
+        logger.debug("the guardian of the servers is gone: %s", error)
+        heard = False
+    if not heard:
+        _guardian.kill()
+        _guardian.wait()
+        _pipe(_guardian).close()
+        _guardian = None
+
+
+def _pipe(guardian: subprocess.Popen[bytes]) -> IO[bytes]:
+    return cast("IO[bytes]", guardian.stdin)

@@ -201,6 +201,7 @@ class Lanes:
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
                 async with connect(self._config, self._limits, stderr, self._inbound(lane)) as connected:
+                    await connected.settled(self._limits.probe_seconds)
                     scope.deadline = float("inf")
                     lane.connected = connected
                     lane.settled.set()

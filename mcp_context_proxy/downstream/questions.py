@@ -45,12 +45,22 @@ class Questions:
         """Answer in tasks of `group`, each question within `seconds`."""
         self._group, self._answer, self._seconds = group, answer, seconds
         self._open: dict[RequestId, anyio.CancelScope] = {}
+        self._answered = anyio.Event()
+        self.taken = 0
+        """How many were ever asked."""
+
+    async def all_answered(self) -> None:
+        """Wait until none is open."""
+        while self._open:
+            self._answered = anyio.Event()
+            await self._answered.wait()
 
     def take(self, peer: Peer, request_id: RequestId, method: str, params: Members) -> None:
         """Answer a request that came over `peer`."""
         if request_id in self._open or len(self._open) >= OPEN_QUESTIONS:
             self._group.start_soon(peer.refuse, request_id, INVALID_REQUEST, "too many requests are open")
             return
+        self.taken += 1
         self._open[request_id] = anyio.CancelScope()
         self._group.start_soon(self._reply, peer, request_id, method, params)
 
@@ -75,6 +85,8 @@ class Questions:
                     await peer.refuse(request_id, INTERNAL_ERROR, text)
         finally:
             del self._open[request_id]
+            if not self._open:
+                self._answered.set()
 
 
 def party_of(in_flight: Iterable[Outgoing]) -> Party | None:

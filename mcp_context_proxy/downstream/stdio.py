@@ -172,7 +172,6 @@ async def open_stdio(
         ConnectionError: it cannot be started; the message says why and what to do.
     """
     process = await anyio.to_thread.run_sync(_spawn, config)
-    groups.started(process.pid)
     channel = StdioChannel(process, stderr)
     try:
         await channel.connect(receive, limits.message_bytes)
@@ -191,7 +190,7 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
             f"cannot start: no program {command!r} on its PATH; install it or give its full path as 'command'"
         )
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [program, *config.args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -203,3 +202,5 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise ConnectionError(f"cannot start {program}: {error.strerror or error}") from error
+    groups.started(process.pid)
+    return process

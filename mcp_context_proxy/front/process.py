@@ -1,4 +1,4 @@
-"""What the process as a whole is told and allowed: signals to stop, open files."""
+"""What the process as a whole is told and allowed: signals to stop or to read again, open files."""
 
 from __future__ import annotations
 
@@ -7,24 +7,40 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import anyio
 
 from mcp_context_proxy.downstream import groups
+from mcp_context_proxy.front.hangups import HANGUP, has_terminal
 
 if sys.platform != "win32":
     import resource
 
 logger = logging.getLogger(__name__)
 
+SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
+"""All that `listen_for_signals` is to be given."""
+
 FILES = 65_536
 """Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
 
 
-async def listen_for_signals(signals: AsyncIterator[signal.Signals], asked: anyio.Event) -> None:
-    """Ask to stop in order on the first signal; end everything at once on the second."""
+async def listen_for_signals(
+    signals: AsyncIterator[signal.Signals], asked: anyio.Event, hung_up: Callable[[], None]
+) -> None:
+    """Ask to stop in order on the first signal to stop; end everything at once on the second.
+
+    ``SIGHUP`` is no such signal, unless it tells that the terminal was closed.
+    """
+    in_terminal = has_terminal()
     async for number in signals:
+        if number is HANGUP:
+            if in_terminal and not has_terminal():
+                asked.set()
+            elif not asked.is_set():
+                hung_up()
+            continue
         if asked.is_set():
             groups.kill_all()
             signal.signal(number, signal.SIG_DFL)

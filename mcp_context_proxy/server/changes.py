@@ -19,11 +19,17 @@ from mcp_context_proxy.server.tools import ToolList
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members
 
+LISTS_SETTLE_SECONDS = 0.5
+"""How long a changed list waits for the changes that usually come with it: servers get ready together."""
+
+LISTS_PAUSE_SECONDS = 2.0
+"""Least time between two announcements of changed lists: each has every client list anew."""
+
 SETTLE_SECONDS = 0.1
-"""How long a change waits for the others that usually come with it, such as several servers getting ready."""
+"""The same for what concerns few: an updated resource, the list of one session that has searched."""
 
 PAUSE_SECONDS = 0.5
-"""Least time between two announcements."""
+"""Least time between two announcements of those."""
 
 Publish = Callable[[str, Members], Awaitable[None]]
 """Gives an event to the modern subscriptions: method of its notification, params."""
@@ -43,7 +49,7 @@ class Changes:
         self._announced: dict[str, bytes] = {}
         self._grown: set[Session] = set()
         self._updated: dict[str, Members] = {}
-        self._wake = anyio.Event()
+        self._lists_suspect, self._wake = anyio.Event(), anyio.Event()
 
     def publish_to(self, publish: Publish) -> None:
         """Give events to the modern subscriptions."""
@@ -51,7 +57,7 @@ class Changes:
 
     def catalog_changed(self) -> None:
         """The catalog has a new snapshot; what of it is visible is found out soon."""
-        self._wake.set()
+        self._lists_suspect.set()
 
     def resource_updated(self, uri: str, params: Members | None = None) -> None:
         """The content of a resource has changed; `params` is how its server said so."""
@@ -76,33 +82,41 @@ class Changes:
     async def run(self) -> None:
         """Announce changes until cancelled."""
         self._announced = self._visible(self._catalog.snapshot)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._announce_lists)
+            group.start_soon(self._announce_others)
+
+    async def _announce_lists(self) -> None:
+        while True:
+            await self._lists_suspect.wait()
+            await anyio.sleep(LISTS_SETTLE_SECONDS)
+            self._lists_suspect = anyio.Event()
+            visible = self._visible(self._catalog.snapshot)
+            changed = [method for method, digest in visible.items() if self._announced.get(method) != digest]
+            self._announced = visible
+            for method in changed:
+                await self._publish_event(method, {})
+                for session in self._sessions:
+                    await self._sessions.send(session, method, {})
+            if changed:
+                await anyio.sleep(LISTS_PAUSE_SECONDS)
+
+    async def _announce_others(self) -> None:
         while True:
             await self._wake.wait()
             await anyio.sleep(SETTLE_SECONDS)
             self._wake = anyio.Event()
-            await self._announce()
+            grown, self._grown = self._grown, set()
+            updated, self._updated = self._updated, {}
+            for params in updated.values():
+                await self._publish_event(RESOURCE_UPDATED, params)
+            for session in self._sessions:
+                if session in grown:
+                    await self._sessions.send(session, TOOLS_CHANGED, {})
+                for uri, params in updated.items():
+                    if session.subscribes(uri):
+                        await self._sessions.send(session, RESOURCE_UPDATED, params)
             await anyio.sleep(PAUSE_SECONDS)
-
-    async def _announce(self) -> None:
-        visible = self._visible(self._catalog.snapshot)
-        changed = [method for method, digest in visible.items() if self._announced.get(method) != digest]
-        self._announced = visible
-        grown, self._grown = self._grown, set()
-        updated, self._updated = self._updated, {}
-        for method in changed:
-            await self._publish_event(method, {})
-        for params in updated.values():
-            await self._publish_event(RESOURCE_UPDATED, params)
-        for session in self._sessions:
-            methods = [
-                *changed,
-                *([TOOLS_CHANGED] if session in grown and TOOLS_CHANGED not in changed else []),
-            ]
-            for method in methods:
-                await self._sessions.send(session, method, {})
-            for uri, params in updated.items():
-                if session.subscribes(uri):
-                    await self._sessions.send(session, RESOURCE_UPDATED, params)
 
     async def _publish_event(self, method: str, params: Members) -> None:
         if self._publish is not None:

@@ -17,15 +17,14 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
-from mcp_context_proxy.downstream.rate import Bucket
 from mcp_context_proxy.errors import RemoteError
-from mcp_context_proxy.server import declared
+from mcp_context_proxy.server import declared, url_elicitation
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.listener import Listener
 from mcp_context_proxy.server.parked import ParkedCalls, Purpose
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.wire.era import Era
-from mcp_context_proxy.wire.levels import reaches
 
 SERVER_INFO = envelope.raw(
     {"name": "mcp-context-proxy", "title": "MCP Context Proxy", "version": __version__}
@@ -33,9 +32,6 @@ SERVER_INFO = envelope.raw(
 
 INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
 """Whose modern results may be a question."""
-
-PROGRESS_PER_SECOND = 20
-"""Of one call that is passed on, and as much at once; more shows nobody anything. The last one always is."""
 
 INPUT_ROUNDS = 10
 """How often a modern server may ask a handshake-era client during one request; the SDK's number."""
@@ -66,20 +62,42 @@ class Forwarder:
             DownstreamError: see `Link.request`.
             RequestError: the client was asked something and refused, or goes on with what is not known.
         """
-        listener = _listener(caller, params)
+        with Listener(caller, params) as listener:
+            result = await self._result(client, method, params, caller, subject, listener)
+        if caller.era is Era.HANDSHAKE and client.era is not Era.MODERN:
+            # Nothing to fit, so nothing is parsed: what came is what goes.
+            return bytes(result)
+        return era.upward(method, result, caller.era, SERVER_INFO)
+
+    async def _result(
+        self,
+        client: DownstreamClient,
+        method: str,
+        params: Members,
+        caller: Caller,
+        subject: str,
+        listener: Notify,
+    ) -> Raw:
+        """The result as the server means it, with what it asks on the way answered in the caller's manner."""
         if caller.era is Era.HANDSHAKE:
             outgoing = _outgoing(client, params, caller, subject, declared.asker(caller), listener)
             result = await client.call(method, params, outgoing)
-            if client.era is not Era.MODERN:
-                # Nothing to fit, so nothing is parsed: what came is what goes.
-                return bytes(result)
-            result = await _gather_input(client, method, params, outgoing, result)
-        elif client.era is Era.HANDSHAKE and method in INPUT_METHODS and _may_ask(params, caller):
-            result = Raw(await self._park(client, method, params, caller, subject, listener))
-        else:
+            if client.era is Era.MODERN:
+                return await _gather_input(client, method, params, outgoing, result)
+            return result
+        if client.era is not Era.HANDSHAKE or method not in INPUT_METHODS:
             outgoing = _outgoing(client, params, caller, subject, None, listener)
-            result = await client.call(method, params, outgoing)
-        return era.upward(method, result, caller.era, SERVER_INFO)
+            return await client.call(method, params, outgoing)
+        try:
+            if _may_ask(params, caller):
+                return Raw(await self._park(client, method, params, caller, subject, listener))
+            outgoing = _outgoing(client, params, caller, subject, None, listener)
+            return await client.call(method, params, outgoing)
+        except RemoteError as error:
+            question = url_elicitation.question(error, params, caller)
+            if question is None:
+                raise
+            return Raw(question)
 
     async def _park(
         self,
@@ -150,27 +168,6 @@ def _answers(params: Members) -> Members:
         return envelope.members(params.get("inputResponses", Raw(b"{}")))
     except msgspec.DecodeError:
         raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None
-
-
-def _listener(caller: Caller, params: Members) -> Notify:
-    """Passes on what a server tells about a request, if the client asked for that."""
-    meta = era.meta_of(params)
-    token, level = meta.get("progressToken"), envelope.text(meta.get(era.LOG_LEVEL_KEY))
-    session = caller.session
-    progress = Bucket(PROGRESS_PER_SECOND, PROGRESS_PER_SECOND)
-
-    def relay(method: str, params: Members) -> None:
-        if method == "notifications/progress":
-            if not (progress.take() or params.get("progress") == params.get("total")):
-                return
-            if token is not None:
-                caller.notify(method, {**params, "progressToken": token})
-        elif method == "notifications/message":
-            said = envelope.text(params.get("level"))
-            if session.wants_level(said) if session is not None else reaches(said, level):
-                caller.notify(method, params)
-
-    return relay
 
 
 async def _gather_input(

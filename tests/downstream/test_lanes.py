@@ -157,6 +157,46 @@ async def test_a_server_that_asks_for_roots_on_connecting_has_a_lane_for_each_se
     assert without != with_roots
 
 
+def eager_to_know(workshop: Workshop, questions: int) -> None:
+    """A server that asks for roots at once, and tells when called what it has heard by then."""
+    first = [{"method": "roots/list"}] * questions
+    server(workshop, "session", asks_first=first, calls={"known": [{"heard": True}]})
+
+
+async def test_the_first_call_on_a_lane_never_overtakes_the_roots_that_its_server_asks_for(
+    workshop: Workshop,
+) -> None:
+    eager_to_know(workshop, 2)
+    async with inside(workshop.config()) as proxy:
+        known = json.loads(text(await person(proxy, "one").call("work__known")))
+
+    assert known == [{"roots": [{"uri": "file:///one"}]}] * 2
+
+
+async def test_nor_where_a_modern_client_is_asked_for_them(workshop: Workshop) -> None:
+    eager_to_know(workshop, 1)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", CAPABLE)
+        question = await host.call("work__known")
+        roots = {"roots": [{"uri": "file:///one"}]}
+        assert [each["method"] for each in question["inputRequests"].values()] == ["roots/list"]
+        retry = {
+            "name": "work__known",
+            "arguments": {},
+            "inputResponses": dict.fromkeys(question["inputRequests"], roots),
+            "requestState": question["requestState"],
+        }
+        known = json.loads(text(await host.request("tools/call", retry)))
+
+    assert known == [roots]
+
+
+async def test_a_server_that_does_not_know_a_ping_is_called_all_the_same(workshop: Workshop) -> None:
+    server(workshop, "session", on={"ping": [{"error": {"code": -32601, "message": "what?"}}]})
+    async with inside(workshop.config()) as proxy:
+        assert await pid(person(proxy, "one"))
+
+
 async def test_changed_roots_are_told_to_the_lane_of_the_session(workshop: Workshop) -> None:
     made = server(workshop, "session")
     changed = "notifications/roots/list_changed"

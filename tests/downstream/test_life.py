@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from typing import Any
 
 import anyio
@@ -245,9 +246,24 @@ async def test_a_flood_of_progress_is_thinned_and_its_end_is_told(workshop: Work
 
     told = [params["progress"] for method, params in host.notifications if method.endswith("progress")]
     assert told == sorted(told)
-    assert told[:20] == list(range(1, 21))
+    assert told[:10] == list(range(1, 11))
     assert told[-1] == 5000
     assert len(told) < 2500
+
+
+async def test_the_newest_progress_is_told_though_it_came_too_fast_and_nothing_follows(
+    workshop: Workshop, era: str
+) -> None:
+    flag = workshop.flag("go")
+    workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 100}, {"wait": str(flag)}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(host.call, "eager__work", progressToken="t"))
+            await until(lambda: host.notifications and host.notifications[-1][1]["progress"] == 100)
+            flag.touch()
+
+    assert len(host.notifications) < 100
 
 
 async def test_a_flood_of_log_messages_is_thinned_and_tells_no_secret(workshop: Workshop) -> None:

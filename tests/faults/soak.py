@@ -31,7 +31,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.cases import STDIO
-from faults.harness import BYSTANDER, SAFE, Bystander, Ledger, children, faulty, nonce, rss
+from faults.harness import BYSTANDER, PROGRAM, SAFE, Bystander, Ledger, children, faulty, nonce, rss
 from support.raw_client import RawClient, RpcError, http
 from support.servers import Workshop
 
@@ -243,8 +243,10 @@ class Soak:
                     continue
 
     def is_bystander(self, pid: int) -> bool:
+        """Whether it is the healthy server, or the proxy's guardian of all servers."""
         try:
-            return b'"mode": "normal"' in Path(f"/proc/{pid}/cmdline").read_bytes()
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return b'"mode": "normal"' in line or str(PROGRAM).encode() not in line
         except OSError:
             return True
 

@@ -175,7 +175,9 @@ async def test_links_in_a_result_are_passed_on_and_never_followed(
     assert untouched(canary)
 
 
-async def test_a_list_that_flaps_is_fetched_and_announced_once_a_second_at_most(tmp_path: Path) -> None:
+async def test_a_list_that_flaps_is_fetched_once_a_second_and_announced_half_as_often_at_most(
+    tmp_path: Path,
+) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
     workshop.server("odd").settings = faulty("flap-list", ledger.path, delay=4.0, rate=200)
     async with stdio(command(workshop.config(expose={"mode": "all"}))) as client:
@@ -186,7 +188,8 @@ async def test_a_list_that_flaps_is_fetched_and_announced_once_a_second_at_most(
     # 800 notices came in 4 s.
     assert len(lists) <= 7
     assert all(after - before >= 0.9 for before, after in pairwise(lists[1:]))
-    assert len(told) <= len(lists)
+    # In 4 s, half a second to settle and two to pause.
+    assert 1 <= len(told) <= 3
 
 
 @pytest.mark.parametrize("mode", ["hang-list", "error-list"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from faults.harness import SAFE, Ledger, faulty, nonce, runs
+from faults.harness import SAFE, Ledger, children, faulty, nonce, runs
 from support.ledger import PATIENCE, until
 from support.proxies import command, http_proxy
 from support.raw_client import HANDSHAKE, RawClient, RpcError, http, stdio
@@ -55,8 +56,6 @@ def front(request: pytest.FixtureRequest) -> str:
 
 
 def stop(pid: int) -> None:
-    import os
-
     os.kill(pid, signal.SIGTERM)
 
 
@@ -112,6 +111,31 @@ async def test_a_call_that_outlasts_the_drain_is_told_and_cancelled(setup: Setup
     await setup.ledger.until(lambda ledger: ledger.survivors() == [])
 
 
+def guardians(pid: int) -> list[int]:
+    """The processes that end the servers of a proxy if it is killed: one, once it has a server."""
+    return [child for child in children(pid) if "guardian.py" in command_line(child)]
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def caught(pid: int) -> set[int]:
+    """The signals that a process has handlers for."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    (mask,) = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+def a_call(tool: str) -> bytes:
+    """What a host writes that calls a tool."""
+    line = {"jsonrpc": "2.0", "id": 99, "method": "tools/call", "params": {"name": tool, "arguments": {}}}
+    return json.dumps(line).encode() + b"\n"
+
+
 def spoken(calls: int, tool: str) -> bytes:
     """What a host writes that opens a session and calls a tool."""
     opening = {
@@ -159,6 +183,88 @@ async def test_when_it_is_killed_its_servers_see_the_end_of_their_input_and_go(s
         await process.stdin.send(spoken(1, "hang-call__tool_000"))
         await setup.ledger.until(lambda ledger: ledger.of("call") and len(ledger.of("start")) == 4)
         process.kill()
+
+    await until(lambda: setup.ledger.survivors() == [])
+
+
+async def test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_started(setup: Setup) -> None:
+    modes = ("ignore-eof", "ignore-sigterm", "orphan", "hang-initialize")
+    for mode in modes:
+        setup.server(mode)
+    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+        await setup.ledger.until(
+            lambda ledger: len(ledger.of("start")) == len(modes) and ledger.of("spawned")
+        )
+        process.kill()
+        await process.wait()
+
+    await until(lambda: setup.ledger.survivors() == [])
+
+
+async def test_the_guardian_of_the_servers_is_replaced_when_it_was_killed(setup: Setup) -> None:
+    for mode in ("ignore-sigterm", "die-mid-call"):
+        setup.server(mode)
+    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+        assert process.stdin is not None
+        await process.stdin.send(spoken(0, ""))
+        await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 2)
+        (guardian,) = guardians(process.pid)
+        os.kill(guardian, signal.SIGKILL)
+        await process.stdin.send(a_call("die-mid-call__tool_000"))
+        await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 3)
+        await until(lambda: guardians(process.pid) not in ([], [guardian]))
+        process.kill()
+        await process.wait()
+
+    await until(lambda: setup.ledger.survivors() == [])
+
+
+async def test_the_guardian_goes_with_the_proxy(setup: Setup) -> None:
+    setup.server("normal")
+    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+        await setup.ledger.until(lambda ledger: ledger.of("start"))
+        await until(lambda: guardians(process.pid) != [])
+        (guardian,) = guardians(process.pid)
+        process.terminate()
+        assert await process.wait() == 0
+
+    await until(lambda: not runs(guardian))
+
+
+async def test_a_hangup_while_it_starts_ends_nothing(setup: Setup) -> None:
+    setup.server("normal")
+    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # Python itself catches neither; from the first of both on, it is the proxy that starts.
+        await until(lambda: caught(process.pid) & {signal.SIGHUP, signal.SIGTERM})
+        await process.stdin.send(spoken(0, ""))
+        answered = anyio.Event()
+        async with anyio.create_task_group() as group:
+
+            async def hang_up() -> None:
+                while not answered.is_set():
+                    process.send_signal(signal.SIGHUP)
+                    await anyio.sleep(0.005)
+
+            group.start_soon(hang_up)
+            with anyio.fail_after(PATIENCE):
+                assert b'"protocolVersion"' in await process.stdout.receive()
+            answered.set()
+        process.terminate()
+        assert await process.wait() == 0
+
+
+async def test_a_terminal_that_is_closed_ends_it(setup: Setup) -> None:
+    setup.server("normal")
+    ours, theirs = os.openpty()
+    async with await anyio.open_process(command(setup.workshop.config()), stderr=theirs) as process:
+        os.close(theirs)
+        await setup.ledger.until(lambda ledger: ledger.of("start"))
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        with anyio.fail_after(PATIENCE):
+            assert await process.wait() == 0
 
     await until(lambda: setup.ledger.survivors() == [])
 

@@ -218,3 +218,56 @@ async def test_a_modern_server_that_never_has_enough_is_stopped(workshop: Worksh
             await Host(proxy, "handshake", CAPABLE, ANSWERS).call("curious__insatiable")
 
     assert len(server.ledger.calls()) <= 12
+
+
+SIGN_IN = {"mode": "url", "url": "https://example.com/sign-in", "message": "Sign in", "x-more": [None]}
+
+
+def behind_a_sign_in(workshop: Workshop) -> Any:
+    """A server that refuses the first call of a tool until the person has been at a URL."""
+    data = {"elicitations": [{**SIGN_IN, "elicitationId": "e1"}]}
+    refused = [{"error": {"code": -32042, "message": "sign in first", "data": data}}]
+    calls = {"once": [{"once": [str(workshop.flag("been there")), refused]}], "ever": refused}
+    return workshop.server("closed", tools=[tool(name) for name in calls], calls=calls)
+
+
+@pytest.mark.parametrize(
+    "capabilities", [{"elicitation": {"url": {}}}, {**CAPABLE, "elicitation": {"url": {}}}]
+)
+async def test_a_modern_client_is_asked_to_go_where_an_old_server_sends_it_and_calls_again(
+    workshop: Workshop, capabilities: dict[str, Any]
+) -> None:
+    server = behind_a_sign_in(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", capabilities)
+        asked = await host.call("closed__once", {"text": "x"})
+        answered = {key: {"action": "accept"} for key in asked["inputRequests"]}
+        params = {"name": "closed__once", "arguments": {"text": "x"}, "inputResponses": answered}
+        result = await host.request("tools/call", params)
+
+    assert asked["resultType"] == "input_required"
+    assert list(asked["inputRequests"].values()) == [{"method": "elicitation/create", "params": SIGN_IN}]
+    assert said(result)["arguments"] == {"text": "x"}
+    assert all("inputResponses" not in call for call in server.ledger.calls("once"))
+
+
+async def test_one_who_would_not_go_is_not_asked_again(workshop: Workshop) -> None:
+    behind_a_sign_in(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", {"elicitation": {"url": {}}})
+        asked = await host.call("closed__ever")
+        declined = {key: {"action": "decline"} for key in asked["inputRequests"]}
+        with pytest.raises(RpcError, match="sign in first") as refused:
+            await host.request("tools/call", {"name": "closed__ever", "inputResponses": declined})
+
+    assert refused.value.code == -32603
+
+
+async def test_a_modern_client_that_cannot_be_sent_anywhere_is_told_what_it_lacks(workshop: Workshop) -> None:
+    behind_a_sign_in(workshop)
+    async with inside(workshop.config()) as proxy:
+        with pytest.raises(RpcError, match="sign in first") as refused:
+            await Host(proxy, "modern", CAPABLE).call("closed__ever")
+
+    assert refused.value.code == -32021
+    assert refused.value.data == {"requiredCapabilities": {"elicitation": {"url": {}}}}

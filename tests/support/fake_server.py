@@ -13,6 +13,7 @@
 * ``calls``: steps for a tool call, by tool name; ``*`` for all others. Without any, a call is answered with
   its own params as text.
 * ``after_initialized``: steps once the handshake is over, or after `server/discover`.
+* ``asks_first``: requests of the client that are made before anything that follows the handshake is read.
 
 A list of steps runs in order, in a thread of its own; when it ends without an answer, the answer the server
 would have given follows. The steps are the functions named ``step_*`` below.
@@ -137,6 +138,8 @@ class Server:
         self.note(event="notified", method=exchange.method)
 
     def after_greeting(self):
+        for question in self.spec.get("asks_first", []):
+            send_question(Exchange(self, {}, self.broadcast), question)
         steps = self.spec.get("after_initialized")
         if steps:
             exchange = Exchange(self, {}, self.broadcast)
@@ -429,6 +432,12 @@ def step_ask_together(exchange, value):
 def step_ask_then(exchange, value):
     """Make a request, wait for the answer, and go on."""
     await_answer(exchange, send_question(exchange, value))
+
+
+def step_heard(exchange, value):
+    """What has been answered so far, as the text of the result."""
+    heard = [slot[0].get("result") for slot in exchange.server.asked.values() if slot]
+    return {"content": [{"type": "text", "text": json.dumps(heard)}]}
 
 
 def step_ask_in_vain(exchange, value):

@@ -201,6 +201,14 @@ class RawClient:
         else:
             future.set_result(message["result"])
 
+    def lost(self, request_id: int | str, error: Exception) -> None:
+        """A request will have no answer."""
+        future = self._pending.pop(request_id, None)
+        if future is None:
+            self.violations.append(f"after its answer: {error!r}")
+        elif not future.cancelled():
+            future.set_exception(error)
+
     async def _answer(self, message: dict[str, Any]) -> None:
         reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
         answer = self.answers.get(message["method"])
@@ -342,13 +350,18 @@ class HttpWire:
     async def _exchange(self, text: str, message: dict[str, Any]) -> None:
         with anyio.CancelScope() as scope:
             self.scopes[message["id"]] = scope
-            async with self._http.stream(
-                "POST", self._url, content=text, headers=self.headers(message)
-            ) as response:
-                if message["method"] == "initialize" and response.is_success:
-                    self.session = response.headers["mcp-session-id"]
-                await self._take(response)
-        del self.scopes[message["id"]]
+            try:
+                async with self._http.stream(
+                    "POST", self._url, content=text, headers=self.headers(message)
+                ) as response:
+                    if message["method"] == "initialize" and response.is_success:
+                        self.session = response.headers["mcp-session-id"]
+                    await self._take(response)
+            except httpx2.HTTPError as error:
+                self._client.lost(message["id"], error)
+        # The id may be in use again before the connection was put back.
+        if self.scopes.get(message["id"]) is scope:
+            del self.scopes[message["id"]]
 
     async def _take(self, response: httpx2.Response) -> None:
         if response.headers.get("content-type", "").startswith("text/event-stream"):
