@@ -16,11 +16,11 @@ It takes exactly one text per run. Integer arithmetic scales activations over th
 text would get slightly different vectors beside different neighbours; a batch of one makes that impossible,
 and no padding means no attention mask.
 
-Weights are signed bytes, which is what the dot products of x86 with VNNI and AMX take. Without those, pairs of
-such products saturate in 16 bits; the loader has onnxruntime make the weights unsigned there.
+Weights are signed bytes, which is what x86 with VNNI or AMX multiplies. Without those, pairs of such products
+saturate in 16 bits; the loader has onnxruntime make the weights unsigned there.
 
-Layer normalisations are plain operators: onnxruntime's fused one, with the sum before it, takes three times as
-long as both by themselves.
+Layer normalisations are plain operators: onnxruntime's fused one, with the sum before it, takes three times
+as long as both by themselves.
 """
 
 from __future__ import annotations

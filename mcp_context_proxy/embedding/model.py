@@ -32,9 +32,9 @@ ERRORS_ONLY = 3
 
 
 UNSIGNED_WEIGHTS = "session.x64quantprecision"
-"""onnxruntime's option that makes signed weights unsigned where products of bytes saturate: x86 without VNNI."""
+"""onnxruntime's option that makes signed weights unsigned where products of bytes saturate, x86 without VNNI."""
 MATRIX_TILES = "amx_int8"
-"""A processor with these multiplies signed weights exactly, and three times as fast as unsigned ones; there the
+"""A processor with these multiplies signed weights exactly, three times as fast as unsigned ones; there the
 option would only slow it down (seen with onnxruntime 1.31)."""
 
 UNIT_OUTPUT = "embedding"
