@@ -72,8 +72,11 @@ class Selection:
 
     def select(self, request: Request, snapshot: Snapshot, draft: Draft) -> Selected:
         """The context of a request."""
+        return self.completed(request, snapshot, draft, self.found(request, snapshot, draft))
+
+    def completed(self, request: Request, snapshot: Snapshot, draft: Draft, found: Found | None) -> Selected:
+        """The context of a request, for which that was found; None where the search failed."""
         draft.add(self.session_items(snapshot, request.session))
-        found = None if draft.failure else self._found(request, snapshot, draft)
         if found is None:
             return Selected(draft.finished(), snapshot, _instead(request, snapshot, draft))
         draft.note = found.tools.note
@@ -101,10 +104,13 @@ class Selection:
         """What is near to an item, nearest first."""
         return [self._companion(one) for one in self._companions.related(item, snapshot, limit)]
 
-    def _found(self, request: Request, snapshot: Snapshot, draft: Draft) -> Found | None:
+    def found(self, request: Request, snapshot: Snapshot, draft: Draft, depth: int = 0) -> Found | None:
+        """What the search finds, its tools ranked down to ``depth``; None where it fails."""
+        if draft.failure is not None:
+            return None
         try:
             return self._searcher.find(
-                request.query, snapshot, request.options, request.scope, request.session.history
+                request.query, snapshot, request.options, request.scope, request.session.history, depth
             )
         except Exception as error:
             # boundary: a request must not fail because its selection did
