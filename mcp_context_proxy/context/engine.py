@@ -112,6 +112,7 @@ class ContextEngine:
         on_progress: OnProgress | None = None,
         rerank: RerankMode | None = None,
         client: Judge | None = None,
+        lists: bool = False,
     ) -> Selected:
         """The same, with what the search found.
 
@@ -126,11 +127,13 @@ class ContextEngine:
             rerank: When another model is asked for the order of the best tools; by default as configured, and
                 never for a list, which has an order of its own, or where somebody only looks.
             client: The model of whoever asks, where it may be asked.
+            lists: Whether it decides what a handshake-era session has in its list.
         """
         of_session = NO_OVERRIDES if session is None else session.overrides
         options = overridden(self._options, of_session, overrides)
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
-        request = Request(query, origin, options, view, replace(scope or EVERYTHING, without=view.removed))
+        scope = replace(scope or EVERYTHING, without=view.removed)
+        request = Request(query, origin, options, view, scope, lists)
         draft = Draft(query, origin, view.id, options)
         try:
             snapshot = await self._searcher.ready(self._catalog, on_progress)

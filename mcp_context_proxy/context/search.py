@@ -263,6 +263,10 @@ class Searcher:
             snapshot=snapshot,
         )
 
+    def confidence(self, query: str, snapshot: Snapshot) -> float | None:
+        """How much use has taught of requests like this one; None where that cannot be told. Blocks."""
+        return self._engine.confidence(query, snapshot)
+
     def rank(self, query: str, kind: Kind, snapshot: Snapshot, options: ContextOptions) -> Ranking:
         """Everything of a kind's domain that has anything in common with a query. Blocks."""
         kinds = TOOL_ONLY if kind is Kind.TOOL else DOCUMENT_KINDS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from mcp_context_proxy.context import budget
+from mcp_context_proxy.context import budget, trust
 from mcp_context_proxy.context.companions import Companion, Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.options import ContextOptions
@@ -38,6 +38,8 @@ class Request:
     options: ContextOptions
     session: SessionView = NO_SESSION
     scope: Scope = EVERYTHING
+    lists: bool = False
+    """Whether it decides what a handshake-era session has in its list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Selection:
         brought = self._brought(request, snapshot, found, draft)
         draft.add(self._companion(companion) for companion in brought)
         budget.keep(draft)
+        if trust.is_doubted(draft.confidence):
+            draft.add(trust.filling(found.tools, snapshot, request.scope, draft, self._uncertain))
         return Selected(draft.finished(), snapshot, _taken(found, brought, draft))
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
@@ -109,6 +113,9 @@ class Selection:
         if draft.failure is not None:
             return None
         try:
+            if request.lists:
+                draft.confidence = self._searcher.confidence(request.query, snapshot)
+                depth = trust.RANKED if trust.is_doubted(draft.confidence) else depth
             return self._searcher.find(
                 request.query, snapshot, request.options, request.scope, request.session.history, depth
             )
@@ -132,6 +139,9 @@ class Selection:
     def _selected(self, result: Result) -> ContextItem:
         mode = Mode.LEARNED if result.learned > 0 else Mode.AGENT
         return self._context_item(result.item, mode, round(result.score, 4), result.why)
+
+    def _uncertain(self, tool: Tool) -> ContextItem:
+        return self._context_item(tool, Mode.UNCERTAIN, None, trust.WHY)
 
     def _companion(self, companion: Companion) -> ContextItem:
         return self._context_item(companion.item, companion.mode, companion.score, companion.why)

@@ -96,6 +96,7 @@ class OwnTools:
             scope=Scope(kinds, wanted.server),
             on_progress=_progress(params, notify),
             client=client,
+            lists=caller.session is not None,
         )
         self._show(caller.session, selected)
         return self._answer(selected, wanted.include_schema)
@@ -111,7 +112,12 @@ class OwnTools:
         query = wanted.query if wanted.intent is None else f"{wanted.query}\n{wanted.intent}"
         handle = self._handle(wanted.context_id, params, caller) or self._handles.create(caller.principal)
         selected = await self._contexts.select(
-            query, handle, origin="set_context", on_progress=_progress(params, notify), client=client
+            query,
+            handle,
+            origin="set_context",
+            on_progress=_progress(params, notify),
+            client=client,
+            lists=caller.session is not None,
         )
         handle.shown = dict.fromkeys(selected.tool_names)
         self._show(caller.session, selected)

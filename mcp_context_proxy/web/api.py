@@ -233,6 +233,7 @@ def _request_answer(context: RequestContext, describer: Describer) -> messages.R
         near_misses=describer.items(context.near_misses),
         failure=context.failure,
         note=context.note,
+        confidence=context.confidence,
         rerank=context.rerank,
         seconds=context.seconds,
         tokens=context.tokens,

@@ -132,6 +132,7 @@ class RequestAnswer(Struct, frozen=True):
     near_misses: list[Item]
     failure: str | None
     note: str | None
+    confidence: float | None
     rerank: Reranking | None
     seconds: float
     tokens: int
