@@ -6,6 +6,7 @@ that no call site words an error by hand. One class per reaction a caller can ha
     ContextProxyError
     ├── ConfigError            the configuration cannot be used; lists every mistake
     ├── ModelError             the embedding model gives no vectors; search goes on lexically
+    ├── RerankError            another model gave no order; that of the search stays
     ├── EmbeddingCancelledError  indexing was told to stop; what it had is stored
     ├── StoreError             the store cannot be used; work goes on in memory
     ├── DataFileError          a file of tools, queries or answers cannot be used
@@ -70,6 +71,14 @@ class ModelError(ContextProxyError):
         self.passing = passing
         """Whether it may be over soon: it is worth another try after a while."""
         super().__init__(f"embedding model {place}: {reason}; {remedy}")
+
+
+class RerankError(ContextProxyError):
+    """The model that was to put tools in order did not, or not in a way that can be used."""
+
+    def __init__(self, judge: str, reason: str, remedy: str = "") -> None:
+        self.judge, self.reason, self.remedy = judge, reason, remedy
+        super().__init__(f"{judge} gave no order: {reason}" + (f"; {remedy}" if remedy else ""))
 
 
 class EmbeddingCancelledError(ContextProxyError):

@@ -44,6 +44,7 @@ from mcp_context_proxy.server.own_tools import OwnTools
 from mcp_context_proxy.server.parked import ParkedCalls
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
+from mcp_context_proxy.server.sampling import Sampling
 from mcp_context_proxy.server.tool_calls import ToolCalls
 from mcp_context_proxy.server.tools import ToolList
 from mcp_context_proxy.statistics.counters import CacheCounts
@@ -92,6 +93,7 @@ class Proxy:
             configured(config),
             costs,
             self.companions,
+            self.searching.reranker,
         )
         self.tool_list = ToolList(
             config.expose,
@@ -143,7 +145,13 @@ class Proxy:
             EndedCalls(attribution, self.measuring.usage),
         )
         own_tools = OwnTools(
-            self.fleet, self.contexts, calls, self.handles, self.changes, lambda: self.setup.manage
+            self.fleet,
+            self.contexts,
+            calls,
+            self.handles,
+            self.changes,
+            Sampling(self.parked, self.searching.reranker.asks_clients),
+            lambda: self.setup.manage,
         )
         self.gateway = Gateway(
             self.fleet,
@@ -161,7 +169,7 @@ class Proxy:
     async def running(self) -> AsyncIterator[None]:
         """Start the servers without waiting for any; keep the catalog current; stop all on the way out."""
         await self.upkeep.start()
-        async with anyio.create_task_group() as group, self.fleet:
+        async with anyio.create_task_group() as group, self.searching.reranker, self.fleet:
             group.start_soon(self.upkeep.run)
             group.start_soon(self.changes.run)
             group.start_soon(self.broadcast.run)

@@ -16,6 +16,7 @@ from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.remembered import RememberedQueries
 from mcp_context_proxy.learning.recorder import Recorder
 from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.background import fitting_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -51,4 +52,5 @@ class Searching:
             self.learned,
         )
         self.expander = Expander(self.engine.index_of, queries)
+        self.reranker = reranker_for(config)
         self.searcher = Searcher(self.engine, config, caught_up, self.model.get)

@@ -88,6 +88,8 @@ def _show(console: Terminal, explained: Explanation) -> None:
         rows.append(("  words", f"{score.lexical:.2f}"))
         rows += [(f"    {field}", f"{added:.2f} for {term!r}") for field, term, added in score.terms]
         rows.append(("  a need of its own", f"{score.need:.3f}"))
+    if explained.rerank is not None:
+        rows.append(("rerank", explained.rerank))
     always = "" if options.include_score is None else f", all from a meaning of {options.include_score:g}"
     rows.append(("selected are", f"{options.top_n} of the {options.top_k} nearest{always}"))
     budget = "no bound" if explained.max_tokens is None else f"of {explained.max_tokens:,}"

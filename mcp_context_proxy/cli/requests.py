@@ -87,6 +87,8 @@ def _show_one(console: Terminal, context: RequestContext) -> None:
     console.say(Text(", ".join(facts), style="dim"))
     if context.failure is not None:
         console.prose(Text(f"The selection failed: {context.failure}", style="yellow"))
+    if context.rerank is not None:
+        console.prose(Text(f"Rerank: {one_line(context.rerank.reason)}", style="dim"), hanging=8)
     _show_items(console, "Items", context.items)
     _show_items(console, "Too dear", context.dropped)
     _show_items(console, "Nearest, where nothing fits", context.near_misses)

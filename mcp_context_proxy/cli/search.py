@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,9 @@ from mcp_context_proxy.retrieval.ranking import Ranking, Result
 from mcp_context_proxy.server import rendering
 
 if TYPE_CHECKING:
+    from mcp_context_proxy.config.settings import RerankMode
     from mcp_context_proxy.context.search import Found
+    from mcp_context_proxy.rerank.reranker import Reranking
 
 
 @click.command("search")
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
     type=click.Choice([kind.value for kind in Kind]),
     help="Only these; may be given again.",
 )
+@click.option(
+    "--rerank/--no-rerank",
+    default=None,
+    help="Let another model put the best tools in order, or not.  [default: as configured]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--explain", is_flag=True, help="Show how each score came about.")
 @click.pass_context
@@ -46,6 +54,7 @@ def command(
     top: int | None,
     server: str | None,
     kinds: tuple[str, ...],
+    rerank: bool | None,
     as_json: bool,
     explain: bool,
 ) -> None:
@@ -55,11 +64,11 @@ def command(
     config = load_config(ctx, config_path)
     _check_server(config, server)
     wanted = frozenset(map(Kind, kinds)) or None
-    found, failed = run(_search, config, query, wanted, server, top)
+    found, reranking, failed = run(_search, config, query, wanted, server, top, rerank)
     if as_json:
-        echo_json(_data(query, found, failed, explain))
+        echo_json(_data(query, found, reranking, failed, explain))
         return
-    _show(results(), query, found, explain)
+    _show(results(), query, found, reranking, explain)
 
 
 def _check_server(config: Config, server: str | None) -> None:
@@ -77,11 +86,17 @@ def _check_server(config: Config, server: str | None) -> None:
 
 
 async def _search(
-    config: Config, query: str, kinds: frozenset[Kind] | None, server: str | None, top: int | None
-) -> tuple[Found, dict[str, str]]:
+    config: Config,
+    query: str,
+    kinds: frozenset[Kind] | None,
+    server: str | None,
+    top: int | None,
+    rerank: bool | None,
+) -> tuple[Found, Reranking | None, dict[str, str]]:
     from mcp_context_proxy import app
     from mcp_context_proxy.context.options import DomainOverrides, Overrides, configured, overridden
     from mcp_context_proxy.context.search import Scope
+    from mcp_context_proxy.rerank.doubt import CANDIDATES
 
     console = messages()
     async with app.open_proxy(config) as proxy:
@@ -92,11 +107,16 @@ async def _search(
         await progress.index(proxy, console)
         number = DomainOverrides(top_n=top)
         options = overridden(configured(config), Overrides(number, number))
-        found = await proxy.searcher.search(query, proxy.catalog, options, Scope(kinds, server))
-    return found, failed
+        scope = Scope(kinds, server)
+        found = await proxy.searcher.search(query, proxy.catalog, options, scope, CANDIDATES)
+        mode: RerankMode | None = None if rerank is None else "always" if rerank else "never"
+        tools, reranking = await proxy.searching.reranker.rerank(found.tools, mode=mode)
+    return replace(found, tools=tools), reranking, failed
 
 
-def _data(query: str, found: Found, failed: dict[str, str], explain: bool) -> dict[str, Any]:
+def _data(
+    query: str, found: Found, reranking: Reranking | None, failed: dict[str, str], explain: bool
+) -> dict[str, Any]:
     """The same facts as the structured answer of ``search_available_tools``, and what failed."""
     ranked = [*found.tools.results, *(found.documents.results if found.documents else ())]
     return {
@@ -106,6 +126,9 @@ def _data(query: str, found: Found, failed: dict[str, str], explain: bool) -> di
         "near_misses": [_item_data(result, explain) for result in found.near_misses],
         "method": found.tools.method,
         "note": found.tools.note,
+        "rerank": None
+        if reranking is None
+        else {"used": reranking.used, "reason": reranking.reason, "seconds": round(reranking.seconds, 3)},
         "known": found.known,
         "failed": [{"server": name, "cause": cause} for name, cause in failed.items()],
     }
@@ -128,14 +151,18 @@ def _item_data(result: Result, explain: bool) -> dict[str, Any]:
     return data
 
 
-def _show(console: Terminal, query: str, found: Found, explain: bool) -> None:
+def _show(console: Terminal, query: str, found: Found, reranking: Reranking | None, explain: bool) -> None:
     tools = found.tools
     documents = found.documents.results if found.documents else ()
     asked = f'"{one_line(query)}"'
     if tools.note:
         console.prose(Text(f"Note: {tools.note}", style="yellow"))
+    if reranking is not None and (explain or not reranking.used):
+        took = f", in {reranking.seconds:.1f} s" if reranking.seconds else ""
+        console.prose(Text(f"Rerank: {one_line(reranking.reason)}{took}", style="dim"), hanging=8)
     if tools.results or documents:
-        console.say(Text(asked, style="bold"), f"  {_summary(tools, len(documents), found.known)}")
+        how = _how(tools, reranking)
+        console.say(Text(asked, style="bold"), f"  {len(found.results)} of {found.known}, by {how}")
         _show_all(console, "Tools", tools.results, explain)
         _show_all(console, "Rules and references", documents, explain)
         _show_all(console, "No tool fits well; the nearest", found.near_misses, explain)
@@ -146,9 +173,9 @@ def _show(console: Terminal, query: str, found: Found, explain: bool) -> None:
         console.say(f"Nothing was found for {asked} among {counted(found.known, 'item')}.")
 
 
-def _summary(tools: Ranking, documents: int, known: int) -> str:
+def _how(tools: Ranking, reranking: Reranking | None) -> str:
     how = "words and meaning" if tools.method == "hybrid" else "words only"
-    return f"{len(tools.results) + documents} of {known}, by {how}"
+    return f"{how}, {reranking.reason}" if reranking is not None and reranking.used else how
 
 
 def _show_all(console: Terminal, title: str, ranked: tuple[Result, ...], explain: bool) -> None:

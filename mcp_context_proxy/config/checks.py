@@ -26,6 +26,9 @@ def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     if isinstance(embedding := tables.get("embedding"), Mapping):
         for path, message in _of_embedding(embedding):
             yield ("embedding", *path), message
+    if isinstance(rerank := tables.get("rerank"), Mapping):
+        for path, message in _of_endpoint(rerank, "rerank"):
+            yield ("rerank", *path), message
     servers = tables.get("servers")
     for name, server in servers.items() if isinstance(servers, Mapping) else ():
         if not is_name(name):
@@ -40,17 +43,21 @@ def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _of_embedding(embedding: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    endpoint = embedding.get("endpoint")
+    yield from _of_endpoint(embedding, "embedding")
+    if "endpoint" not in embedding and "model" not in embedding:
+        for key in _OF_OTHER_MODELS:
+            if key in embedding:
+                yield (key,), "is for another model than the packaged one; name it with model"
+
+
+def _of_endpoint(table: Mapping[str, Any], name: str) -> Iterator[tuple[KeyPath, str]]:
+    endpoint = table.get("endpoint")
     if endpoint is None:
-        if "api_key" in embedding:
+        if "api_key" in table:
             yield ("api_key",), "has no effect without an endpoint"
-        if "model" not in embedding:
-            for key in _OF_OTHER_MODELS:
-                if key in embedding:
-                    yield (key,), "is for another model than the packaged one; name it with model"
         return
-    if "model" not in embedding:
-        yield ("endpoint",), "needs embedding.model too: what the model is called there"
+    if "model" not in table:
+        yield ("endpoint",), f"needs {name}.model too: what the model is called there"
     if isinstance(endpoint, str):
         for _, message in _of_url(endpoint):
             yield ("endpoint",), message

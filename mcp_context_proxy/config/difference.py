@@ -39,6 +39,7 @@ _READ_ONCE: Final = frozenset(
         "context.keep_requests",
         "limits.embedding_seconds",
         "limits.embedding_query_seconds",
+        "limits.rerank_seconds",
         "expose.page_size",
         "limits.http_body_bytes",
         "limits.http_header_seconds",

@@ -81,6 +81,8 @@ class Limits(BaseModel):
     """For the vectors of some texts of the catalog from `embedding.endpoint`, all attempts together."""
     embedding_query_seconds: Seconds = 3.0
     """For those of a query: after it, the search goes by words alone."""
+    rerank_seconds: Seconds = 5.0
+    """For the model of `rerank` to put tools in order: after it, the order stays as the search had it."""
 
     tools_per_server: Count = 10_000
     """Ten times the largest server known; more is a fault or an attack."""

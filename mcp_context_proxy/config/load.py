@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 _EXPANDED: Final = ("command", "args", "env", "cwd", "url", "headers", "oauth")
 """Keys of a server in which variables are replaced."""
 _MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth"})
-_EXPANDED_OF_EMBEDDING: Final = ("endpoint", "api_key")
+_OF_MODELS: Final = ("embedding", "rerank")
+"""Tables that name a model: in a folder, or behind an endpoint."""
+_EXPANDED_OF_MODELS: Final = ("endpoint", "api_key")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -89,7 +91,7 @@ class _Draft:
 
     def config(self) -> Config:
         self._expand_servers()
-        self._expand_embedding()
+        self._expand_models()
         self._resolve_paths()
         self._resolve_documents()
         for path, message in contradictions(self.tables):
@@ -117,11 +119,12 @@ class _Draft:
                     if key in server:
                         server[key] = self._expanded(("servers", name, key), server[key])
 
-    def _expand_embedding(self) -> None:
-        table = self.tables.get("embedding")
-        for key in _EXPANDED_OF_EMBEDDING:
-            if isinstance(table, dict) and key in table:
-                table[key] = self._expanded(("embedding", key), table[key])
+    def _expand_models(self) -> None:
+        for name in _OF_MODELS:
+            table = self.tables.get(name)
+            for key in _EXPANDED_OF_MODELS:
+                if isinstance(table, dict) and key in table:
+                    table[key] = self._expanded((name, key), table[key])
 
     def _expanded(self, path: KeyPath, value: Any) -> Any:
         if isinstance(value, list):
@@ -140,9 +143,10 @@ class _Draft:
     def _resolve_paths(self) -> None:
         for section, key in _PATHS:
             self._resolve((section, key), self.tables.get(section), key)
-        embedding = self.tables.get("embedding")
-        if isinstance(embedding, dict) and "endpoint" not in embedding:
-            self._resolve(("embedding", "model"), embedding, "model")
+        for name in _OF_MODELS:
+            table = self.tables.get(name)
+            if isinstance(table, dict) and "endpoint" not in table:
+                self._resolve((name, "model"), table, "model")
         for name, server in _tables(self.tables.get("servers")):
             self._resolve(("servers", name, "cwd"), server, "cwd")
             if isinstance(server.get("command"), str) and server["command"].startswith("~"):

@@ -122,6 +122,8 @@ def redact_logs(config: Config) -> None:
     secrets = [secret for server in config.servers.values() for secret in secrets_of(server)]
     if config.embedding.api_key is not None:
         secrets.append(("embedding.api_key", config.embedding.api_key))
+    if config.rerank.api_key is not None:
+        secrets.append(("rerank.api_key", config.rerank.api_key))
     for handler in logging.getLogger().handlers:
         known = [filtered for filtered in handler.filters if isinstance(filtered, RedactingFilter)]
         if not known:

@@ -19,6 +19,7 @@ from mcp_context_proxy.items import IncludeMode
 
 Preset: TypeAlias = Literal["aggressive", "normal", "conservative"]
 Transport: TypeAlias = Literal["stdio", "http", "sse"]
+RerankMode: TypeAlias = Literal["never", "auto", "always"]
 
 Flag = Annotated[bool, Field(strict=True)]
 Amount = Annotated[int, Field(strict=True, ge=0)]
@@ -211,6 +212,19 @@ class EmbeddingConfig(Table):
         return self.model is None
 
 
+class RerankConfig(Table):
+    """Whether another model puts the best tools of a search in order once more, and which."""
+
+    mode: RerankMode = "never"
+    """``auto``: only where the order is in doubt."""
+    model: Text | None = None
+    """With an endpoint its name there, else the folder of a cross-encoder; with neither, the client's own
+    model is asked."""
+    endpoint: Text | None = None
+    """Base URL of a service with the OpenAI chat API."""
+    api_key: str | None = Field(default=None, repr=False)
+
+
 class DocumentsConfig(Table):
     """One folder or file of rules or references."""
 
@@ -305,6 +319,7 @@ class Config(Table):
     store: StoreConfig = StoreConfig()
     http: HttpConfig = HttpConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
+    rerank: RerankConfig = RerankConfig()
     limits: Limits = Limits()
     servers: dict[str, ServerConfig] = {}
     """By name, in the order of the file."""

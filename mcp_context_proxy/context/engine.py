@@ -11,6 +11,7 @@ from functools import partial
 
 import anyio
 
+from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import answers, session_items
 from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
@@ -21,7 +22,10 @@ from mcp_context_proxy.context.request import ContextItem, Draft, Origin, Reques
 from mcp_context_proxy.context.search import EVERYTHING, OnProgress, Scope, Searcher, Snapshots
 from mcp_context_proxy.context.selection import Request, Selected, Selection
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
-from mcp_context_proxy.items import Kind, Tool
+from mcp_context_proxy.items import Kind, Snapshot, Tool
+from mcp_context_proxy.rerank.doubt import CANDIDATES
+from mcp_context_proxy.rerank.judge import Judge
+from mcp_context_proxy.rerank.reranker import Reranker
 
 RELATED = 20
 """Items that are named as near to one: a screen."""
@@ -59,6 +63,7 @@ class ContextEngine:
         options: ContextOptions,
         costs: Costs,
         companions: Companions,
+        reranker: Reranker | None = None,
     ) -> None:
         """Put together what it needs.
 
@@ -70,7 +75,9 @@ class ContextEngine:
             options: The agent's.
             costs: Estimates tokens.
             companions: Knows what comes with what was found.
+            reranker: Asks another model about the order; None for nobody.
         """
+        self._reranker = reranker
         self._catalog, self._searcher, self._sessions = catalog, searcher, sessions
         self._records, self._options, self._costs = records, options, costs
         self._selection = Selection(searcher, companions, costs)
@@ -103,6 +110,9 @@ class ContextEngine:
         scope: Scope | None = None,
         remember: bool = True,
         on_progress: OnProgress | None = None,
+        rerank: RerankMode | None = None,
+        client: Judge | None = None,
+        lists: bool = False,
     ) -> Selected:
         """The same, with what the search found.
 
@@ -114,11 +124,16 @@ class ContextEngine:
             scope: What may be selected; None for everything that the session has not removed.
             remember: Whether it is kept; not where somebody only looks at what would be selected.
             on_progress: Told how far indexing is, when the search has to wait for it.
+            rerank: When another model is asked for the order of the best tools; by default as configured, and
+                never for a list, which has an order of its own, or where somebody only looks.
+            client: The model of whoever asks, where it may be asked.
+            lists: Whether it decides what a handshake-era session has in its list.
         """
         of_session = NO_OVERRIDES if session is None else session.overrides
         options = overridden(self._options, of_session, overrides)
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
-        request = Request(query, origin, options, view, replace(scope or EVERYTHING, without=view.removed))
+        scope = replace(scope or EVERYTHING, without=view.removed)
+        request = Request(query, origin, options, view, scope, lists)
         draft = Draft(query, origin, view.id, options)
         try:
             snapshot = await self._searcher.ready(self._catalog, on_progress)
@@ -126,10 +141,30 @@ class ContextEngine:
             # boundary: a request must not fail because its selection did
             draft.fail(error)
             snapshot = self._catalog.snapshot
-        selected = await self._searcher.off_loop(partial(self._selection.select, request, snapshot, draft))
+        if rerank is None and (origin == "list" or not remember):
+            rerank = "never"
+        selected = await self._selected(request, snapshot, draft, rerank, client)
         if remember:
             self._remember(selected.context, session)
         return selected
+
+    async def _selected(
+        self,
+        request: Request,
+        snapshot: Snapshot,
+        draft: Draft,
+        rerank: RerankMode | None,
+        client: Judge | None,
+    ) -> Selected:
+        """The context of a request, with the order of another model where that is wanted."""
+        selection, off_loop, reranker = self._selection, self._searcher.off_loop, self._reranker
+        if reranker is None or (rerank or reranker.mode) == "never":
+            return await off_loop(partial(selection.select, request, snapshot, draft))
+        found = await off_loop(partial(selection.found, request, snapshot, draft, CANDIDATES))
+        if found is not None:
+            tools, draft.rerank = await reranker.rerank(found.tools, client, rerank)
+            found = replace(found, tools=tools)
+        return await off_loop(partial(selection.completed, request, snapshot, draft, found))
 
     async def explain(
         self,
@@ -145,7 +180,8 @@ class ContextEngine:
         Raises:
             UnknownItemError: there is no such item.
         """
-        selected = await self.select(query, session, overrides, remember=False)
+        as_configured = None if self._reranker is None else self._reranker.mode
+        selected = await self.select(query, session, overrides, remember=False, rerank=as_configured)
         context, snapshot = selected.context, selected.snapshot
         item = session_items.resolve(snapshot, kind, name, server)
 

@@ -45,6 +45,8 @@ class Explanation:
     tokens: int
     options: DomainOptions
     max_tokens: int | None
+    rerank: str | None = None
+    """What became of asking another model for the order of the best tools; ``rank`` is the one before."""
 
 
 def explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) -> Explanation:
@@ -76,6 +78,7 @@ def explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) 
         tokens=tokens,
         options=options,
         max_tokens=context.options.max_tokens,
+        rerank=None if context.rerank is None or kind is not Kind.TOOL else context.rerank.reason,
     )
 
 

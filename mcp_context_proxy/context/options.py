@@ -58,6 +58,8 @@ class ContextOptions:
     """For how many requests a tool that was used stays selected."""
     expand_results: bool = False
     """Whether the answer of the latest call may bring items."""
+    list_tokens: int = 0
+    """What a list may hold where a selection is not to be relied on, without ``max_tokens``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def configured(config: Config) -> ContextOptions:
         history=context.history,
         retain_requests=context.retain_requests,
         expand_results=context.expand_results,
+        list_tokens=config.expose.list_all_below,
     )
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.items import JSON, Kind
+from mcp_context_proxy.rerank.reranker import Reranking
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class Mode(StrEnum):
     """Something selected brought it."""
     LEARNED = "learned"
     """Successful calls speak for it."""
+    UNCERTAIN = "uncertain"
+    """It is listed because little is known of such requests, and there was room."""
     RETAINED = "retained"
     """It was used a moment ago in this session."""
 
@@ -90,6 +93,10 @@ class RequestContext:
     """Why there was no selection; the session's items were served."""
     note: str | None = None
     """What a person should know about how this was found, such as a model that could not be loaded."""
+    confidence: float | None = None
+    """How much use has taught of such requests, 0 to 1; None where nothing hangs on it, or it is unknown."""
+    rerank: Reranking | None = None
+    """What became of asking another model for the order; None where that is not configured."""
     seconds: float = 0.0
     """How long it took to build."""
 
@@ -116,6 +123,8 @@ class Draft:
     near_misses: tuple[ContextItem, ...] = ()
     failure: str | None = None
     note: str | None = None
+    confidence: float | None = None
+    rerank: Reranking | None = None
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, items: Iterable[ContextItem]) -> None:
@@ -144,6 +153,8 @@ class Draft:
             near_misses=self.near_misses,
             failure=self.failure,
             note=self.note,
+            confidence=self.confidence,
+            rerank=self.rerank,
             seconds=time.perf_counter() - self.began,
         )
 

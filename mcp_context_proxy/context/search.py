@@ -206,12 +206,12 @@ class Searcher:
         catalog: Snapshots,
         options: ContextOptions | None = None,
         scope: Scope | None = None,
+        depth: int = 0,
     ) -> Found:
         """Search what the catalog holds; see `ready` and `find`."""
         snapshot = await self.ready(catalog)
-        return await self.off_loop(
-            partial(self.find, query, snapshot, options or self._options, scope or EVERYTHING)
-        )
+        wanted, within = options or self._options, scope or EVERYTHING
+        return await self.off_loop(partial(self.find, query, snapshot, wanted, within, depth=depth))
 
     async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
         """What to search: servers that are still starting, and indexing, are waited for a moment."""
@@ -233,6 +233,7 @@ class Searcher:
         options: ContextOptions,
         scope: Scope,
         history: tuple[str, ...] = (),
+        depth: int = 0,
     ) -> Found:
         """Search a snapshot as far as it is indexed. Blocks.
 
@@ -242,6 +243,7 @@ class Searcher:
             options: How much is selected.
             scope: What may be found.
             history: What was asked before, the latest first.
+            depth: How far tools are ranked at least, whether they are selected or not.
         """
         servers = None if scope.server is None else frozenset({scope.server})
         documents = DOCUMENT_KINDS & (scope.kinds or DOCUMENT_KINDS)
@@ -252,12 +254,18 @@ class Searcher:
             return self._engine.search(query, snapshot, filters, options, wait=False, history=history)
 
         return Found(
-            tools=ranked(Filters(servers, tools, scope.without), tool_search(options.tools)),
+            tools=ranked(
+                Filters(servers, tools, scope.without), replace(tool_search(options.tools), depth=depth)
+            ),
             documents=ranked(Filters(None, documents, scope.without), document_search(options.documents))
             if with_documents
             else None,
             snapshot=snapshot,
         )
+
+    def confidence(self, query: str, snapshot: Snapshot) -> float | None:
+        """How much use has taught of requests like this one; None where that cannot be told. Blocks."""
+        return self._engine.confidence(query, snapshot)
 
     def rank(self, query: str, kind: Kind, snapshot: Snapshot, options: ContextOptions) -> Ranking:
         """Everything of a kind's domain that has anything in common with a query. Blocks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from mcp_context_proxy.context import budget
+from mcp_context_proxy.context import budget, trust
 from mcp_context_proxy.context.companions import Companion, Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.options import ContextOptions
@@ -38,6 +38,8 @@ class Request:
     options: ContextOptions
     session: SessionView = NO_SESSION
     scope: Scope = EVERYTHING
+    lists: bool = False
+    """Whether it decides what a handshake-era session has in its list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,11 @@ class Selection:
 
     def select(self, request: Request, snapshot: Snapshot, draft: Draft) -> Selected:
         """The context of a request."""
+        return self.completed(request, snapshot, draft, self.found(request, snapshot, draft))
+
+    def completed(self, request: Request, snapshot: Snapshot, draft: Draft, found: Found | None) -> Selected:
+        """The context of a request, for which that was found; None where the search failed."""
         draft.add(self.session_items(snapshot, request.session))
-        found = None if draft.failure else self._found(request, snapshot, draft)
         if found is None:
             return Selected(draft.finished(), snapshot, _instead(request, snapshot, draft))
         draft.note = found.tools.note
@@ -82,6 +87,8 @@ class Selection:
         brought = self._brought(request, snapshot, found, draft)
         draft.add(self._companion(companion) for companion in brought)
         budget.keep(draft)
+        if trust.is_doubted(draft.confidence):
+            draft.add(trust.filling(found.tools, snapshot, request.scope, draft, self._uncertain))
         return Selected(draft.finished(), snapshot, _taken(found, brought, draft))
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
@@ -101,10 +108,16 @@ class Selection:
         """What is near to an item, nearest first."""
         return [self._companion(one) for one in self._companions.related(item, snapshot, limit)]
 
-    def _found(self, request: Request, snapshot: Snapshot, draft: Draft) -> Found | None:
+    def found(self, request: Request, snapshot: Snapshot, draft: Draft, depth: int = 0) -> Found | None:
+        """What the search finds, its tools ranked down to ``depth``; None where it fails."""
+        if draft.failure is not None:
+            return None
         try:
+            if request.lists:
+                draft.confidence = self._searcher.confidence(request.query, snapshot)
+                depth = trust.RANKED if trust.is_doubted(draft.confidence) else depth
             return self._searcher.find(
-                request.query, snapshot, request.options, request.scope, request.session.history
+                request.query, snapshot, request.options, request.scope, request.session.history, depth
             )
         except Exception as error:
             # boundary: a request must not fail because its selection did
@@ -126,6 +139,9 @@ class Selection:
     def _selected(self, result: Result) -> ContextItem:
         mode = Mode.LEARNED if result.learned > 0 else Mode.AGENT
         return self._context_item(result.item, mode, round(result.score, 4), result.why)
+
+    def _uncertain(self, tool: Tool) -> ContextItem:
+        return self._context_item(tool, Mode.UNCERTAIN, None, trust.WHY)
 
     def _companion(self, companion: Companion) -> ContextItem:
         return self._context_item(companion.item, companion.mode, companion.score, companion.why)

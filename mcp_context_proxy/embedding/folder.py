@@ -92,10 +92,10 @@ def _of_manifest(directory: Path, settings: EmbeddingConfig, remedy: str) -> Mod
 
 
 def _of_export(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
-    graph, tokenizer = _graph(directory), directory / TOKENIZER
+    graph, tokenizer = graph_of(directory), directory / TOKENIZER
     prompts = _object(directory / "config_sentence_transformers.json").get("prompts")
     prompts = prompts if isinstance(prompts, dict) else {}
-    max_tokens = settings.max_tokens or _max_tokens(directory)
+    max_tokens = settings.max_tokens or max_tokens_of(directory)
     pooling = settings.pooling or _pooling(directory)
     passage_prefix = _first(settings.passage_prefix, prompts.get("passage"), prompts.get("document"))
     content = "".join(_digest(file) for file in _content(graph, tokenizer))
@@ -117,7 +117,12 @@ def _marked(name: str, *how: object) -> str:
     return f"{name}/{hashlib.sha256(repr(how).encode('utf-8', 'replace')).hexdigest()[:8]}"
 
 
-def _graph(directory: Path) -> Path:
+def graph_of(directory: Path) -> Path:
+    """The graph in a folder, wherever its exporter put it.
+
+    Raises:
+        ModelError: there is none.
+    """
     if not directory.is_dir():
         raise ModelError(directory, "there is no such folder", REMEDY)
     found = next((directory / name for name in GRAPHS if (directory / name).is_file()), None)
@@ -154,7 +159,8 @@ def _object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _max_tokens(directory: Path) -> int:
+def max_tokens_of(directory: Path) -> int:
+    """How much of a text a model reads, as the files beside it say."""
     positions = _object(directory / "config.json").get("max_position_embeddings")
     candidates = [
         _object(directory / "sentence_bert_config.json").get("max_seq_length"),

@@ -1,12 +1,7 @@
-"""Sentence vectors from a model on disk, on the CPU: offline, deterministic, small in memory.
-
-The runtime and the tokenizer are imported when a model is loaded and not before, so that a proxy that never
-searches never pays for them.
-"""
+"""Sentence vectors from a model on disk, on the CPU: offline, deterministic, small in memory."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +12,7 @@ import numpy as np
 from mcp_context_proxy.config import EmbeddingConfig
 from mcp_context_proxy.embedding.embedder import NORM_TOLERANCE, Matrix, unit_rows
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, REINSTALL, ModelFolder, read_folder
+from mcp_context_proxy.embedding.runtime import INPUTS, feed, inputs_of, open_session, open_tokenizer
 from mcp_context_proxy.errors import ModelError
 
 BULK_THREADS = 2
@@ -25,24 +21,10 @@ BULK_THREADS = 2
 MAX_CHARACTERS = 16_384
 """A text is cut here before it is tokenised. A model reads some hundred word pieces, 2,000 characters; the
 tokenizer would go through all of a text of megabytes before it cuts."""
-NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
-"""The environment variable that keeps onnxruntime from recording what it is used for."""
-ERRORS_ONLY = 3
-"""onnxruntime's severity; its warnings are about hardware the proxy does not use."""
-
-
-UNSIGNED_WEIGHTS = "session.x64quantprecision"
-"""onnxruntime's option that makes signed weights unsigned where products of bytes saturate, x86 without VNNI."""
-MATRIX_TILES = "amx_int8"
-"""A processor with these multiplies signed weights exactly, three times as fast as unsigned ones; there the
-option would only slow it down (seen with onnxruntime 1.31)."""
-
 UNIT_OUTPUT = "embedding"
 """What scripts/build_model.py calls the output of its graphs: it has norm 1 already."""
 WHOLE_OUTPUTS = (UNIT_OUTPUT, "sentence_embedding")
 """Outputs that are a text's vector; any other first output has a vector per token."""
-INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-"""What a graph may ask for."""
 REFUSED = "use a sentence-transformers model of the encoder kind, exported as ONNX"
 
 
@@ -53,9 +35,7 @@ class OnnxModel:
         self._folder, self._session, self._tokenizer = folder, session, tokenizer
         outputs = [output.name for output in session.get_outputs()]
         self._output = next((name for name in WHOLE_OUTPUTS if name in outputs), outputs[0])
-        self._inputs = {
-            one.name: np.int32 if "int32" in one.type else np.int64 for one in session.get_inputs()
-        }
+        self._inputs = inputs_of(session)
         self.dimensions = folder.dimensions or self._embed_one("").shape[1]
         """Length of every vector."""
 
@@ -87,20 +67,11 @@ class OnnxModel:
         # JSON can carry half a surrogate pair; the tokenizer takes Unicode only.
         unicode = text.encode("utf-8", "replace").decode("utf-8")
         ids = self._tokenizer.encode(unicode).ids
-        (output,) = self._session.run([self._output], self._feed(ids))
+        (output,) = self._session.run([self._output], feed(self._inputs, ids, [0] * len(ids)))
         vector = np.asarray(output, np.float32)
         if vector.ndim == 3:
             vector = vector[:, 0] if self._folder.pooling == "cls" else vector.mean(axis=1)
         return vector if self._output == UNIT_OUTPUT else unit_rows(vector)
-
-    def _feed(self, ids: Sequence[int]) -> dict[str, Any]:
-        """One text a run, so no padding and a mask of ones."""
-        values = {
-            "input_ids": ids,
-            "attention_mask": [1] * len(ids),
-            "token_type_ids": [0] * len(ids),
-        }
-        return {name: np.array([values[name]], kind) for name, kind in self._inputs.items()}
 
 
 def load_model(directory: Path | None = None, settings: EmbeddingConfig | None = None) -> OnnxModel:
@@ -113,7 +84,8 @@ def load_model(directory: Path | None = None, settings: EmbeddingConfig | None =
     folder = read_folder(directory, settings or EmbeddingConfig())
     remedy = REINSTALL if directory == PACKAGED_MODEL else REFUSED
     try:
-        session, tokenizer = _open_session(folder.graph), _open_tokenizer(folder)
+        session = open_session(folder.graph)
+        tokenizer = open_tokenizer(folder.tokenizer, folder.max_tokens)
         _check_graph(folder, session)
         model = OnnxModel(folder, session, tokenizer)
         probe = model.embed([""])
@@ -136,37 +108,3 @@ def _check_graph(folder: ModelFolder, session: Any) -> None:
     if not folder.is_whole and outputs.isdisjoint(WHOLE_OUTPUTS):
         told = "its modules.json has a Dense layer that its graph has not"
         raise ModelError(folder.graph, told, "export it so that the graph has the output sentence_embedding")
-
-
-def _open_session(path: Path) -> Any:
-    # Read when the library is loaded: later, it has already left a device id in the user's cache folder.
-    os.environ[NO_TELEMETRY] = "1"
-    import onnxruntime  # noqa: PLC0415 - see the module docstring
-
-    onnxruntime.set_default_logger_severity(ERRORS_ONLY)
-    onnxruntime.disable_telemetry_events()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = ERRORS_ONLY
-    # Concurrency comes from the caller's threads; a pool per session would spin between runs.
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    if MATRIX_TILES not in _processor():
-        options.add_session_config_entry(UNSIGNED_WEIGHTS, "1")
-    # From the path and not from bytes: those would stay in memory a second time.
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _processor() -> str:
-    """What Linux says of the processors; nothing elsewhere."""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _open_tokenizer(folder: ModelFolder) -> Any:
-    from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
-
-    tokenizer = Tokenizer.from_file(str(folder.tokenizer))
-    tokenizer.enable_truncation(folder.max_tokens)
-    tokenizer.no_padding()
-    return tokenizer

@@ -21,6 +21,7 @@ from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.learning import pairs as arithmetic
+from mcp_context_proxy.learning.experience import confidence
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, Pair, ToolKey, key_of
 from mcp_context_proxy.learning.signals import Use
 from mcp_context_proxy.learning.state import State
@@ -99,6 +100,13 @@ class LearnedTier:
             if pair.tool not in found or counted > found[pair.tool].cosine:
                 found[pair.tool] = Support(counted, pair.query, pair.uses, state.is_general(pair.tool))
         return found
+
+    def confidence(self, query: NDArray[np.float32]) -> float | None:
+        """How much is known of requests like this; None where too little was learned to tell."""
+        state = self._loaded()
+        if state.matrix.shape[-1] != query.shape[-1] or not state.pairs:
+            return None
+        return confidence(state.pairs, state.matrix @ query)
 
     def learn(self, use: Use) -> None:
         """Take in a use; what it changes is in the store when this returns.

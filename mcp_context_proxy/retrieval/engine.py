@@ -130,6 +130,16 @@ class Engine:
             indexed=indexed,
         )
 
+    def confidence(self, query: str, snapshot: Snapshot) -> float | None:
+        """How much use has taught of requests like this one; None where that cannot be told."""
+        if self._learned is None:
+            return None
+        vectors, _ = self._query_vectors(query, self.index_of(snapshot), ())
+        try:
+            return None if vectors is None else self._learned.confidence(vectors[0])
+        except ModelError:
+            return None
+
     def _complete(self, snapshot: Snapshot, on_progress: OnProgress | None, cancelled: Cancelled) -> Index:
         """The whole index, built here where nobody else did."""
         if (index := self._known(snapshot)) is not None and index.complete:

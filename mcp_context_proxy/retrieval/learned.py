@@ -45,6 +45,9 @@ class Learned(Protocol):
     def supported(self, query: NDArray[np.float32]) -> Mapping[tuple[str, str], Support]:
         """What speaks for tools, by server and own name, for a query ([dimensions], norm 1)."""
 
+    def confidence(self, query: NDArray[np.float32]) -> float | None:
+        """How much is known of requests like this, 0 to 1; None where too little was learned to tell."""
+
 
 NO_SUPPORT: Mapping[int, Support] = MappingProxyType({})
 """Where use has taught nothing about a query."""

@@ -91,6 +91,8 @@ class Result:
     """What was added to the cosine because the tool was used for queries like this one."""
     support: Support | None = None
     """The use that speaks for it most."""
+    exact: bool = False
+    """Whether the query is its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,7 @@ class Scored:
             serves=None if serving is None else self.texts[serving],
             learned=self._learned(item),
             support=self.supports.get(item),
+            exact=item in self.exact,
             terms=parts,
             why=explain(item in self.exact, cosine, parts, self.terms, self.supports.get(item)),
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from functools import partial
 
-import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy import __version__
@@ -21,9 +20,9 @@ from mcp_context_proxy.errors import RemoteError
 from mcp_context_proxy.server import declared, url_elicitation
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.listener import Listener
-from mcp_context_proxy.server.parked import ParkedCalls, Purpose
+from mcp_context_proxy.server.parked import ParkedCalls
 from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.wire.era import Era
 
 SERVER_INFO = envelope.raw(
@@ -109,18 +108,13 @@ class Forwarder:
         listener: Notify,
     ) -> bytes:
         """A call of a modern client at a server that may ask by a request of its own."""
-        same = {key: raw for key, raw in params.items() if key not in era.RETRY_KEYS and key != "_meta"}
-        purpose = Purpose(caller.principal, f"{client.name} {method}", envelope.value(envelope.encode(same)))
-        if "requestState" in params:
-            state = envelope.text(params["requestState"]) or ""
-            return await self._parked.resume(state, _answers(params), purpose, listener)
 
         async def work(ask: Ask, notify: Notify) -> bytes:
             limited = partial(declared.ask_declared, caller, ask)
             outgoing = _outgoing(client, params, caller, subject, limited, notify)
             return bytes(await client.call(method, params, outgoing))
 
-        return await self._parked.begin(purpose, listener, work)
+        return await self._parked.call(caller.principal, f"{client.name} {method}", params, listener, work)
 
 
 def request_error(error: RemoteError, spoken: Era) -> RequestError:
@@ -161,13 +155,6 @@ def _outgoing(
 
 def _may_ask(params: Members, caller: Caller) -> bool:
     return "requestState" in params or bool(declared.capabilities(caller))
-
-
-def _answers(params: Members) -> Members:
-    try:
-        return envelope.members(params.get("inputResponses", Raw(b"{}")))
-    except msgspec.DecodeError:
-        raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None
 
 
 async def _gather_input(

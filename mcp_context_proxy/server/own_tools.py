@@ -6,6 +6,7 @@ import difflib
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,11 +20,14 @@ from mcp_context_proxy.context.search import OnProgress, Scope
 from mcp_context_proxy.context.selection import Selected
 from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.link import Notify
 from mcp_context_proxy.errors import DownstreamError, UnknownItemError
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.rerank.judge import Judge
 from mcp_context_proxy.server import meta_tools, rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.sampling import Sampling
 from mcp_context_proxy.server.tool_calls import ToolCalls, failure
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members, RequestError
@@ -43,8 +47,10 @@ class OwnTools:
         calls: ToolCalls,
         handles: Handles,
         changes: Changes,
+        sampling: Sampling,
         manage: Callable[[], bool],
     ) -> None:
+        self._sampling = sampling
         self._fleet, self._contexts, self._calls = fleet, contexts, calls
         self._handles, self._changes, self._with_manage = handles, changes, manage
 
@@ -53,16 +59,26 @@ class OwnTools:
         raw = params.get("arguments", Raw(b"{}"))
         try:
             if name == meta_tools.SEARCH:
-                return await self._search(_arguments(raw, meta_tools.SearchArguments), params, caller)
+                search = partial(self._search, _arguments(raw, meta_tools.SearchArguments), params, caller)
+                return await self._sampling.answered(params, caller, search)
             if name == meta_tools.SET_CONTEXT:
-                return await self._set_context(_arguments(raw, meta_tools.ContextArguments), params, caller)
+                selection = _arguments(raw, meta_tools.ContextArguments)
+                search = partial(self._set_context, selection, params, caller)
+                return await self._sampling.answered(params, caller, search)
             if name == meta_tools.MANAGE:
                 return await self._manage(_arguments(raw, meta_tools.ManageArguments), params, caller)
             return await self._call(_arguments(raw, meta_tools.CallArguments), params, caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
 
-    async def _search(self, wanted: meta_tools.SearchArguments, params: Members, caller: Caller) -> bytes:
+    async def _search(
+        self,
+        wanted: meta_tools.SearchArguments,
+        params: Members,
+        caller: Caller,
+        client: Judge | None,
+        notify: Notify,
+    ) -> bytes:
         servers = list(self._fleet.clients)
         if wanted.server is not None and wanted.server not in servers:
             nearest = difflib.get_close_matches(wanted.server, servers, n=1)
@@ -78,18 +94,30 @@ class OwnTools:
             Overrides(number, number),
             origin="search",
             scope=Scope(kinds, wanted.server),
-            on_progress=_progress(params, caller),
+            on_progress=_progress(params, notify),
+            client=client,
+            lists=caller.session is not None,
         )
         self._show(caller.session, selected)
         return self._answer(selected, wanted.include_schema)
 
     async def _set_context(
-        self, wanted: meta_tools.ContextArguments, params: Members, caller: Caller
+        self,
+        wanted: meta_tools.ContextArguments,
+        params: Members,
+        caller: Caller,
+        client: Judge | None,
+        notify: Notify,
     ) -> bytes:
         query = wanted.query if wanted.intent is None else f"{wanted.query}\n{wanted.intent}"
         handle = self._handle(wanted.context_id, params, caller) or self._handles.create(caller.principal)
         selected = await self._contexts.select(
-            query, handle, origin="set_context", on_progress=_progress(params, caller)
+            query,
+            handle,
+            origin="set_context",
+            on_progress=_progress(params, notify),
+            client=client,
+            lists=caller.session is not None,
         )
         handle.shown = dict.fromkeys(selected.tool_names)
         self._show(caller.session, selected)
@@ -172,6 +200,8 @@ class OwnTools:
             data["near_misses"] = [rendering.structured(result, with_schema) for result in found.near_misses]
         if dropped := selected.context.dropped:
             data["dropped"] = [{"name": item.name, "tokens": item.tokens} for item in dropped]
+        if (rerank := selected.context.rerank) is not None:
+            data["rerank"] = {"used": rerank.used, "reason": rerank.reason}
         if tools.indexed is not None:
             data["indexed"] = dict(zip(("done", "total"), tools.indexed, strict=True))
         notes = [note for note in (tools.note, _too_dear(selected), self._missing_servers()) if note]
@@ -223,14 +253,14 @@ def _too_dear(selected: Selected) -> str:
     return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}."
 
 
-def _progress(params: Members, caller: Caller) -> OnProgress | None:
+def _progress(params: Members, notify: Notify) -> OnProgress | None:
     """Tells a client that asked for progress how far indexing is."""
     token = era.meta_of(params).get("progressToken")
     if token is None:
         return None
 
     def report(done: int, total: int) -> None:
-        caller.notify(
+        notify(
             "notifications/progress",
             {
                 "progressToken": token,

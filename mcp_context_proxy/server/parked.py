@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
+from msgspec import Raw
 
 from mcp_context_proxy.downstream.link import Ask, Notify
-from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 
 HANDLE_BYTES = 24
@@ -93,6 +95,29 @@ class ParkedCalls:
             for call in self._parked.values():
                 if call.expiry is not None:
                     call.expiry.cancel()
+
+    async def call(
+        self, principal: str | None, subject: str, params: Members, listener: Notify, work: Work
+    ) -> bytes:
+        """Make a call, or go on with the one its params name: its result, or what is to be answered first.
+
+        Args:
+            principal: Who calls.
+            subject: What is called, beside the params.
+            params: As they came.
+            listener: Is told meanwhile.
+            work: The call itself.
+
+        Raises:
+            RequestError: what the params name is not known, not this caller's, or not the same call.
+            Exception: what `work` raises.
+        """
+        same = {key: raw for key, raw in params.items() if key not in era.RETRY_KEYS and key != "_meta"}
+        purpose = Purpose(principal, subject, envelope.value(envelope.encode(same)))
+        if "requestState" not in params:
+            return await self.begin(purpose, listener, work)
+        state = envelope.text(params["requestState"]) or ""
+        return await self.resume(state, _answers(params), purpose, listener)
 
     async def begin(self, purpose: Purpose, listener: Notify, work: Work) -> bytes:
         """Make a call: its result, or what the client has to answer first. `listener` is told meanwhile.
@@ -186,3 +211,10 @@ class ParkedCalls:
         call = self._parked.pop(state, None)
         if call is not None:
             call.scope.cancel()
+
+
+def _answers(params: Members) -> Members:
+    try:
+        return envelope.members(params.get("inputResponses", Raw(b"{}")))
+    except msgspec.DecodeError:
+        raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None

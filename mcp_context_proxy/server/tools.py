@@ -137,7 +137,11 @@ class ToolList:
             assert query.session is not None
             return snapshot, self._of_session(snapshot, query.session, query.explicit)
         selected = await self._contexts.select(
-            query.text, query.session, origin="list", scope=Scope(kinds=TOOL_ONLY)
+            query.text,
+            query.session,
+            origin="list",
+            scope=Scope(kinds=TOOL_ONLY),
+            lists=isinstance(query.session, Session),
         )
         context = selected.context
         if context.failure is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 
@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.exposed import tool_definition
+from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session_items
 from mcp_context_proxy.context.engine import ContextEngine, SessionState
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
@@ -37,6 +38,9 @@ _WITH_BODY = (
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 )
+
+_RERANK: Mapping[bool | None, RerankMode | None] = {None: None, True: "always", False: "never"}
+"""What ``use_llm`` means."""
 
 
 class Api:
@@ -190,6 +194,7 @@ class Api:
             overrides=Overrides(tools=DomainOverrides(top_n=wanted.top_k)),
             origin="search",
             scope=Scope(TOOLS_ONLY, wanted.server),
+            rerank=_RERANK[wanted.use_llm],
         )
         return await anyio.to_thread.run_sync(_search_answer, selected, wanted)
 
@@ -228,6 +233,8 @@ def _request_answer(context: RequestContext, describer: Describer) -> messages.R
         near_misses=describer.items(context.near_misses),
         failure=context.failure,
         note=context.note,
+        confidence=context.confidence,
+        rerank=context.rerank,
         seconds=context.seconds,
         tokens=context.tokens,
     )
@@ -264,7 +271,8 @@ def _search_answer(selected: Selected, wanted: messages.SearchWanted) -> message
     ]
     facts = messages.SearchFacts(
         result_count=len(results),
-        used_llm_rerank=False,
+        used_llm_rerank=context.rerank is not None and context.rerank.used,
+        rerank=None if context.rerank is None else context.rerank.reason,
         filters_applied={} if wanted.server is None else {"server": wanted.server},
         latency_ms=round(context.seconds * 1000, 3),
         request_id=context.id,

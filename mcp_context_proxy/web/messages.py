@@ -10,6 +10,7 @@ from mcp_context_proxy.config.settings import Preset
 from mcp_context_proxy.context.options import ContextOptions, DomainOverrides, Overrides
 from mcp_context_proxy.context.request import Mode, Origin
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.rerank.reranker import Reranking
 
 LISTED_MOST = 500
 """Request contexts in one answer: more than a person looks through, some 500 kB."""
@@ -99,6 +100,8 @@ class SearchWanted(Struct, frozen=True, forbid_unknown_fields=True):
     top_k: Count | None = None
     """How many tools; by default as configured."""
     server: Name | None = None
+    use_llm: bool | None = None
+    """Whether another model puts the best of them in order; by default as configured."""
 
 
 class Item(Struct, frozen=True):
@@ -129,6 +132,8 @@ class RequestAnswer(Struct, frozen=True):
     near_misses: list[Item]
     failure: str | None
     note: str | None
+    confidence: float | None
+    rerank: Reranking | None
     seconds: float
     tokens: int
     """Of all items together."""
@@ -186,6 +191,9 @@ class SearchFacts(Struct, frozen=True):
 
     result_count: int
     used_llm_rerank: bool
+    """Whether the order is another model's."""
+    rerank: str | None
+    """Which one's, or why it is not; null where that was not wanted."""
     filters_applied: dict[str, str]
     latency_ms: float
     request_id: str

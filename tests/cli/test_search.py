@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chat import chat_service
 from support.servers import Workshop, tool
 
 from .conftest import Run
@@ -146,3 +147,28 @@ def test_what_a_server_says_cannot_command_the_terminal(run: Run, workshop: Work
 
     assert "\x1b" not in done.stdout
     assert "Paint a [bold]wall[/bold] red" in done.stdout
+
+
+def test_another_model_orders_where_it_is_asked_for(run: Run, workshop: Workshop, config: Path) -> None:
+    def desk(*args: str) -> dict[str, Any]:
+        return found(run, "note", "--kind", "tool", "--config", config, *args)
+
+    with chat_service() as service:
+        service.reply = lambda asked: asked.say("2, 1")
+        endpoint = {"endpoint": service.url, "model": "small"}
+        config = workshop.config(rerank=endpoint)
+        before, after = desk(), desk("--rerank")
+        shown = run("search", "note", "--kind", "tool", "--rerank", "--config", config)
+
+    names = [[one["name"] for one in data["results"]] for data in (before, after)]
+    assert names[1][:2] == names[0][1::-1]
+    assert before["rerank"] is None
+    assert after["rerank"]["used"]
+    assert f"ordered by small at {service.url}" in " ".join(shown.stdout.split())
+
+
+def test_where_there_is_no_model_to_order_by_that_is_said(run: Run, config: Path) -> None:
+    done = run("search", "note", "--rerank", "--config", config)
+
+    assert done.returncode == 0
+    assert "Rerank: skipped: there is no model to ask" in done.stdout

@@ -28,6 +28,7 @@ from mcp_context_proxy.server.attribution import Attribution
 from mcp_context_proxy.server.ended_calls import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.own_tools import OwnTools
+from mcp_context_proxy.server.sampling import Sampling
 from mcp_context_proxy.server.tool_calls import ToolCalls
 from mcp_context_proxy.wire import envelope
 
@@ -240,7 +241,10 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             Counter(),
             EndedCalls(Attribution(RequestRecords(proxy.config.limits), proxy.handles, proxy.catalog), None),
         )
-        own_tools = OwnTools(proxy.fleet, contexts, calls, proxy.handles, proxy.changes, lambda: False)
+        sampling = Sampling(proxy.parked, False)
+        own_tools = OwnTools(
+            proxy.fleet, contexts, calls, proxy.handles, proxy.changes, sampling, lambda: False
+        )
         host = Host(proxy, "handshake")
         assert host.session is not None
         contexts.add(host.session, Kind.TOOL, "mail__wipe_inbox")

@@ -51,7 +51,8 @@ def write_export(
     Args:
         folder: To make.
         graph: Where the graph is.
-        output: Of the graph; ``sentence_embedding`` makes it give one vector, the mean, by itself.
+        output: Of the graph; ``sentence_embedding`` makes it give one vector, the mean, by itself, and
+            ``logits`` one number, the mean of that, as a cross-encoder does.
         inputs: Of the graph.
         files: Further JSON files, by name.
     """
@@ -74,7 +75,9 @@ def _tokenizer() -> Any:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
-    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special
+    )
     # As published files have it: fixed padding, which would spoil a mean.
     tokenizer.enable_padding(length=128)
     tokenizer.enable_truncation(128)
@@ -86,6 +89,9 @@ def _model(output: str, inputs: tuple[str, ...]) -> bytes:
     nodes = [_node("Gather", ["table", "input_ids"], "last_hidden_state")]
     if output == "sentence_embedding":
         nodes.append(_node("ReduceMean", ["last_hidden_state", "axes"], output, keepdims=0))
+    elif output == "logits":
+        nodes.append(_node("ReduceMean", ["last_hidden_state", "axes"], "vector", keepdims=0))
+        nodes.append(_node("ReduceMean", ["vector", "axes"], output, keepdims=0))
     elif output != "last_hidden_state":
         nodes.append(_node("Identity", ["last_hidden_state"], output))
     graph = b"".join(

@@ -1,6 +1,6 @@
 // Shows a request context with everything in it that there can be, an item of each mode among it.
 import("/ui/view.js").then(({ contextView }) => {
-  const modes = ["always", "manual", "agent", "expansion", "learned", "retained"];
+  const modes = ["always", "manual", "agent", "expansion", "learned", "retained", "uncertain", "working_set"];
   const items = modes.map((mode) => ({
     type: "tool",
     name: `server__a_rather_long_name_of_a_tool_that_was_${mode}`,

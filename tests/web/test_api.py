@@ -1,13 +1,17 @@
 """The REST API over the HTTP front: contexts, sessions, requests, searches."""
 
 import socket
+from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
-from support.proxies import HttpProxy
-from support.raw_client import http
-from support.shop import HOSTILE, TOKEN
+from support.chat import ChatService, chat_service
+from support.proxies import HttpProxy, http_proxy
+from support.raw_client import PATIENCE, http
+from support.servers import Workshop
+from support.shop import HOSTILE, TOKEN, shop
 
 from mcp_context_proxy.wire.era import CONTEXT_KEY
 
@@ -182,6 +186,44 @@ async def test_a_search_for_tools_says_how_it_went(api: httpx2.AsyncClient) -> N
     assert (facts["result_count"], facts["used_llm_rerank"]) == (2, False)
     assert facts["filters_applied"] == {"server": "post"}
     assert facts["latency_ms"] > 0
+
+
+@pytest.fixture
+def service() -> Iterator[ChatService]:
+    with chat_service() as running:
+        yield running
+
+
+async def test_a_search_with_use_llm_has_the_order_of_another_model(
+    workshop: Workshop, service: ChatService
+) -> None:
+    service.reply = lambda asked: asked.say("2, 1")
+    config = workshop.config(**shop(workshop), rerank={"endpoint": service.url, "model": "small"})
+    searched = f"{API}/tools/search?query=mail&server=post&top_k=1"
+    with http_proxy(config) as proxy:
+        async with httpx2.AsyncClient(base_url=proxy.base, timeout=30) as client:
+            with anyio.fail_after(PATIENCE):
+                while len((await client.get(searched)).json()["results"]) < 1:
+                    pass
+            before = (await client.get(searched)).json()
+            after = (await client.get(searched + "&use_llm=true")).json()
+            record = (await client.get(f"{API}/requests/{after['metadata']['request_id']}")).json()
+
+    assert (before["results"][0]["name"], after["results"][0]["name"]) == (
+        "post__send_mail",
+        "post__list_mail",
+    )
+    assert (before["metadata"]["used_llm_rerank"], before["metadata"]["rerank"]) == (False, None)
+    assert after["metadata"]["used_llm_rerank"]
+    assert record["rerank"]["reason"] == after["metadata"]["rerank"] == f"ordered by small at {service.url}"
+    assert len(service.requests) == 1
+
+
+async def test_use_llm_without_a_model_says_what_to_set(api: httpx2.AsyncClient) -> None:
+    answer = (await api.get(f"{API}/tools/search?query=mail&use_llm=true")).json()
+
+    assert not answer["metadata"]["used_llm_rerank"]
+    assert "set rerank.model" in answer["metadata"]["rerank"]
 
 
 @pytest.mark.parametrize(

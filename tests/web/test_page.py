@@ -138,8 +138,8 @@ async def test_every_mode_has_a_colour_of_its_own(page: Page) -> None:
     colour = "(badge) => getComputedStyle(badge).backgroundColor"
     colours = page.value(f"[...document.querySelectorAll('.columns .badge')].map({colour})")
 
-    assert len(colours) == 6
-    assert len(set(colours)) == 6
+    assert len(colours) == 8
+    assert len(set(colours)) == 8
 
 
 async def test_a_description_is_shown_below_its_item_and_when_pointed_at(

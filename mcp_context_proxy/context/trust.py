@@ -1,0 +1,55 @@
+"""Whether a list may be filtered by a query, by what use has taught of such queries. Pure.
+
+Only the lists of handshake-era sessions are decided on: those follow searches, and what they leave out is not
+seen. Where too little was learned to tell, a list is filtered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from mcp_context_proxy.context.request import ContextItem, Draft
+from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool
+from mcp_context_proxy.retrieval.ranking import Ranking
+
+DOUBTED: Final = 0.3
+"""Confidence below which everything is listed that there is room for."""
+
+RANKED: Final = 50
+"""Tools that are put in order for that: more do not fit into a usual budget."""
+
+WHY: Final = "listed because little is known of such requests"
+
+
+def is_doubted(confidence: float | None) -> bool:
+    """Whether a selection is too uncertain to hide the rest."""
+    return confidence is not None and confidence < DOUBTED
+
+
+def filling(
+    ranking: Ranking, snapshot: Snapshot, scope: Scope, draft: Draft, item: Callable[[Tool], ContextItem]
+) -> Iterable[ContextItem]:
+    """What there is room for beside the context so far: the best first, then by name.
+
+    The room is ``max_tokens``, or without one what a catalog may cost that is listed whole.
+    """
+    if scope.server is not None or (scope.kinds is not None and Kind.TOOL not in scope.kinds):
+        return
+    options = draft.options
+    left = options.list_tokens if options.max_tokens is None else options.max_tokens
+    left -= sum(one.tokens for one in draft.items.values())
+    dropped = {(one.type, one.name) for one in draft.dropped}
+    ranked = [result.item for result in (*ranking.results, *ranking.near_misses, *ranking.others)]
+    for tool in dict.fromkeys((*ranked, *snapshot.tools.values())):
+        if not isinstance(tool, Tool) or tool.include is not IncludeMode.AGENT:
+            continue
+        key = (Kind.TOOL, tool.exposed_name)
+        if key in draft.items or key in dropped or key in scope.without:
+            continue
+        one = item(tool)
+        left -= one.tokens
+        if left < 0:
+            return
+        yield one

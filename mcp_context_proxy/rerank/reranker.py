@@ -1,0 +1,159 @@
+"""Asks another model about the best tools of a search, where that can matter, and for no longer than allowed.
+
+A search is never worse off for it: whatever fails, the order is the one that there was, and the outcome says
+why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import anyio
+
+from mcp_context_proxy.config import Config, Limits, RerankConfig
+from mcp_context_proxy.config.settings import RerankMode
+from mcp_context_proxy.errors import RerankError
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.rerank.doubt import candidates, reason_to_skip, reordered
+from mcp_context_proxy.rerank.judge import Candidate, Judge
+from mcp_context_proxy.rerank.order import completed
+from mcp_context_proxy.retrieval.ranking import Ranking, Result
+
+logger = logging.getLogger(__name__)
+
+REST_SECONDS: Final = 30.0
+"""How long a model that failed is left alone: searches wait for a dead service once in this time."""
+
+NOBODY: Final = "there is no model to ask: set rerank.model, or use a client that lets its own be asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Reranking:
+    """What became of asking another model about a search."""
+
+    used: bool
+    """Whether the order is the other model's."""
+    reason: str
+    """Which model it was, or why none was asked or its answer not used; for a person."""
+    seconds: float = 0.0
+    """How long the search waited for it."""
+
+
+class Reranker:
+    """Owns the configured model; a context manager, so that its connections end."""
+
+    def __init__(
+        self,
+        mode: RerankMode,
+        judge: Judge | None,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            mode: When to ask, where a search does not say it.
+            judge: Whom; None for the client's own model.
+            limits: How long an answer may take.
+            clock: Seconds.
+        """
+        self.mode, self._judge = mode, judge
+        self._seconds, self._clock = limits.rerank_seconds, clock
+        self._rested: dict[str, tuple[float, str]] = {}
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether searches of the proxy's own accord may ask the model of whoever searches."""
+        return self._judge is None and self.mode != "never"
+
+    async def rerank(
+        self, ranking: Ranking, client: Judge | None = None, mode: RerankMode | None = None
+    ) -> tuple[Ranking, Reranking | None]:
+        """A ranking, its best tools in another order or in the same; None where that is not wanted.
+
+        Args:
+            ranking: Of tools, ranked down to `doubt.CANDIDATES`.
+            client: The client's own model; None where it cannot be asked.
+            mode: Beats the configured one.
+        """
+        mode = mode or self.mode
+        if mode == "never":
+            return ranking, None
+        skipped = reason_to_skip(ranking, mode)
+        judge = self._judge or client
+        if skipped is not None or judge is None:
+            return ranking, Reranking(False, f"skipped: {skipped or NOBODY}")
+        if (resting := self._resting(judge)) is not None:
+            return ranking, Reranking(False, resting)
+        return await self._asked(judge, ranking)
+
+    async def _asked(self, judge: Judge, ranking: Ranking) -> tuple[Ranking, Reranking]:
+        began, texts = self._clock(), [_candidate(result) for result in candidates(ranking)]
+        try:
+            with anyio.fail_after(self._seconds):
+                order = await judge.order(ranking.query, texts)
+        except TimeoutError:
+            failure = str(RerankError(judge.name, f"no answer within {self._seconds:g} s"))
+        except RerankError as error:
+            failure = str(error)
+        except Exception as error:
+            # boundary: a search must not fail because of a second opinion on it
+            logger.exception("reranking failed")
+            failure = str(RerankError(judge.name, f"{type(error).__name__}: {error}"))
+        else:
+            self._rested.pop(judge.key, None)
+            told = Reranking(True, f"ordered by {judge.name}", self._clock() - began)
+            return reordered(ranking, completed(order, len(texts))), told
+        self._leave_alone(judge, failure)
+        return ranking, Reranking(False, failure, self._clock() - began)
+
+    def _resting(self, judge: Judge) -> str | None:
+        until, failure = self._rested.get(judge.key, (0.0, ""))
+        return f"left alone for a while: {failure}" if self._clock() < until else None
+
+    def _leave_alone(self, judge: Judge, failure: str) -> None:
+        now = self._clock()
+        self._rested = {key: rest for key, rest in self._rested.items() if now < rest[0]}
+        self._rested[judge.key] = now + REST_SECONDS, failure
+        logger.warning("%s. The order of the search stays.", failure)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._judge is not None:
+            with anyio.CancelScope(shield=True):
+                await self._judge.aclose()
+
+
+def judge_for(settings: RerankConfig, limits: Limits) -> Judge | None:
+    """The configured model, not opened yet; None for the client's own."""
+    if settings.endpoint is not None:
+        # The HTTP client, which nobody else needs that early.
+        from mcp_context_proxy.rerank.endpoint import EndpointJudge  # noqa: PLC0415
+
+        return EndpointJudge(settings, limits)
+    if settings.model is not None:
+        # The arrays, likewise.
+        from mcp_context_proxy.rerank.cross_encoder import CrossEncoderJudge  # noqa: PLC0415
+
+        return CrossEncoderJudge(Path(settings.model))
+    return None
+
+
+def reranker_for(config: Config) -> Reranker:
+    """As configured."""
+    return Reranker(config.rerank.mode, judge_for(config.rerank, config.limits), config.limits)
+
+
+def _candidate(result: Result) -> Candidate:
+    item = result.item
+    return Candidate(item.exposed_name if isinstance(item, Tool) else item.name, item.description)

@@ -1,0 +1,58 @@
+"""A cross-encoder from a folder gives the order; a folder that is none leaves it as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.model_folders import WORDS, ids_of, table, write_export
+
+from mcp_context_proxy.config import Limits, RerankConfig
+from mcp_context_proxy.rerank.reranker import Reranker, judge_for
+
+from .conftest import build_ranking, build_result, names
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(rerank_seconds=60.0)
+QUERY = "weather mail"
+
+
+def reranker(folder: Path) -> Reranker:
+    return Reranker("always", judge_for(RerankConfig(mode="always", model=str(folder)), LIMITS), LIMITS)
+
+
+def score(name: str, description: str) -> float:
+    """By hand: the mean of what the tokens of both texts have in the table."""
+    query, text = ids_of(QUERY), ids_of(f"srv__{name}: {description}")
+    return float(np.mean(table()[[*query, *text[1:]]]))
+
+
+async def test_the_order_is_that_of_its_scores(tmp_path):
+    folder = write_export(tmp_path / "model", graph="model.onnx", output="logits")
+    described = {f"t{at}": f"{word} {word} {word}" for at, word in enumerate(WORDS[5:10])}
+    results = [build_result(name, 0.5, description) for name, description in described.items()]
+    ranked, outcome = await reranker(folder).rerank(build_ranking(*results, query=QUERY))
+
+    expected = sorted(described, key=lambda name: -score(name, described[name]))
+    assert outcome.used
+    assert "the cross-encoder" in outcome.reason
+    assert names(ranked.results) == expected
+    assert expected != list(described)
+
+
+async def test_a_graph_that_gives_more_than_a_score_is_refused(tmp_path, close):
+    folder = write_export(tmp_path / "model", output="sentence_embedding")
+    ranked, outcome = await reranker(folder).rerank(close)
+
+    assert ranked == close
+    assert "it gives 8 numbers for a pair" in outcome.reason
+
+
+async def test_a_folder_that_is_not_there_leaves_the_order_as_it_was(tmp_path, close):
+    ranked, outcome = await reranker(tmp_path / "nowhere").rerank(close)
+
+    assert ranked == close
+    assert "there is no such folder" in outcome.reason
+    assert "rerank.model" in outcome.reason

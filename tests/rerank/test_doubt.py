@@ -1,0 +1,67 @@
+"""Another model is asked where the order is in doubt, and about nothing that is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mcp_context_proxy.rerank.doubt import CANDIDATES, candidates, reason_to_skip, reordered
+
+from .conftest import build_ranking, build_result, names
+
+
+def scored(*scores: float):
+    return build_ranking(*(build_result(f"t{at}", score) for at, score in enumerate(scores)))
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        pytest.param((0.60, 0.58, 0.51), None, id="close"),
+        pytest.param((0.90, 0.85, 0.80), None, id="on both bounds"),
+        pytest.param((0.91, 0.90, 0.89), "the best one scores 0.91", id="certain"),
+        pytest.param((0.70, 0.69, 0.59), "the best one leads by 0.11", id="ahead of the third"),
+        pytest.param((0.70, 0.59), "the best one leads by 0.11", id="ahead of the only other"),
+        pytest.param((0.70,), "there is nothing to put in order", id="one"),
+        pytest.param((), "there is nothing to put in order", id="none"),
+    ],
+)
+def test_auto_asks_only_where_it_can_matter(scores, reason):
+    assert reason_to_skip(scored(*scores), "auto") == reason
+
+
+def test_always_asks_wherever_there_is_something_to_put_in_order():
+    assert reason_to_skip(scored(0.99, 0.2), "always") is None
+    assert reason_to_skip(scored(0.99), "always") is not None
+
+
+def test_nobody_is_asked_about_what_does_not_fit():
+    ranking = replace(scored(0.6, 0.6, 0.6), fits=False)
+
+    assert reason_to_skip(ranking, "always") == "nothing fits the query"
+
+
+def test_a_tool_whose_name_was_given_stays_first():
+    exact = build_result("exact", 0.3, exact=True)
+    ranking = build_ranking(exact, *(build_result(name, 0.6) for name in "ab"))
+
+    assert reason_to_skip(ranking, "auto") == "the query is the name of a tool"
+    assert names(candidates(ranking)) == ["a", "b"]
+    assert names(reordered(ranking, [1, 0]).results) == ["exact", "b", "a"]
+
+
+def test_what_just_failed_to_be_selected_is_asked_about_and_as_many_are_selected_as_before(close):
+    assert names(candidates(close)) == list("abcde")
+    assert len(candidates(close)) == CANDIDATES
+
+    after = reordered(close, [4, 0, 1, 2, 3])
+    assert names(after.results) == ["e", "a", "b"]
+    assert names(after.others) == ["c", "d", "f"]
+
+
+def test_where_a_query_has_several_needs_nothing_from_outside_takes_a_place():
+    first, second = build_result("a", 0.6), build_result("b", 0.6, serves="and then b")
+    ranking = build_ranking(first, second, build_result("c", 0.6), selected=2)
+
+    assert names(candidates(ranking)) == ["a", "b"]

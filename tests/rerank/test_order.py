@@ -1,0 +1,55 @@
+"""Whatever a model answers, an order of the candidates comes out, and only from what was meant as one."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from mcp_context_proxy.rerank.order import completed, numbers_in
+
+
+@pytest.mark.parametrize(
+    ("answer", "numbers"),
+    [
+        pytest.param("3, 1, 2", [3, 1, 2], id="as asked"),
+        pytest.param("3 1 2", [3, 1, 2], id="spaces"),
+        pytest.param("[3, 1, 2]", [3, 1, 2], id="JSON"),
+        pytest.param("3 > 1 > 2", [3, 1, 2], id="greater"),
+        pytest.param("#3, #1", [3, 1], id="hashes"),
+        pytest.param("3\n1\n2", [3, 1, 2], id="lines"),
+        pytest.param("**3, 1, 2**.", [3, 1, 2], id="markdown"),
+        pytest.param("Ranking: 3, 1, 2", [3, 1, 2], id="label"),
+        pytest.param("2", [2], id="only the best"),
+        pytest.param("```json\n[3, 1, 2]\n```", [3, 1, 2], id="fenced"),
+        pytest.param("<think>1, 2, 3? No: 5 tools.</think>\n3, 1, 2", [3, 1, 2], id="thoughts"),
+        pytest.param("Of the 5 tools the second fits.\n\n2, 5, 1", [2, 5, 1], id="prose before"),
+        pytest.param("First I thought:\n1, 2, 3\nbut better is\n3, 2, 1", [3, 2, 1], id="the last counts"),
+        pytest.param("I found 3 tools that fit your 2 needs.", [], id="prose"),
+        pytest.param("There are\n5\nof them", [], id="a number among prose"),
+        pytest.param("<think>3, 1, 2", [], id="cut off while thinking"),
+        pytest.param("", [], id="nothing"),
+        pytest.param("1234567890123", [], id="not a number of a tool"),
+    ],
+)
+def test_numbers_are_taken_where_they_are_the_answer(answer, numbers):
+    assert numbers_in(answer) == numbers
+
+
+@pytest.mark.parametrize(
+    ("said", "order"),
+    [
+        pytest.param([2, 0, 1], [2, 0, 1], id="all"),
+        pytest.param([2], [2, 0, 1], id="those left out keep their order"),
+        pytest.param([1, 1, 1, 0], [1, 0, 2], id="twice counts once"),
+        pytest.param([7, -1, 2], [2, 0, 1], id="out of range"),
+        pytest.param([], [0, 1, 2], id="nothing changes nothing"),
+    ],
+)
+def test_each_candidate_stays_once(said, order):
+    assert completed(said, 3) == order
+
+
+@given(st.text(st.sampled_from("0123456789 ,;>#*_`.()[]:\nab<think>"), max_size=300))
+def test_any_answer_gives_an_order(answer):
+    assert sorted(completed([number - 1 for number in numbers_in(answer)], 5)) == [0, 1, 2, 3, 4]
