@@ -155,7 +155,7 @@ class Weighed:
     scores: NDArray[np.float32]
     """BM25F of every item."""
     idf: Mapping[str, float]
-    """How rare each term is in the catalog; one that does not occur is the rarest."""
+    """How rare each term is in the catalog, by what it counts; one that does not occur is the rarest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,15 +183,17 @@ class LexicalIndex:
         lengths = np.concatenate([np.zeros((0, len(FIELDS)), np.float32), *(c.lengths for c in counts)])
         return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups), _norms(lengths).ravel())
 
-    def weigh(self, query: Iterable[str]) -> Weighed:
-        """Score every item for some terms, each of which counts once."""
-        terms = list(query)
+    def weigh(self, query: Iterable[str], alike: Iterable[str] = (), share: float = 1.0) -> Weighed:
+        """Score every item for some terms, each of which counts once; those ``alike`` count a ``share``."""
+        asked = list(query)
+        terms = [*asked, *alike]
         items = int(self.firsts[-1])
         scores, idf = np.zeros(items, np.float32), {}
-        for term, (cells, counts) in zip(terms, self._occurrences(terms), strict=True):
+        for at, (cells, counts) in enumerate(self._occurrences(terms)):
             having, x = self._by_item(cells, counts)
             rarity = np.log1p((items - having.size + 0.5) / (having.size + 0.5))
-            idf[term] = float(np.float32(rarity)) if having.size else float(rarity)
+            rarity *= 1.0 if at < len(asked) else share
+            idf[terms[at]] = float(np.float32(rarity)) if having.size else float(rarity)
             scores[having] += np.float32(rarity) * _saturated(x)
         return Weighed(scores, idf)
 

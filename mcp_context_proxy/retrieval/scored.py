@@ -21,6 +21,7 @@ from mcp_context_proxy.retrieval.lexical import K1
 from mcp_context_proxy.retrieval.needs import represented, serve
 from mcp_context_proxy.retrieval.parts import KINDS
 from mcp_context_proxy.retrieval.ranking import Filters, Method, Result, SearchOptions
+from mcp_context_proxy.retrieval.synonyms import SHARE, synonyms
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
 from mcp_context_proxy.retrieval.text import QUERY_LIMIT, query_texts
 
@@ -38,7 +39,9 @@ class Scored:
     vector: NDArray[np.float32] | None
     """Of the query as a whole; None in a lexical search."""
     terms: Mapping[str, str]
-    """Index terms of the query, each with its word."""
+    """Index terms of the query, each with its word, and their synonyms."""
+    asked: frozenset[str]
+    """Those of the query itself."""
     allowed: NDArray[np.bool_]
     exact: frozenset[int]
     """Allowed items whose name the query is."""
@@ -75,9 +78,10 @@ class Scored:
     ) -> Scored:
         """Score every item of an index; without the query's vectors by its words only."""
         query = query[:QUERY_LIMIT]
-        terms = query_terms(query)
+        asked = query_terms(query)
+        alike = synonyms(asked)
         allowed = _allowed(index, filters)
-        weighed = index.lexical.weigh(terms)
+        weighed = index.lexical.weigh(asked, alike, SHARE)
         lexical = np.where(allowed, weighed.scores, 0).astype(np.float32)
         exact = frozenset(item for item in index.named(name_key(query)) if allowed[item])
         by_text = similarities = cosine = cosines = None
@@ -98,7 +102,8 @@ class Scored:
             index=index,
             texts=query_texts(query),
             vector=None if vectors is None else vectors[0],
-            terms=terms,
+            terms={**asked, **alike},
+            asked=frozenset(asked),
             allowed=allowed,
             exact=exact,
             similarities=similarities,
@@ -160,7 +165,7 @@ class Scored:
             return None
         if not isinstance(fitting, np.ndarray):
             return None
-        most = (K1 + 1) * sum(self.idf.values())
+        most = (K1 + 1) * self._rarity()
         coverage = float(self.lexical.max()) / most if most else 0.0
         return evidence(self.whole, self.vector, fitting, coverage)
 
@@ -227,7 +232,11 @@ class Scored:
         if not self.lexical.any():
             return 0.0
         matched = {term for _, term, _ in self.index.lexical.parts(int(self.lexical.argmax()), self.idf)}
-        return sum(self.idf[term] for term in matched) / sum(self.idf.values())
+        return sum(self.idf[term] for term in matched) / self._rarity()
+
+    def _rarity(self) -> float:
+        """The idf of the query."""
+        return sum(self.idf[term] for term in self.asked)
 
     def _best_pair(self, item: int) -> tuple[str | None, str]:
         """The text of the query and the chunk of an item that are nearest to each other."""

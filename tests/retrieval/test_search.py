@@ -64,7 +64,7 @@ def test_the_score_is_the_cosine_and_a_fortieth_of_bm25f(engine: Engine, office:
 def test_a_result_says_why_it_was_found(engine: Engine, office: Snapshot) -> None:
     best = engine.search("create issue for a repository", office).results[0]
 
-    assert best.why.startswith("name matches 'create issue'; description mentions 'repository'; meaning 0.")
+    assert best.why.startswith("name matches 'create issue'; description mentions 'repository open ticket'; ")
     assert best.chunk == "github create issue: Opens a ticket in a repository."
 
 

@@ -1,0 +1,57 @@
+"""Words that stand for one another: found, worth less than the word itself, told of in the reasons."""
+
+from __future__ import annotations
+
+import pytest
+
+from mcp_context_proxy.retrieval.lexical import LexicalIndex, count_terms
+from mcp_context_proxy.retrieval.synonyms import GROUPS, SHARE, synonyms
+from mcp_context_proxy.retrieval.terms import query_terms, stem
+from mcp_context_proxy.retrieval.text import Fields
+
+
+def named(*names: str) -> LexicalIndex:
+    return LexicalIndex.build([count_terms([Fields(name, "", "", "", "", "") for name in names])])
+
+
+@pytest.mark.parametrize(
+    ("query", "synonym"),
+    [
+        ("open an issue", "create"),
+        ("file a ticket", "issue"),
+        ("removing folders", "delete"),
+        ("my repo", "repository"),
+    ],
+)
+def test_what_people_say_brings_what_tools_are_called(query: str, synonym: str) -> None:
+    assert stem(synonym) in synonyms(query_terms(query))
+
+
+def test_a_word_of_the_query_is_not_its_own_synonym() -> None:
+    assert (
+        not synonyms(query_terms("create, add and open")).keys() & query_terms("create, add and open").keys()
+    )
+
+
+def test_a_word_without_synonyms_brings_none() -> None:
+    assert synonyms(query_terms("kubernetes")) == {}
+
+
+def test_no_word_is_in_two_groups() -> None:
+    words = [word for group in GROUPS for word in group.split()]
+
+    assert sorted(words) == sorted(set(words))
+
+
+def test_a_synonym_counts_a_share_of_the_word_itself() -> None:
+    index = named("create", "weather", "clock")
+
+    said, meant = index.weigh(["creat"]).scores, index.weigh([], ["creat"], SHARE).scores
+
+    assert meant.tolist() == pytest.approx((SHARE * said).tolist())
+
+
+def test_the_word_itself_ranks_above_its_synonym() -> None:
+    scores = named("open issue", "create issue", "weather").weigh(["open"], ["creat"], SHARE).scores.tolist()
+
+    assert scores[0] > scores[1] > scores[2] == 0
