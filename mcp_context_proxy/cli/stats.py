@@ -16,7 +16,8 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.statistics.report import SearchReport, ToolReport, Unused
+    from mcp_context_proxy.statistics.report import SearchReport, ToolReport
+    from mcp_context_proxy.store.usage import DefinitionRow
 
 WIDE: Final = 100
 """Cells from which on there is room for what is looked at less."""
@@ -49,7 +50,7 @@ def command(ctx: click.Context, config_path: Path | None, period: str, limit: in
     with open_store(store_location(config)) as store:
         reports = Reports(store.statistics)
         tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)
-        unused = reports.unused(lambda server, tool: _is_offered(config, server, tool))
+        unused = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)))
     if as_json:
         echo_json(_data(config, period, tools, searches, unused))
         return
@@ -128,7 +129,7 @@ def _name(server: str, tool: str, room: int) -> Text:
     return Text(name, style="cyan")
 
 
-def _show_unused(console: Terminal, unused: Sequence[Unused], now: float) -> None:
+def _show_unused(console: Terminal, unused: Sequence[DefinitionRow], now: float) -> None:
     if not unused:
         return
     tokens = sum(one.tokens for one in unused)
@@ -154,7 +155,7 @@ def _data(
     period: str,
     tools: Sequence[ToolReport],
     searches: SearchReport,
-    unused: Sequence[Unused],
+    unused: Sequence[DefinitionRow],
 ) -> dict[str, Any]:
     usage = searches.usage
     return {
