@@ -14,7 +14,7 @@ from typing import Final
 from mcp_context_proxy.statistics.figures import ToolFigures
 from mcp_context_proxy.statistics.histogram import percentile
 from mcp_context_proxy.store import StatisticsStore
-from mcp_context_proxy.store.usage import DAY, HOUR, SearchRow, SearchUsage, Slot
+from mcp_context_proxy.store.usage import DAY, HOUR, DefinitionRow, SearchRow, SearchUsage, Slot
 
 HOURLY_AT_MOST: Final = 2 * DAY
 """Longer periods are told by the day: some fifty points are what a person can see."""
@@ -72,17 +72,6 @@ class Stretch:
     searches: SearchUsage
 
 
-@dataclass(frozen=True, slots=True)
-class Unused:
-    """A tool of which no call is remembered."""
-
-    server: str
-    tool: str
-    tokens: int
-    first: float
-    """When it was first seen, in seconds since 1970."""
-
-
 class Reports:
     """Reads the statistics of a store. Blocking; every method raises `StoreError` when the store fails."""
 
@@ -123,18 +112,17 @@ class Reports:
         starts = range(Slot.of(begin, seconds).start, math.ceil(until), seconds)
         return [found.get(at, Stretch(Slot(seconds, at), 0, 0, SearchUsage())) for at in starts]
 
-    def unused(self, listed: Callable[[str, str], bool]) -> list[Unused]:
-        """Tools that there are, as `listed` says of server and tool, and of which no call is remembered."""
+    def known(self, offered: Callable[[str, str], bool]) -> list[DefinitionRow]:
+        """Tools that there were at the last look and are `offered`; that is asked with server and tool."""
+        return [row for row in self._store.definitions() if offered(row.server, row.tool)]
+
+    def unused(self, known: Iterable[DefinitionRow]) -> list[DefinitionRow]:
+        """Those of which no call is remembered, the dearest first."""
         used = {(one.server, one.tool) for one in self._store.tools()}
-        rows = self._store.definitions()
-        found = (
-            Unused(row.server, row.tool, row.tokens, row.first)
-            for row in rows
-            if (row.server, row.tool) not in used and listed(row.server, row.tool)
-        )
-        return sorted(found, key=lambda one: (-one.tokens, one.server, one.tool))
+        found = (row for row in known if (row.server, row.tool) not in used)
+        return sorted(found, key=lambda row: (-row.tokens, row.server, row.tool))
 
 
-def tokens_of(unused: Iterable[Unused]) -> int:
-    """What their definitions cost together."""
-    return sum(one.tokens for one in unused)
+def tokens_of(rows: Iterable[DefinitionRow]) -> int:
+    """What definitions cost together."""
+    return sum(row.tokens for row in rows)

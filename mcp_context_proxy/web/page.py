@@ -1,4 +1,4 @@
-"""The page that shows request contexts: three files that are the same for everyone and hold no data.
+"""The pages that show request contexts and usage: files that are the same for everyone and hold no data.
 
 They are served without a token. What they show, their script asks the API for, with the token that it was
 given in the fragment of the address; a fragment is sent to no server. A cookie would not do: browsers send it
@@ -19,9 +19,12 @@ PATH: Final = "/ui"
 
 FILES: Final = {
     PATH: ("index.html", "text/html"),
-    f"{PATH}/page.js": ("page.js", "text/javascript"),
-    f"{PATH}/view.js": ("view.js", "text/javascript"),
-    f"{PATH}/style.css": ("style.css", "text/css"),
+    f"{PATH}/usage": ("usage.html", "text/html"),
+    **{
+        f"{PATH}/{name}": (name, "text/javascript")
+        for name in ("api.js", "page.js", "view.js", "usage.js", "usage_view.js")
+    },
+    **{f"{PATH}/{name}": (name, "text/css") for name in ("style.css", "usage.css")},
 }
 """By path: file and media type."""
 

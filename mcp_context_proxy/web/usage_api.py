@@ -154,13 +154,16 @@ class UsageApi:
             for name, tool in snapshot.tools.items()
             if tool.include is not IncludeMode.MANUAL
         }
-        unused = self._reports.unused(lambda server, tool: (server, tool) in tools)
+        known = self._reports.known(lambda server, tool: (server, tool) in tools)
+        unused = self._reports.unused(known)
         shown = [
             messages.UnusedTool(one.tool, one.server, tools[one.server, one.tool], one.tokens, one.first)
             for one in unused[:UNUSED_SHOWN]
         ]
         since = max((one.first for one in unused), default=None)
-        return messages.Unused(len(unused), tokens_of(unused), since, self._listed_whole(snapshot), shown)
+        return messages.Unused(
+            len(known), len(unused), tokens_of(unused), since, self._listed_whole(snapshot), shown
+        )
 
 
 def _metrics(report: SearchReport, enabled: bool, period: str, since: float) -> messages.SearchMetrics:

@@ -100,9 +100,12 @@ class UnusedTool(Struct, frozen=True):
 class Unused(Struct, frozen=True):
     """Tools that nobody has called, and what they cost."""
 
+    known: int
+    """Tools there are, used or not, whose cost is known."""
     count: int
+    """Of those that were never called."""
     tokens: int
-    """Of all of them."""
+    """Of all of these."""
     since: float | None
     """Since when all of them could have been used; null where there are none."""
     listed: bool

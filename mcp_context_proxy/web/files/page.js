@@ -1,74 +1,18 @@
-// Asks the API and shows what it answers. The token comes in the fragment of the address, which no server is
-// sent; it moves at once to the storage of this tab, so that it stays in no history and no bookmark.
+// The page of request contexts: which there are, and one of them.
 
+import { ask, byId, keepFresh, open, takeToken, tell } from "./api.js";
 import { contextView, requestEntry, shareOf } from "./view.js";
 
-const TOKEN = "mcp-context-proxy.token";
 const LISTED = 100;
 const TYPING_PAUSE_MS = 120;
-const LOOK_AGAIN_MS = 3000;
 
-const byId = (id) => document.getElementById(id);
-const state = { behind: null, shown: null, live: false, order: null, asked: null, timer: null };
+const state = { behind: null, shown: null, live: false, order: null, asked: null };
 
 takeToken();
 
-function takeToken() {
-  const fragment = new URLSearchParams(location.hash.slice(1));
-  if (!fragment.has("token")) return;
-  sessionStorage.setItem(TOKEN, fragment.get("token"));
-  fragment.delete("token");
-  const rest = fragment.toString();
-  history.replaceState(null, "", location.pathname + (rest ? `#${rest}` : ""));
-}
-
-/** The answer of the API; throws the detail of a refusal. */
-async function ask(path, options = {}) {
-  const token = sessionStorage.getItem(TOKEN);
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  if (options.body) headers["Content-Type"] = "application/json";
-  const response = await fetch(`api/v1${path}`, { ...options, headers, cache: "no-store", referrerPolicy: "no-referrer" });
-  if (response.status === 401) {
-    askForToken(token !== null);
-    throw new Error("A token is needed.");
-  }
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.detail ?? response.statusText);
-  return answer;
-}
-
-function askForToken(refused) {
-  byId("main").hidden = true;
-  byId("refusal").textContent = refused ? "The proxy does not take this token." : "";
-  if (byId("login").hidden) {
-    byId("login").hidden = false;
-    byId("token").focus();
-  }
-}
-
-/** Tell in one line how it stands; the same line twice is told once. */
-function tell(text) {
-  if (byId("status").textContent !== text) byId("status").textContent = text;
-}
-
-/** Look for new requests, and once more in a moment. */
-async function look() {
-  clearTimeout(state.timer);
-  if (!document.hidden) {
-    try {
-      await refresh();
-      tell("");
-    } catch (error) {
-      tell(byId("login").hidden ? `${error.message} Trying again.` : "");
-    }
-  }
-  if (byId("login").hidden) state.timer = setTimeout(look, LOOK_AGAIN_MS);
-}
-
 async function refresh() {
   const { requests, tokens_behind } = await ask(`/requests?limit=${LISTED}`);
-  byId("login").hidden = true;
-  byId("main").hidden = false;
+  open();
   list(requests, tokens_behind);
   if (state.shown === null && !state.live) await showChosen();
 }
@@ -151,12 +95,6 @@ byId("try").addEventListener("submit", (event) => {
   clearTimeout(typing);
   preview();
 });
-byId("login").addEventListener("submit", (event) => {
-  event.preventDefault();
-  sessionStorage.setItem(TOKEN, byId("token").value.trim());
-  byId("token").value = "";
-  look();
-});
 byId("context").addEventListener("change", (event) => {
   if (event.target.name !== "order") return;
   state.order = event.target.value;
@@ -166,7 +104,4 @@ byId("context").addEventListener("change", (event) => {
 addEventListener("hashchange", () => {
   if (location.hash.startsWith("#request=")) attempt(showChosen);
 });
-document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) look();
-});
-look();
+keepFresh(refresh);

@@ -152,7 +152,8 @@ function milliseconds(seconds) {
   return `${(seconds * 1000).toFixed(1)} ms`;
 }
 
-function number(value) {
+/** With its thousands apart. */
+export function number(value) {
   return value.toLocaleString("en");
 }
 

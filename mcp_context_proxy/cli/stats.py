@@ -1,0 +1,235 @@
+"""``stats``: how tools and searches did, as the store has it; no server is started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.text import Text
+
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, one_line, results
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.items import IncludeMode
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.statistics.report import SearchReport, ToolReport
+    from mcp_context_proxy.store.usage import DefinitionRow
+
+WIDE: Final = 100
+"""Cells from which on there is room for what is looked at less."""
+
+UNUSED_SHOWN: Final = 10
+"""Of the tools that were never called: the dearest."""
+
+FAILING: Final = 0.1
+"""Share of failed calls from which on a tool is pointed at."""
+
+
+@click.command("stats")
+@config_option
+@click.option("--period", default="30d", show_default=True, help="How far back: hours or days, such as 24h.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Tools that are listed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, with all tools.")
+@click.pass_context
+def command(ctx: click.Context, config_path: Path | None, period: str, limit: int, as_json: bool) -> None:
+    """Show how tools and searches did, what was saved, and which tools were never called."""
+    from mcp_context_proxy.app import store_location
+    from mcp_context_proxy.statistics.period import seconds_of
+    from mcp_context_proxy.statistics.report import Reports
+    from mcp_context_proxy.store import open_store
+
+    try:
+        seconds = seconds_of(period)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--period") from None
+    config, now = load_config(ctx, config_path), time.time()
+    with open_store(store_location(config)) as store:
+        reports = Reports(store.statistics)
+        tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)
+        unused = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)))
+    if as_json:
+        echo_json(_data(config, period, tools, searches, unused))
+        return
+    console = results()
+    if not config.statistics.enabled:
+        console.say("Counting is switched off: this is what was counted before.")
+    if not tools and not searches.usage.searches:
+        console.say(f"Nothing was called or searched in {_in_words(period)}.")
+    else:
+        _show_searches(console, searches, period)
+        _show_tools(console, tools, limit, now)
+    _show_unused(console, unused, now)
+
+
+def _is_offered(config: Config, server: str, tool: str) -> bool:
+    """Whether a model can find a tool."""
+    known = config.servers.get(server)
+    return known is not None and known.enabled and known.include_of(tool) is not IncludeMode.MANUAL
+
+
+def _show_searches(console: Terminal, report: SearchReport, period: str) -> None:
+    usage = report.usage
+    console.say(Text(f"In {_in_words(period)}", style="bold"))
+    if not usage.searches:
+        console.say("No searches.")
+        return
+    median, slow = _duration(report.percentile_ms(0.50)), _duration(report.percentile_ms(0.95))
+    rows = [
+        ("Searches", f"{usage.searches:,}; {median} at the median, {slow} at the 95th percentile"),
+        ("Used", f"{_percent(report.use_rate)} of them: a tool that was found was called"),
+        ("Accepted", f"{_percent(report.acceptance_rate)} of them: that was the first one"),
+    ]
+    if usage.behind:
+        saved = _percent(1 - usage.shown / usage.behind)
+        rows.append(("Tokens", f"{usage.shown:,} of {usage.behind:,} shown, {saved} saved (estimated)"))
+    console.columns(rows)
+
+
+def _show_tools(console: Terminal, tools: Sequence[ToolReport], limit: int, now: float) -> None:
+    if not tools:
+        return
+    console.section("Tools")
+    wide = console.width >= WIDE
+    more = ("Result", "Tokens") if wide else ()
+    headings = [Text(title, style="bold") for title in ("Calls", "Failed", "p50", "p95", *more, "Last used")]
+    facts = [headings, *(_facts(one, now, wide) for one in tools[:limit])]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*facts, strict=True)]
+    room = max(console.width - sum(widths) - GAP * len(widths), USEFUL)
+    names = [Text("Tool", style="bold"), *(_name(one.server, one.tool, room) for one in tools[:limit])]
+    console.columns(
+        [[*row, name] for row, name in zip(facts, names, strict=True)], right=range(len(headings))
+    )
+    if len(tools) > limit:
+        console.say(Text(f"... and {counted(len(tools) - limit, 'tool')} more", style="dim"))
+
+
+def _facts(report: ToolReport, now: float, wide: bool) -> list[Text]:
+    figures = report.figures
+    failing = 1 - figures.success_rate
+    size = (_bytes(figures.result_bytes), "-" if report.tokens is None else f"{report.tokens:,}")
+    texts = (
+        _duration(figures.p50_ms or None),
+        _duration(figures.p95_ms or None),
+        *(size if wide else ()),
+        _ago(now - figures.last_used),
+    )
+    failed = Text(_percent(failing) if figures.errors else "-", style="red" if failing >= FAILING else "")
+    return [Text(f"{figures.calls:,}"), failed, *map(Text, texts)]
+
+
+def _name(server: str, tool: str, room: int) -> Text:
+    """A tool's name, cut in the middle where it must be: names differ at their ends."""
+    name = one_line(f"{server}__{tool}")
+    if len(name) > room:
+        name = f"{name[: room // 2]}\N{HORIZONTAL ELLIPSIS}{name[room // 2 + 1 - room :]}"
+    return Text(name, style="cyan")
+
+
+def _show_unused(console: Terminal, unused: Sequence[DefinitionRow], now: float) -> None:
+    if not unused:
+        return
+    tokens = sum(one.tokens for one in unused)
+    console.section("Never called")
+    longest = max(now - one.first for one in unused)
+    console.prose(
+        f"{counted(len(unused), 'tool')}, the first known for {_span(longest)}. Turn these off and save "
+        f'about {tokens:,} tokens of what is behind the proxy: include = "manual" under '
+        "[servers.NAME.tools.TOOL] turns off a tool, enabled = false under [servers.NAME] a server."
+    )
+    console.say()
+    heading = [(Text("Tokens", style="bold"), Text("Tool", style="bold"))]
+    shown = [
+        (Text(f"{one.tokens:,}"), _name(one.server, one.tool, console.width)) for one in unused[:UNUSED_SHOWN]
+    ]
+    console.columns([*heading, *shown], right=(0,))
+    if len(unused) > UNUSED_SHOWN:
+        console.say(Text(f"... and {counted(len(unused) - UNUSED_SHOWN, 'tool')} more", style="dim"))
+
+
+def _data(
+    config: Config,
+    period: str,
+    tools: Sequence[ToolReport],
+    searches: SearchReport,
+    unused: Sequence[DefinitionRow],
+) -> dict[str, Any]:
+    usage = searches.usage
+    return {
+        "enabled": config.statistics.enabled,
+        "period": period,
+        "searches": {
+            "searches": usage.searches,
+            "found": usage.found,
+            "used": usage.used,
+            "accepted": usage.top_used,
+            "use_rate": searches.use_rate,
+            "acceptance_rate": searches.acceptance_rate,
+            "reranked": usage.reranked,
+            "mean_ms": searches.mean_ms,
+            "p50_ms": searches.percentile_ms(0.50),
+            "p95_ms": searches.percentile_ms(0.95),
+            "tokens_shown": usage.shown,
+            "tokens_behind": usage.behind,
+        },
+        "tools": [
+            {
+                "server": one.server,
+                "tool": one.tool,
+                "calls": one.figures.calls,
+                "errors": one.figures.errors,
+                "success_rate": one.figures.success_rate,
+                "mean_ms": one.figures.mean_ms,
+                "p50_ms": one.figures.p50_ms,
+                "p95_ms": one.figures.p95_ms,
+                "last_used": one.figures.last_used,
+                "result_bytes": one.figures.result_bytes,
+                "tokens": one.tokens,
+            }
+            for one in tools
+        ],
+        "unused": [
+            {"server": one.server, "tool": one.tool, "tokens": one.tokens, "first_seen": one.first}
+            for one in unused
+        ],
+    }
+
+
+def _in_words(period: str) -> str:
+    number, unit = int(period[:-1]), {"h": "hour", "d": "day"}[period[-1]]
+    return f"the last {unit}" if number == 1 else f"the last {number} {unit}s"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}".replace("%", " %")
+
+
+def _duration(ms: float | None) -> str:
+    """Two figures, and no more: that is what a percentile is worth."""
+    if ms is None:
+        return "-"
+    if ms < 9.95:
+        return f"{ms:.1f} ms"
+    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def _bytes(size: float) -> str:
+    if size < 1000:
+        return f"{size:.0f} B"
+    return f"{size / 1000:.1f} kB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"
+
+
+def _ago(seconds: float) -> str:
+    return "just now" if seconds < 60 else f"{_span(seconds, short=True)} ago"
+
+
+def _span(seconds: float, short: bool = False) -> str:
+    """How long something is, in its largest unit."""
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length:
+            number = int(seconds // length)
+            return f"{number} {unit[: 3 if unit == 'minute' else 1]}" if short else counted(number, unit)
+    return "less than a minute"

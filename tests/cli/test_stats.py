@@ -1,0 +1,112 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.statistics.tally import Tally
+from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.usage import DAY, DefinitionRow, SearchUsage, Slot
+
+from .conftest import Run
+
+LONG = "add_an_issue_comment_with_all_attachments_and_labels_of_the_template"
+
+
+@pytest.fixture
+def config(workshop: Workshop) -> Path:
+    """A store in which tools and searches of today and of two weeks ago are counted; no server can start."""
+    path, now = workshop.folder / "store.sqlite3", time.time()
+    with open_store(path) as store:
+        for name, calls, failed, ms, at in (
+            ("post", 4, 1, 12.0, now),
+            (LONG, 2, 0, 2500.0, now),
+            ("old", 9, 0, 5.0, now - 14 * DAY),
+        ):
+            tally = Tally()
+            for number in range(calls):
+                tally.add(ms, number < failed, 2048, at)
+            store.statistics.add([(Slot.of(at), tally.usage("desk", name))], {}, [])
+        searched = SearchUsage(10, 9, 8, 7, 0, 100.0, {115: 10}, 1_000, 50_000)
+        store.statistics.add([], {Slot.of(now): searched}, [])
+        for server, names in (("desk", ["post", LONG, "never", "hidden"]), ("gone", ["other"])):
+            rows = [DefinitionRow(server, name, name, 321, now - 3 * DAY) for name in names]
+            store.statistics.put_definitions(server, rows)
+    hidden = {"command": "no-such-program", "args": [], "tools": {"hidden": {"include": "manual"}}}
+    workshop.server("desk", tools=[tool("post")], settings=hidden)
+    return workshop.config(store={"path": str(path)})
+
+
+def test_tools_and_searches_are_shown_as_tables(run: Run, config: Path) -> None:
+    done = run("stats", "--config", config)
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "In the last 30 days"
+    assert any(line.startswith("Searches  10; ") for line in lines)
+    assert "Used      80 % of them: a tool that was found was called" in lines
+    assert "Accepted  70 % of them: that was the first one" in lines
+    assert "Tokens    1,000 of 50,000 shown, 98 % saved (estimated)" in lines
+    (post,) = [line for line in lines if line.endswith("desk__post")]
+    assert post.split()[:3] == ["4", "25", "%"]
+    tables = done.stdout.split("Tools\n")[1]
+    assert tables.index("desk__old") < tables.index("desk__post")
+
+
+def test_tools_that_were_never_called_are_named_with_their_cost(run: Run, config: Path) -> None:
+    """Not those that are hidden already, nor those of servers that are not configured."""
+    never = run("stats", "--config", config).stdout.split("Never called\n")[1]
+
+    assert "1 tool, the first known for 3 days. Turn these off and save about 321 tokens" in " ".join(
+        never.split()
+    )
+    assert [line.split()[-1] for line in never.splitlines()[-1:]] == ["desk__never"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_line_is_wider_than_the_terminal_and_a_long_name_keeps_its_ends(
+    run: Run, config: Path, width: int
+) -> None:
+    lines = run("stats", "--config", config, COLUMNS=str(width)).stdout.splitlines()
+
+    assert max(map(len, lines)) <= width
+    (long,) = [line for line in lines if "desk__add" in line]
+    assert long.endswith("template")
+    assert ("Result" in "\n".join(lines)) == (width == 100)
+
+
+def test_a_period_leaves_out_what_is_older(run: Run, config: Path) -> None:
+    shown = run("stats", "--period", "7d", "--config", config).stdout
+
+    assert "desk__post" in shown
+    assert "desk__old" not in shown
+
+
+def test_as_json_it_is_all_there(run: Run, config: Path) -> None:
+    data = json.loads(run("stats", "--json", "--limit", "1", "--config", config).stdout)
+
+    assert [one["tool"] for one in data["tools"]] == ["old", "post", LONG]
+    assert data["tools"][1]["success_rate"] == 0.75
+    assert data["tools"][1]["p50_ms"] == pytest.approx(12.0, rel=0.02)
+    assert (data["searches"]["acceptance_rate"], data["searches"]["tokens_behind"]) == (0.7, 50_000)
+    assert [(one["tool"], one["tokens"]) for one in data["unused"]] == [("never", 321)]
+
+
+def test_a_period_that_is_none_is_refused(run: Run, config: Path) -> None:
+    done = run("stats", "--period", "1w", "--config", config)
+
+    assert done.returncode == 2
+    assert "'1w' is no period; write hours or days, such as 24h or 30d" in done.stderr
+
+
+def test_where_nothing_was_counted_it_says_so(run: Run, workshop: Workshop) -> None:
+    done = run("stats", "--config", workshop.config())
+
+    assert done.stdout == "Nothing was called or searched in the last 30 days.\n"
+
+
+def test_where_counting_is_off_it_says_so(run: Run, workshop: Workshop) -> None:
+    done = run("stats", "--config", workshop.config(statistics={"enabled": False}))
+
+    assert done.stdout.startswith("Counting is switched off")

@@ -1,0 +1,228 @@
+"""The page of usage in a real browser: what it shows of what was counted, to everyone who may look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from support.browser import Page, browser, program
+from support.proxies import HttpProxy, http_proxy
+from support.servers import Workshop, tool
+from support.shop import TOKEN, environment
+
+from mcp_context_proxy.statistics.tally import Tally
+from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.usage import DAY, SearchRow, SearchUsage, Slot
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)"),
+]
+
+HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
+LONG = "add_an_issue_comment_with_all_attachments_and_labels_of_the_template"
+CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text(encoding="utf-8")
+
+
+def counted(path: Path) -> None:
+    """Fifteen days in which a fast, a slow and a failing tool were called."""
+    now = time.time()
+    with open_store(path) as store:
+        for day in range(15):
+            at = now - day * DAY
+            for name, ms, failed in (("fast", 2.0, 0), (LONG, 3000.0, 0), ("failing", 50.0, 2)):
+                tally = Tally()
+                for number in range(4):
+                    tally.add(ms, number < failed, 512, at)
+                store.statistics.add([(Slot.of(at), tally.usage("desk", name))], {}, [])
+            searched = SearchUsage(4, 4, 3, 2, 0, 40.0, {58: 4}, 400, 8_000)
+            row = SearchRow(
+                f"{day}", at, b"k", HOSTILE, "search", 3, "desk__fast", "desk__failing", 2, 9.0, False
+            )
+            store.statistics.add([], {Slot.of(at): searched}, [row])
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
+    workshop = Workshop(tmp_path_factory.mktemp("usage"))
+    names = ["fast", LONG, "failing", "never", "nor_this"]
+    workshop.server("desk", tools=[tool(name, f"Does {name}") for name in names])
+    path = workshop.folder / "store.sqlite3"
+    counted(path)
+    config = workshop.config(store={"path": str(path)}, expose={"list_all_below": 0})
+    with http_proxy(config, auth=True, env=environment()) as running:
+        yield running
+    workshop.close()
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
+    chromium.look()
+    chromium.open("about:blank")
+    chromium.open(f"{proxy.base}/ui/usage#token={TOKEN}")
+    chromium.until("document.querySelector('#usage-unused').parentElement.textContent.includes('Turn')")
+    yield chromium
+    assert chromium.errors == []
+
+
+def block(page: Page, name: str) -> str:
+    found = page.value(f"document.getElementById('usage-{name}').parentElement.innerText")
+    return " ".join(found.split())
+
+
+def names(page: Page, name: str) -> list[str]:
+    rows = (
+        f"document.getElementById('usage-{name}').parentElement.querySelectorAll('tbody tr td:first-child')"
+    )
+    return page.value(f"[...{rows}].map((cell) => cell.textContent)")
+
+
+def test_the_token_leaves_the_address_and_opens_the_other_page_too(page: Page, proxy: HttpProxy) -> None:
+    assert TOKEN not in page.value("location.href")
+    for path in ("/ui", "/ui/usage"):
+        page.open(page.value("document.querySelector('nav a:not([aria-current])').href"))
+        assert page.value("location.href") == proxy.base + path
+        page.until("!document.getElementById('main').hidden")
+
+
+def test_without_the_token_it_asks_for_it(chromium: Page, proxy: HttpProxy) -> None:
+    chromium.open(f"{proxy.base}/ui/usage")
+    chromium.value("sessionStorage.clear()")
+    chromium.command("Page.reload")
+    chromium.until("document.activeElement?.id === 'token'")
+    chromium.type(TOKEN)
+    chromium.press("Enter")
+    chromium.until("!document.getElementById('main').hidden && document.querySelector('.tiles')")
+    errors, chromium.errors = chromium.errors, []
+
+    assert chromium.value("document.getElementById('login').hidden")
+    assert all("401" in error for error in errors)
+
+
+def test_usage_and_savings_are_summed_up(page: Page) -> None:
+    tiles = " ".join(page.value("document.querySelector('.tiles').innerText").split())
+
+    assert "Calls 180 17 % failed" in tiles
+    assert "Searches 60" in tiles
+    assert "First result used 50 % any result: 75 %" in tiles
+    assert "Tokens saved 95 % 6,000 shown of 120,000, estimated" in tiles
+
+
+def test_savings_are_drawn_over_time_and_can_be_read_as_a_table(page: Page) -> None:
+    chart = "document.getElementById('usage-saved').parentElement"
+
+    assert page.value(f"{chart}.querySelectorAll('svg g').length") == 15
+    assert page.value(f"{chart}.querySelector('svg').getAttribute('aria-label')").endswith("6,000 of 120,000")
+    bars = f"[...{chart}.querySelectorAll('g:first-child rect')]"
+    heights = page.value(f"{bars}.map((bar) => Number(bar.getAttribute('height')))")
+    assert heights == [100, 100, 5]
+    page.value(f"{chart}.querySelector('summary').click()")
+    assert page.value(f"{chart}.querySelectorAll('tbody tr').length") == 15
+    assert "8,000" in block(page, "saved")
+
+
+def test_slow_and_failing_tools_are_pointed_at(page: Page) -> None:
+    assert names(page, "slow")[0] == f"desk {LONG}"
+    assert names(page, "failing") == ["desk failing"]
+    assert "50 %" in block(page, "failing")
+    assert sorted(names(page, "tools")) == sorted(["desk fast", f"desk {LONG}", "desk failing"])
+
+
+async def test_tools_that_were_never_called_are_named_with_what_they_cost(
+    page: Page, proxy: HttpProxy
+) -> None:
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        told = (await client.get(f"{proxy.base}/api/v1/statistics/tools")).json()["unused"]
+    text = block(page, "unused")
+
+    assert f"2 tools were never called. Turn these off and save about {told['tokens']} tokens" in text
+    assert sorted(names(page, "unused")) == ["desk never", "desk nor_this"]
+
+
+def test_another_period_shows_what_was_counted_in_it(page: Page) -> None:
+    page.value("document.querySelector('#period input[value=\"24h\"]').focus()")
+    page.value("document.querySelector('#period input[value=\"24h\"]').click()")
+    page.until("document.querySelector('.tiles .value').textContent === '24'")
+    hours = page.value("document.querySelectorAll('#usage-saved ~ svg g').length")
+    page.value("document.querySelector('#period input[value=\"30d\"]').click()")
+    page.until("document.querySelector('.tiles .value').textContent === '180'")
+
+    assert 24 <= hours <= 26
+
+
+def test_what_strangers_wrote_stays_text(page: Page) -> None:
+    assert HOSTILE in page.value("document.getElementById('usage-searches').parentElement.textContent")
+    assert page.value("document.querySelectorAll('img, #usage script').length") == 0
+    assert page.value("document.title") == "Usage - mcp-context-proxy"
+
+
+def test_nothing_is_loaded_from_elsewhere(page: Page, proxy: HttpProxy) -> None:
+    loaded = page.value("performance.getEntriesByType('resource').map((entry) => entry.name)")
+
+    assert {one.removeprefix(proxy.base) for one in loaded} >= {"/ui/usage.js", "/ui/usage.css"}
+    assert all(one.startswith((proxy.base, "data:")) for one in loaded)
+
+
+def test_all_of_it_can_be_reached_and_used_with_the_keyboard(page: Page) -> None:
+    page.value("document.querySelector('#period input:checked').focus()")
+    page.press("Tab")
+    assert page.value("document.activeElement.textContent") == "As a table"
+    page.press("Enter")
+    assert page.value("document.activeElement.parentElement.open")
+    page.press("Tab")
+    assert page.value("document.activeElement.className") == "scroll"
+    reached = set()
+    for _ in range(12):
+        page.press("Tab")
+        reached.add(page.value("document.activeElement.closest('section')?.querySelector('h2').id"))
+
+    assert reached >= {"usage-calls", "usage-slow", "usage-failing", "usage-unused", "usage-tools"}
+
+
+def test_what_somebody_has_opened_stays_open_when_there_is_news(page: Page, proxy: HttpProxy) -> None:
+    page.value("document.querySelector('details[data-name=\"unused\"] summary').focus()")
+    page.press("Enter")
+    before = int(page.value("document.querySelectorAll('.tiles .value')[1].textContent"))
+    with httpx2.Client(headers={"authorization": f"Bearer {TOKEN}"}, timeout=30) as client:
+        client.get(f"{proxy.base}/api/v1/tools/search?query=does+fast").raise_for_status()
+    page.until(f"document.querySelectorAll('.tiles .value')[1].textContent === '{before + 1}'")
+
+    assert page.value("document.querySelector('details[data-name=\"unused\"]').open")
+    assert page.value("document.activeElement.tagName") == "SUMMARY"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_text_is_readable(page: Page, dark: bool) -> None:
+    """WCAG 2.2, level AA: 4.5 to 1."""
+    page.look(dark=dark)
+    page.value("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    found = page.value(CONTRASTS)
+
+    assert len(found) > 50
+    assert [pair for pair in found if pair[1] < 4.5] == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1920])
+def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
+    page.look(width=width)
+    page.value("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+
+    assert page.value("document.documentElement.scrollWidth") <= width
+
+
+async def test_the_files_are_served_without_a_token_and_with_a_strict_policy(proxy: HttpProxy) -> None:
+    async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
+        for name in ("usage", "usage.js", "usage_view.js", "usage.css", "api.js"):
+            answer = await stranger.get(f"/ui/{name}")
+            assert answer.status_code == 200
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert "'unsafe" not in answer.headers["content-security-policy"]
