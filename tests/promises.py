@@ -100,10 +100,11 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Secrets of the configuration are in no log, no error and no last words of a server, also not "
-        "encoded.",
+        "Secrets of the configuration and of logins are in no log, no error and no last words of a server, "
+        "also not encoded.",
         (
             MODES,
+            "authorization/test_oauth.py::test_a_token_that_its_server_tells_is_in_no_error_and_no_log",
             "config/test_secrets.py::test_a_secret_is_found_encoded_and_line_by_line",
             "config/test_secrets.py::test_a_traceback_in_the_log_is_redacted",
             "downstream/test_stderr.py::test_a_secret_is_redacted_also_where_it_came_in_pieces_or_encoded",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Final
 
 import anyio
@@ -32,19 +32,35 @@ PAUSE_SECONDS: Final = 5.0
 UNAUTHORIZED: Final = 401
 
 
-def authorization(config: ServerConfig) -> httpx2.Auth | None:
+Learn = Callable[[Iterable[tuple[str, str]]], None]
+"""Takes secrets that must not be told: pairs of a name and a value."""
+
+
+def authorization(config: ServerConfig, learn: Learn) -> httpx2.Auth | None:
     """What puts a token on the requests to a server; None where its configured headers have one."""
     given = any(name.lower() == "authorization" for name in config.headers)
-    return None if given else BearerAuth(config, CredentialFile(config))
+    return None if given else BearerAuth(config, CredentialFile(config), learn)
 
 
 class BearerAuth(httpx2.Auth):
     """Puts the current token on each request, and a new one where the server refuses it."""
 
     def __init__(
-        self, config: ServerConfig, file: CredentialFile, clock: Callable[[], float] = time.time
+        self,
+        config: ServerConfig,
+        file: CredentialFile,
+        learn: Learn = lambda secrets: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._file, self._clock = config, file, clock
+        """Know no token yet.
+
+        Args:
+            config: Of the server.
+            file: Where its credentials are kept.
+            learn: Told of every token, before it is used.
+            clock: The time, in seconds since 1970.
+        """
+        self._config, self._file, self._learn, self._clock = config, file, learn, clock
         self._itself = config.oauth is not None and config.oauth.grant == "client_credentials"
         self._known: Credentials | None = None
         self._looked = False
@@ -71,7 +87,8 @@ class BearerAuth(httpx2.Auth):
 
     async def _token(self) -> str | None:
         if not self._looked:
-            self._known, self._looked = await anyio.to_thread.run_sync(self._file.read), True
+            self._know(await anyio.to_thread.run_sync(self._file.read))
+            self._looked = True
         known = self._known
         if known is None:
             return await self._renewed(None) if self._itself else None
@@ -104,13 +121,19 @@ class BearerAuth(httpx2.Auth):
             # Not given up half way: the new tokens would be lost, and the old ones are void.
             with anyio.CancelScope(shield=True):
                 try:
-                    renewed = self._known = await self._renew(refused)
+                    renewed = await self._renew(refused)
+                    self._know(renewed)
                 except LoginRequiredError:
                     raise
                 except AuthorizationError as error:
                     self._failure, self._ask_again_at = error, self._clock() + PAUSE_SECONDS
                     raise
             return renewed.access_token
+
+    def _know(self, credentials: Credentials | None) -> None:
+        self._known = credentials
+        if credentials is not None:
+            self._learn(credentials.secrets())
 
     async def _renew(self, refused: str | None) -> Credentials:
         """What another proxy or a new login has brought meanwhile, else what we get ourselves."""

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Final
@@ -24,6 +24,7 @@ import msgspec
 import platformdirs
 
 from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config.watch import watch_file
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +58,20 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     refresh_token: str | None = None
     scope: str | None = None
 
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """What of it nobody must be told, with a name for each."""
+        yield "access token", self.access_token
+        if self.refresh_token is not None:
+            yield "refresh token", self.refresh_token
+        if self.client_secret is not None:
+            yield "client secret", self.client_secret
+
     def __repr__(self) -> str:
         return f"Credentials(server={self.server!r}, resource={self.resource!r}, issuer={self.issuer!r})"
 
 
 class CredentialFile:
-    """The file of one server. Its methods block, except `locked`."""
+    """The file of one server. Its methods block, except those to be awaited."""
 
     def __init__(self, config: ServerConfig, folder: Path | None = None) -> None:
         """Name the file; nothing is touched.
@@ -134,6 +143,23 @@ class CredentialFile:
                     await anyio.sleep(LOCK_POLL_SECONDS)
             # The lock goes with the file, also when the process dies.
             yield
+
+    async def replaced(self) -> None:
+        """Wait until it has other credentials than now."""
+        before, looked = await anyio.to_thread.run_sync(self.read), anyio.Event()
+
+        def look() -> None:
+            looked.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch_file, self.path, look)
+            while True:
+                await looked.wait()
+                looked = anyio.Event()
+                found = await anyio.to_thread.run_sync(self.read)
+                if found is not None and found != before:
+                    break
+            group.cancel_scope.cancel()
 
     def _open_lock(self) -> IO[bytes]:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

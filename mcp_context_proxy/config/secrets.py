@@ -10,6 +10,7 @@ import base64
 import json
 import logging
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
@@ -17,6 +18,9 @@ from mcp_context_proxy.config.settings import Config, ServerConfig
 
 SHORTEST = 6
 """Characters a value must have to be looked for: shorter ones occur in innocent text."""
+
+LEARNED = 32
+"""Values that are learned while the proxy runs, such as tokens, which others follow: the latest are kept."""
 
 _TELLING = re.compile(r"token|secret|key|passw|credential|auth|cookie", re.IGNORECASE)
 """Names of variables and headers whose literal values in a configuration are secrets too."""
@@ -37,9 +41,23 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:
         """Know `secrets`: pairs of a name, which may be shown, and a value, which may not."""
+        self._secrets = tuple(secrets)
+        self._learned: deque[tuple[str, str]] = deque(maxlen=LEARNED)
+        self._prepare()
+
+    def learn(self, secrets: Iterable[tuple[str, str]]) -> None:
+        """Know these, too, here and in what is logged; of those that were learned, only the latest."""
+        new = [secret for secret in secrets if secret not in self._learned]
+        if new:
+            self._learned.extend(new)
+            self._prepare()
+            for known in _log_filters():
+                known.learn(new)
+
+    def _prepare(self) -> None:
         forms = {
             (form, f"[redacted {name}]")
-            for name, value in secrets
+            for name, value in (*self._secrets, *self._learned)
             for form in _forms(value)
             if len(form) >= SHORTEST
         }
@@ -95,13 +113,19 @@ class RedactingFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._secrets: set[tuple[str, str]] = set()
+        self._configured: set[tuple[str, str]] = set()
+        self._learned: deque[tuple[str, str]] = deque(maxlen=4 * LEARNED)
         self._redact = Redactor(())
 
-    def learn(self, secrets: Iterable[tuple[str, str]]) -> None:
+    def configure(self, secrets: Iterable[tuple[str, str]]) -> None:
         """Redact these, too; none is ever forgotten, since what it was used for may still speak of it."""
-        self._secrets.update(secrets)
-        self._redact = Redactor(self._secrets)
+        self._configured.update(secrets)
+        self._redact = Redactor((*self._configured, *self._learned))
+
+    def learn(self, secrets: Iterable[tuple[str, str]]) -> None:
+        """Redact these, too, until many others have followed."""
+        self._learned.extend(secrets)
+        self._redact = Redactor((*self._configured, *self._learned))
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Replace the message by its redacted form; always log it."""
@@ -125,8 +149,12 @@ def redact_logs(config: Config) -> None:
     if config.rerank.api_key is not None:
         secrets.append(("rerank.api_key", config.rerank.api_key))
     for handler in logging.getLogger().handlers:
-        known = [filtered for filtered in handler.filters if isinstance(filtered, RedactingFilter)]
-        if not known:
-            known = [RedactingFilter()]
-            handler.addFilter(known[0])
-        known[0].learn(secrets)
+        if not any(isinstance(known, RedactingFilter) for known in handler.filters):
+            handler.addFilter(RedactingFilter())
+    for known in _log_filters():
+        known.configure(secrets)
+
+
+def _log_filters() -> list[RedactingFilter]:
+    handlers = logging.getLogger().handlers
+    return [known for handler in handlers for known in handler.filters if isinstance(known, RedactingFilter)]

@@ -8,11 +8,12 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import negotiation
 from mcp_context_proxy.downstream.link import Link, Notify, Outgoing
 from mcp_context_proxy.downstream.negotiation import Introduction
@@ -30,6 +31,9 @@ from mcp_context_proxy.errors import (
 )
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.wire.envelope import Members, RequestId
+
+if TYPE_CHECKING:
+    import httpx2
 
 logger = logging.getLogger(__name__)
 
@@ -88,22 +92,26 @@ class _OpenChannel(Channel, Protocol):
 
 @asynccontextmanager
 async def connect(
-    config: ServerConfig, limits: Limits, stderr: StderrTail, inbound: Inbound
+    config: ServerConfig, limits: Limits, stderr: StderrTail, redact: Redactor, inbound: Inbound
 ) -> AsyncIterator[Connected]:
     """Open the connection and negotiate; close it on the way out.
 
-    Enter and leave it in one task.
+    Enter and leave it in one task. What is a secret about it, such as a token, `redact` learns.
 
     Raises:
         Exception: the transport's or the server's failure, possibly in an exception group.
     """
-    refusal = ""
+    refusal, auth = "", None
     if config.transport != "stdio" or sys.platform == "win32":
         await load_sdk()
+    if config.transport != "stdio":
+        from mcp_context_proxy.authorization.bearer import authorization  # noqa: PLC0415 - imports the SDK
+
+        auth = authorization(config, redact.learn)
     if config.transport == "http" and config.era != "handshake":
         from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
 
-        async with open_modern_http(config, limits, inbound.on_notification) as link:
+        async with open_modern_http(config, limits, auth, inbound.on_notification) as link:
             try:
                 introduction = await negotiation.discover(link, limits.probe_seconds)
                 yield Connected(link, introduction, Loss())
@@ -113,13 +121,13 @@ async def connect(
                     raise
                 refusal = str(error)
     logger.debug("server %s: %s", config.name, refusal or "connecting")
-    async with _connect_duplex(config, limits, stderr, inbound) as connected:
+    async with _connect_duplex(config, limits, stderr, auth, inbound) as connected:
         yield connected
 
 
 @asynccontextmanager
 async def _connect_duplex(
-    config: ServerConfig, limits: Limits, stderr: StderrTail, inbound: Inbound
+    config: ServerConfig, limits: Limits, stderr: StderrTail, auth: httpx2.Auth | None, inbound: Inbound
 ) -> AsyncIterator[Connected]:
     async with anyio.create_task_group() as group:
         questions = Questions(group, inbound.answer, limits.ask_seconds)
@@ -148,7 +156,7 @@ async def _connect_duplex(
             loss.happened.set()
 
         try:
-            async with _open_channel(config, limits, stderr, peer) as channel:
+            async with _open_channel(config, limits, stderr, auth, peer) as channel:
                 peer.attach(channel)
                 group.start_soon(watch, channel)
                 introduction = await _negotiate(peer, config, limits, inbound.capabilities)
@@ -161,18 +169,18 @@ async def _connect_duplex(
 
 
 def _open_channel(
-    config: ServerConfig, limits: Limits, stderr: StderrTail, peer: Peer
+    config: ServerConfig, limits: Limits, stderr: StderrTail, auth: httpx2.Auth | None, peer: Peer
 ) -> AbstractAsyncContextManager[_OpenChannel]:
     if config.transport == "stdio" and sys.platform != "win32":
         return open_stdio(config, limits, stderr, peer.receive)
     if config.transport == "http":
         from mcp_context_proxy.downstream.session_http import open_session_http  # noqa: PLC0415 - as below
 
-        return open_session_http(config, limits, peer)
+        return open_session_http(config, limits, auth, peer)
     if config.transport == "sse":
         from mcp_context_proxy.downstream.sse import open_sse  # noqa: PLC0415 - imports the SDK
 
-        return open_sse(config, limits, peer.receive)
+        return open_sse(config, limits, auth, peer.receive)
     from mcp_context_proxy.downstream.sdk_streams import open_sdk_channel  # noqa: PLC0415 - imports the SDK
 
     return open_sdk_channel(config, peer.receive)
@@ -192,10 +200,16 @@ def _refuses_us(error: Exception) -> bool:
     return isinstance(error, BadAnswerError) and error.http_status in CREDENTIALS_WANTED
 
 
-def describe(error: BaseException) -> str:
-    """The cause of a failed connection in one line, unwrapped from exception groups."""
+def innermost(error: BaseException) -> BaseException:
+    """An error itself, out of the exception groups that it came in."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def describe(error: BaseException) -> str:
+    """The cause of a failed connection in one line, unwrapped from exception groups."""
+    error = innermost(error)
     if isinstance(error, CallInterruptedError):
         return f"it {error.cause}"
     if isinstance(error, ServerUnavailableError | AuthorizationError):

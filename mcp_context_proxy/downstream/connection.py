@@ -12,9 +12,11 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
+from mcp_context_proxy.authorization.credentials import CredentialFile
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.condition import Condition, State
-from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe
+from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe, innermost
 from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.rest import Rest
@@ -22,7 +24,7 @@ from mcp_context_proxy.downstream.slot import Slot
 from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.subscription import Subscription
 from mcp_context_proxy.downstream.wishes import Wishes
-from mcp_context_proxy.errors import CallInterruptedError
+from mcp_context_proxy.errors import CallInterruptedError, LoginRequiredError
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.text import clean
 
@@ -42,7 +44,7 @@ class Connection:
         wishes: Wishes,
         stderr: StderrTail,
         memory: Memory | None,
-        redact: Callable[[str], str],
+        redact: Redactor,
         inbound: Inbound,
         in_use: Callable[[], bool],
     ) -> None:
@@ -57,7 +59,7 @@ class Connection:
             wishes: What clients want of the server beside answers.
             stderr: Takes the server's last words.
             memory: Remembers what a lazy server lists.
-            redact: Takes secrets out of a cause.
+            redact: Takes secrets out of a cause, and learns those of the connection.
             inbound: What becomes of what the server sends on its own accord.
             in_use: Whether anybody needs the connection.
         """
@@ -68,7 +70,7 @@ class Connection:
         self._inbound, self._in_use = inbound, in_use
         self._subscription = Subscription(limits, wishes, inbound.on_notification, lists.suspect_all)
         self._learned_era: Era | None = None
-        self._recalled = False
+        self._recalled, self._login_wanted = False, False
 
     def configure(self, config: ServerConfig, limits: Limits) -> None:
         """Follow a configuration whose connection is the same; what is open stays open."""
@@ -104,20 +106,29 @@ class Connection:
             seconds = restarts.wait_seconds(lasted)
             if restarts.left_alone:
                 logger.info("server %s: failed %d times in a row", self._config.name, restarts.failures)
-            await anyio.sleep(seconds)
+            await self._pause(seconds)
             self.restarts += 1
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt; no longer than it takes to log in, where that is what is missing."""
+        with anyio.move_on_after(seconds):
+            if self._login_wanted:
+                await CredentialFile(self._config).replaced()
+            else:
+                await anyio.sleep_forever()
 
     async def _connect_once(self, starting: anyio.Semaphore) -> float:
         """Connect and stay so until the connection is lost; return for how many seconds it was ready."""
         ready_at: float | None = None
         slot, seconds = Slot(starting), self._config.connect_timeout
+        self._login_wanted = False
         try:
             await slot.take()
             self._condition.enter(State.STARTING)
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
                 async with connect(
-                    self._config_for_era(), self._limits, self._stderr, self._inbound
+                    self._config_for_era(), self._limits, self._stderr, self._redact, self._inbound
                 ) as connected:
                     await self._list(connected)
                     scope.deadline = float("inf")
@@ -131,7 +142,7 @@ class Connection:
                 self._fail(f"it {connected.loss.cause}")
         except Exception as error:
             # boundary: whatever a downstream server or its transport does stays with this server
-            self._note_brittle_probe(error)
+            self._note(innermost(error))
             self._fail(describe(error))
         finally:
             slot.free()
@@ -147,11 +158,11 @@ class Connection:
             return self._config.model_copy(update={"era": "handshake"})
         return self._config
 
-    def _note_brittle_probe(self, error: BaseException) -> None:
-        """Some old servers die on a request they do not know: the next start skips the modern probe."""
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+    def _note(self, error: BaseException) -> None:
+        """What a failure teaches for the next attempt."""
+        self._login_wanted = isinstance(error, LoginRequiredError)
         if isinstance(error, CallInterruptedError) and error.subject == "server/discover":
+            # Some old servers die on a request they do not know: the next start skips the modern probe.
             self._learned_era = Era.HANDSHAKE
 
     async def _list(self, connected: Connected) -> None:

@@ -21,7 +21,6 @@ from mcp.shared.inbound import (
 )
 from msgspec import UNSET, Raw
 
-from mcp_context_proxy.authorization.bearer import authorization
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
 from mcp_context_proxy.errors import (
@@ -185,14 +184,12 @@ class ModernHttp:
 
 @asynccontextmanager
 async def open_modern_http(
-    config: ServerConfig, limits: Limits, on_notification: Notify
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, on_notification: Notify
 ) -> AsyncIterator[ModernHttp]:
     """A link to the modern-era server at the configured URL. Nothing is sent until the first request."""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     pool = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=KEPT_ALIVE)
-    async with httpx2.AsyncClient(
-        auth=authorization(config), headers=config.headers, timeout=timeout, limits=pool
-    ) as client:
+    async with httpx2.AsyncClient(auth=auth, headers=config.headers, timeout=timeout, limits=pool) as client:
         yield ModernHttp(config, limits, client, on_notification)
 
 

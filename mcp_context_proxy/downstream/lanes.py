@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe
 from mcp_context_proxy.downstream.link import Link, Outgoing, Party
 from mcp_context_proxy.downstream.questions import CAPABILITY_OF
@@ -65,7 +66,7 @@ class Lanes:
         self,
         config: ServerConfig,
         limits: Limits,
-        redact: Callable[[str], str],
+        redact: Redactor,
         inbound: Callable[[Lane], Inbound],
     ) -> None:
         """Have no lane yet.
@@ -73,7 +74,7 @@ class Lanes:
         Args:
             config: Of the server.
             limits: Bounds on number and time.
-            redact: Takes secrets out of a text.
+            redact: Takes secrets out of a text, and learns those of a connection.
             inbound: What becomes of what the server sends on a lane.
         """
         self._redact, self._inbound = redact, inbound
@@ -200,7 +201,9 @@ class Lanes:
         seconds = self._config.connect_timeout
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
-                async with connect(self._config, self._limits, stderr, self._inbound(lane)) as connected:
+                async with connect(
+                    self._config, self._limits, stderr, self._redact, self._inbound(lane)
+                ) as connected:
                     await connected.settled(self._limits.probe_seconds)
                     scope.deadline = float("inf")
                     lane.connected = connected

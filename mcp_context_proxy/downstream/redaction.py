@@ -12,6 +12,7 @@ from mcp_context_proxy.errors import (
     RemoteError,
     ServerUnavailableError,
 )
+from mcp_context_proxy.wire import envelope
 
 
 def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
@@ -30,8 +31,11 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
 
 
 def redacted_result(result: Raw, redact: Redactor) -> Raw:
-    """The same result, if it is no failure that tells a secret, such as a URL with its key."""
+    """The same result; without secrets if it tells of a failure, as a URL with its key would.
+
+    Any other is the server's to say: a proxy that edits data is wrong about it sooner or later.
+    """
     data = bytes(result)
-    if b'"isError"' not in data:
+    if b'"isError"' not in data or bytes(envelope.members(result).get("isError", b"")) != b"true":
         return result
     return Raw(redact.json(data))

@@ -16,7 +16,6 @@ import httpx2
 from anyio.abc import TaskGroup
 from msgspec import UNSET
 
-from mcp_context_proxy.authorization.bearer import authorization
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
 from mcp_context_proxy.wire import envelope
@@ -265,15 +264,13 @@ class _Place:
 
 @asynccontextmanager
 async def open_session_http(
-    config: ServerConfig, limits: Limits, answers: Answers
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, answers: Answers
 ) -> AsyncIterator[HttpSession]:
     """A session at the configured URL. Nothing is sent until the first frame."""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     pool = httpx2.Limits(max_connections=CONNECTIONS)
     async with (
-        httpx2.AsyncClient(
-            auth=authorization(config), headers=config.headers, timeout=timeout, limits=pool
-        ) as client,
+        httpx2.AsyncClient(auth=auth, headers=config.headers, timeout=timeout, limits=pool) as client,
         anyio.create_task_group() as group,
     ):
         session = HttpSession(config, limits, client, answers, group)

@@ -16,7 +16,6 @@ import httpx2
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared._httpx_utils import sse_within_origin
 
-from mcp_context_proxy.authorization.bearer import authorization
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.errors import DownstreamError
 
@@ -97,7 +96,7 @@ class SseChannel:
 
 @asynccontextmanager
 async def open_sse(
-    config: ServerConfig, limits: Limits, receive: Callable[[bytes], None]
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, receive: Callable[[bytes], None]
 ) -> AsyncIterator[SseChannel]:
     """Open the event stream that `config` names.
 
@@ -107,7 +106,7 @@ async def open_sse(
     url = config.url or ""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     async with (
-        httpx2.AsyncClient(auth=authorization(config), headers=config.headers, timeout=timeout) as client,
+        httpx2.AsyncClient(auth=auth, headers=config.headers, timeout=timeout) as client,
         sse_within_origin(client, url, max_event_size=limits.sse_event_bytes) as events,
     ):
         events.response.raise_for_status()

@@ -1,6 +1,8 @@
 """Logging in to a server, and staying so: against a real authorization server on loopback."""
 
+import io
 import json
+import logging
 import os
 import re
 import stat
@@ -14,6 +16,7 @@ import httpx2
 import pytest
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected, protected_server
 from support.proxies import Host
+from support.raw_client import RpcError
 
 from mcp_context_proxy.app import Proxy, open_proxy
 from mcp_context_proxy.authorization import grants, loopback
@@ -396,6 +399,45 @@ async def test_a_server_that_wants_a_login_says_which_command_and_works_after_it
         result = await _called(proxy)
 
     assert result["content"][0]["text"] == "someone"
+
+
+async def test_a_login_is_taken_at_once_however_long_the_next_try_would_be_away(
+    protected: Protected, tmp_path: Path, era: str
+) -> None:
+    more = f'era = "{era}"\n[limits]\nbackoff_first_seconds = 9000.0\nbackoff_max_seconds = 9000.0\n'
+    config = load(configuration(tmp_path, protected, more), environ={})
+    async with open_proxy(config) as proxy:
+        await proxy.settled()
+        await logged_in(config.servers["locked"])
+        result = await _called(proxy)
+
+    assert result["content"][0]["text"] == "someone"
+
+
+@pytest.mark.parametrize("echo", ["failure", "refusal", "result"])
+async def test_a_token_that_its_server_tells_is_in_no_error_and_no_log(
+    protected: Protected, tmp_path: Path, era: str, echo: str
+) -> None:
+    config = load(configuration(tmp_path, protected, f'era = "{era}"\n'), environ={})
+    token = (await logged_in(config.servers["locked"])).access_token
+    log, logged = io.StringIO(), logging.getLogger()
+    handler = logging.StreamHandler(log)
+    logged.addHandler(handler)
+    try:
+        async with open_proxy(config) as proxy:
+            await proxy.settled()
+            try:
+                told = json.dumps(await Host(proxy, "modern").call("locked__whoami", {"echo": echo}))
+            except RpcError as error:
+                told = f"{error} {error.data}"
+            logged.error("it told %s", token)
+    finally:
+        logged.removeHandler(handler)
+
+    # A result that is no failure passes as it came, whatever it holds: it is the server's to say.
+    assert (token in told) == (echo == "result")
+    assert ("[redacted access token]" in told) == (echo != "result")
+    assert token not in log.getvalue()
 
 
 async def test_a_server_over_sse_says_the_same(protected: Protected, tmp_path: Path) -> None:

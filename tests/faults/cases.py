@@ -156,7 +156,7 @@ HTTP = [
     Case("giant-description"),
     Case("bad-names"),
     Case("bad-tools"),
-    Case("deep-schema", EITHER, lists=False, lives=False),
+    Case("deep-schema"),
     Case("schema-bomb"),
     Case("flapping-tools"),
     Case("slow-list"),

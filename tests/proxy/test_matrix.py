@@ -1,4 +1,4 @@
-"""Everything is relayed in every pair: three fronts and both eras in front, four servers behind."""
+"""Everything is relayed in every pair: three fronts and both eras in front, five servers behind."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +18,7 @@ ERAS = ("handshake", "modern")
 DOWNSTREAM = {
     "old": ("handshake", "stdio"),
     "oldweb": ("handshake", "http"),
+    "oldsse": ("handshake", "sse"),
     "new": ("modern", "stdio"),
     "newweb": ("modern", "http"),
 }
@@ -77,8 +78,8 @@ def spec(name: str, era: str, kind: str) -> dict[str, Any]:
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Server], Path]]:
     workshop = Workshop(tmp_path_factory.mktemp("matrix"))
     for name, (era, kind) in DOWNSTREAM.items():
-        make = workshop.http_server if kind == "http" else workshop.server
-        make(name, settings={"era": era}, **spec(name, era, kind))
+        makers = {"stdio": workshop.server, "http": workshop.http_server, "sse": workshop.sse_server}
+        makers[kind](name, settings={"era": era}, **spec(name, era, kind))
     yield workshop.servers, workshop.config(expose={"mode": "all"})
     workshop.close()
 

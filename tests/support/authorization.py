@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import uvicorn
+from mcp import MCPError
 from mcp.server.auth.handlers.token import TokenHandler
 from mcp.server.auth.middleware.client_auth import ClientAuthenticator
 from mcp.server.auth.provider import (
@@ -215,7 +216,12 @@ def _mcp_app(made: Protected) -> Starlette:
 
     async def call_tool(ctx: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         made.calls.append(params.name)
-        return types.CallToolResult(content=[types.TextContent(type="text", text="someone")])
+        echo = (params.arguments or {}).get("echo")
+        said = f"you sent {ctx.request.headers['authorization']}" if echo else "someone"
+        if echo == "refusal":
+            raise MCPError(-32050, said, {"headers": said})
+        text = types.TextContent(type="text", text=said)
+        return types.CallToolResult(content=[text], is_error=echo == "failure")
 
     server: Server[Any] = Server("protected", on_list_tools=list_tools, on_call_tool=call_tool)
     # As text: an issuer is compared to the letter, and a URL object would add a slash.

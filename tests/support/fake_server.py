@@ -1,6 +1,6 @@
 """A downstream MCP server whose behaviour is data: run as a child process, standard library only.
 
-``python -I -S fake_server.py SPEC.json [--http]``. The specification is one JSON object:
+``python -I -S fake_server.py SPEC.json [--http|--sse]``. The specification is one JSON object:
 
 * ``name``, ``version``, ``instructions``: what the server says of itself.
 * ``era``: ``handshake`` (default), ``modern`` or ``both``.
@@ -585,10 +585,60 @@ def serve_http(server):
     httpd.serve_forever()
 
 
+def serve_sse(spec):
+    """An event stream for each client, with a server of its own behind it; messages are posted to it."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    streams = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *arguments):
+            pass
+
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.send_header("connection", "close")
+            self.end_headers()
+            lock = threading.Lock()
+
+            def event(line, end=b"", name=b"message"):
+                data = line if isinstance(line, bytes) else line.encode()
+                with lock:
+                    self.wfile.write(b"event: " + name + b"\ndata: " + data + b"\n\n")
+                    self.wfile.flush()
+
+            key = str(len(streams))
+            server = Server(spec)
+            server.broadcast = event
+            streams[key] = server, event
+            event(f"/messages?session={key}", name=b"endpoint")
+            while self.rfile.read(1):
+                pass
+            self.close_connection = True
+
+        def do_POST(self):
+            server, event = streams[self.path.partition("=")[2]]
+            body = self.rfile.read(int(self.headers["content-length"])).decode()
+            self.send_response(202)
+            self.send_header("content-length", "0")
+            self.end_headers()
+            server.receive(body, event)
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    print(f"http://127.0.0.1:{httpd.server_address[1]}/sse", flush=True)
+    httpd.serve_forever()
+
+
 def main():
     with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123
-        server = Server(json.load(file))
-    (serve_http if "--http" in sys.argv else serve_stdio)(server)
+        spec = json.load(file)
+    if "--sse" in sys.argv:
+        serve_sse(spec)
+    (serve_http if "--http" in sys.argv else serve_stdio)(Server(spec))
 
 
 if __name__ == "__main__":

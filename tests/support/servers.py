@@ -53,9 +53,16 @@ class Workshop:
 
     def http_server(self, name: str, *, settings: dict[str, Any] | None = None, **spec: Any) -> Server:
         """A running server on a loopback port."""
+        return self._at_a_url(self.server(name, settings=settings, **spec), "--http", settings or {})
+
+    def sse_server(self, name: str, *, settings: dict[str, Any] | None = None, **spec: Any) -> Server:
+        """A running server on a loopback port that speaks HTTP+SSE."""
         made = self.server(name, settings=settings, **spec)
-        url = self._stack.enter_context(_running_http(made))
-        made.settings = {"url": url} | (settings or {})
+        return self._at_a_url(made, "--sse", {"transport": "sse"} | (settings or {}))
+
+    def _at_a_url(self, made: Server, option: str, settings: dict[str, Any]) -> Server:
+        url = self._stack.enter_context(_running(made, option))
+        made.settings = {"url": url} | settings
         return made
 
     def flag(self, name: str) -> Path:
@@ -77,8 +84,8 @@ class Workshop:
 
 
 @contextmanager
-def _running_http(server: Server) -> Iterator[str]:
-    with subprocess.Popen([*server.command, "--http"], stdout=subprocess.PIPE, text=True) as process:
+def _running(server: Server, option: str) -> Iterator[str]:
+    with subprocess.Popen([*server.command, option], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().strip()
