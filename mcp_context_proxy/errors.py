@@ -11,6 +11,7 @@ that no call site words an error by hand. One class per reaction a caller can ha
     ├── StoreError             the store cannot be used; work goes on in memory
     ├── DataFileError          a file of tools, queries or answers cannot be used
     ├── UnknownItemError       nothing by that name is in the catalog
+    ├── UnknownFilterError     nothing could ever meet a filter: its value is not known
     └── DownstreamError        something about one downstream server
         ├── AuthorizationError      no token is to be had for it
         │   └── LoginRequiredError  ... without a person
@@ -113,6 +114,20 @@ class UnknownItemError(ContextProxyError):
         self.kind, self.name, self.nearest = kind, name, tuple(nearest)
         hint = f"; did you mean {' or '.join(self.nearest)}?" if self.nearest else ""
         super().__init__(f"unknown {kind} {name!r}{hint}")
+
+
+class UnknownFilterError(ContextProxyError):
+    """A search is to be narrowed to something that there is not."""
+
+    NAMED = 20
+    """Values that are named: a person reads no more."""
+
+    def __init__(self, kind: str, value: str, nearest: Sequence[str], known: Sequence[str]) -> None:
+        self.kind, self.value, self.nearest, self.known = kind, value, tuple(nearest), tuple(known)
+        hint = f" Did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else ""
+        more = f" and {len(known) - self.NAMED:,} more" if len(known) > self.NAMED else ""
+        there = f"There are: {', '.join(known[: self.NAMED])}{more}" if known else "There is none"
+        super().__init__(f"there is no {kind} {value!r}.{hint} {there}")
 
 
 class DownstreamError(ContextProxyError):

@@ -62,6 +62,9 @@ class Tool:
     """SHA-256 (hex) over server and definition; changes when anything about the tool changes."""
     include: IncludeMode = IncludeMode.AGENT
     tags: tuple[str, ...] = ()
+    """As configured."""
+    category: str | None = None
+    """As configured; None where it is not."""
 
     @property
     def kind(self) -> Kind:

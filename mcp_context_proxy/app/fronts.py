@@ -89,7 +89,7 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     from mcp_context_proxy.web.usage_api import UsageApi  # noqa: PLC0415
 
     measuring = proxy.measuring
-    api = Api(proxy.contexts, proxy.catalog, lambda: proxy.fleet.clients, proxy.changes)
+    api = Api(proxy.contexts, proxy.catalog, proxy.changes, proxy.reindex)
     usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
     operations = [*api.operations(), *usage_api.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]

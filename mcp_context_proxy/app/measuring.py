@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.constraints import Figures
 from mcp_context_proxy.context.counted import CountedSearches
 from mcp_context_proxy.items import Item, Snapshot
 from mcp_context_proxy.statistics.inventory import Inventory
@@ -55,3 +56,8 @@ class Measuring:
             self.searches = CountedSearches(self.usage, keep)
             if config.learning.enabled:
                 self.usage.counters.learned_pairs = store.learned.count
+
+    @property
+    def figures(self) -> Figures:
+        """What is known of tools from their calls."""
+        return {} if self.usage is None else self.usage.summed.all_figures()

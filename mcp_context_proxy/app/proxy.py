@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 
 from mcp_context_proxy.app.measuring import Measuring
 from mcp_context_proxy.app.searching import Searching
@@ -24,10 +26,12 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.handles import Handles
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.search import Indexed
 from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
+from mcp_context_proxy.embedding.remembered import Lookups
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.server import context_prompt, meta_tools
@@ -67,7 +71,7 @@ class Proxy:
             store: Open; whoever opened it closes it.
         """
         self.config, self.store = config, store
-        self.searching = Searching(config, store, self.caught_up)
+        self.searching = Searching(config, store, self.caught_up, lambda: self.measuring.figures)
         self.searcher = self.searching.searcher
         self.library = DocumentLibrary(_folders(config.documents), config.limits)
         self.fleet = Fleet(
@@ -109,9 +113,8 @@ class Proxy:
         if self.measuring.searches is not None:
             self.records.when_added(self.measuring.searches.served)
         if self.measuring.usage is not None:
-            queries = self.searching.queries
-            caches = self.measuring.usage.counters.caches
-            caches["query_embeddings"] = lambda: CacheCounts(queries.hits, queries.misses)
+            for name, lookups in self.searching.lookups.items():
+                self.measuring.usage.counters.caches[name] = partial(_counts, lookups)
         self.open_sessions = OpenSessions()
         self.broadcast = Broadcast(self.open_sessions)
         self.changes = Changes(self.catalog, self.tool_list, self.open_sessions)
@@ -218,6 +221,20 @@ class Proxy:
         """Wait, no longer than `seconds`, for servers still starting; those that came are in the catalog."""
         await self.upkeep.caught_up(seconds)
 
+    async def reindex(self, rebuild: bool) -> Indexed:
+        """Read the documents again and index what is new, in the background; say how far that is.
+
+        Args:
+            rebuild: Whether all vectors are forgotten first.
+
+        Raises:
+            StoreError: they cannot be.
+        """
+        if rebuild:
+            await anyio.to_thread.run_sync(self.searching.forget_vectors, self.catalog.snapshot)
+        await self.upkeep.reread()
+        return await self.searcher.indexed(self.catalog)
+
     def health(self) -> dict[str, Any]:
         """That it serves, and how what is written in the configuration differs from what is in use."""
         standing = Standing() if self.reloader is None else self.reloader.standing
@@ -239,6 +256,10 @@ class Proxy:
     def _index(self, snapshot: Snapshot) -> None:
         if self._warm:
             self.searcher.prepare(snapshot)
+
+
+def _counts(lookups: Lookups) -> CacheCounts:
+    return CacheCounts(lookups.hits, lookups.misses)
 
 
 def _folders(entries: Iterable[DocumentsConfig]) -> list[DocumentFolder]:

@@ -8,12 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.constraints import Figures
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.remembered import RememberedQueries
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.learning.recorder import Recorder
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.rerank.reranker import reranker_for
@@ -28,19 +30,27 @@ if TYPE_CHECKING:
 class Searching:
     """The parts of search, connected."""
 
-    def __init__(self, config: Config, store: Store, caught_up: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        caught_up: Callable[[float], Awaitable[None]],
+        figures: Callable[[], Figures],
+    ) -> None:
         """Build the parts.
 
         Args:
             config: Of everything.
             store: Where vectors and learned pairs are kept.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
+            figures: What is known of tools from their calls, now.
         """
+        self._vectors = store.vectors
         self.model = LazyModel(partial(open_model, config))
         self.answered: Counter[str] = Counter()
         """Calls that each server has answered: the most used ones are indexed first."""
         embedder = QueryEmbedder(self.model)
-        queries = self.queries = RememberedQueries(embedder)
+        queries = RememberedQueries(embedder)
         learns, learned = config.learning, store.learned
         self.learned = LearnedTier(embedder, learned, learns.store_queries) if learns.enabled else None
         self.recorder = Recorder(self.learned) if self.learned is not None else None
@@ -53,4 +63,20 @@ class Searching:
         )
         self.expander = Expander(self.engine.index_of, queries)
         self.reranker = reranker_for(config)
-        self.searcher = Searcher(self.engine, config, caught_up, self.model.get)
+        self.searcher = Searcher(self.engine, config, caught_up, self.model.get, figures)
+        self.lookups = {
+            "query_embeddings": queries.lookups,
+            "search_results": self.searcher.remembered.lookups,
+        }
+        """How often what is remembered was there, by what it is."""
+
+    def forget_vectors(self, snapshot: Snapshot) -> None:
+        """Have everything embedded again that is searched from now on. Blocks.
+
+        Raises:
+            StoreError: the store keeps them; nothing is forgotten.
+        """
+        self._vectors.clear()
+        for source in snapshot.sources:
+            source.embeddings.clear()
+        self.engine.forget()

@@ -64,6 +64,12 @@ class Upkeep:
                 await self._refresh()
                 self._tell()
 
+    async def reread(self) -> None:
+        """Read the documents again, whatever was noticed of them, and know all there is now."""
+        await anyio.to_thread.run_sync(self._library.reload)
+        await self._refresh()
+        self._tell()
+
     async def other_folders(self) -> None:
         """Read the folders of documents that are configured from now on, and watch those."""
         await anyio.to_thread.run_sync(self._library.reload)

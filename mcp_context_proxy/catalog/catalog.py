@@ -189,7 +189,8 @@ class Catalog:
             definition=shown,
             fingerprint=hashlib.sha256(config.name.encode() + b"\0" + definition).hexdigest(),
             include=config.include_of(name),
-            tags=tuple(config.tags),
+            tags=config.tags_of(name),
+            category=config.category_of(name),
         )
 
     def _resources(self, findings: list[str]) -> dict[str, Resource]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,18 +11,22 @@ from rich.text import Text
 
 from mcp_context_proxy.cli import hits, progress
 from mcp_context_proxy.cli.hits import Hit
+from mcp_context_proxy.cli.narrowing import constraints_of, narrowing_options
 from mcp_context_proxy.cli.options import config_option, echo_json, load_config
 from mcp_context_proxy.cli.running import run
 from mcp_context_proxy.cli.server_facts import failure
 from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.constraints import Constraints
+from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.ranking import Ranking, Result
+from mcp_context_proxy.retrieval.traits import described
 from mcp_context_proxy.server import rendering
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config.settings import RerankMode
-    from mcp_context_proxy.context.search import Found
+    from mcp_context_proxy.context.found import Found
     from mcp_context_proxy.rerank.reranker import Reranking
 
 
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 @config_option
 @click.argument("query")
 @click.option("--top", type=click.IntRange(1), help="How many to show.  [default: as configured]")
-@click.option("--server", help="Only tools of this server.")
 @click.option(
     "--kind",
     "kinds",
@@ -44,52 +46,44 @@ if TYPE_CHECKING:
     default=None,
     help="Let another model put the best tools in order, or not.  [default: as configured]",
 )
+@narrowing_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--explain", is_flag=True, help="Show how each score came about.")
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     config_path: Path | None,
     query: str,
     top: int | None,
-    server: str | None,
     kinds: tuple[str, ...],
     rerank: bool | None,
     as_json: bool,
     explain: bool,
+    **narrowing: Any,
 ) -> None:
     """Search the tools, rules and references behind the proxy for QUERY."""
     if not query.strip():
         raise click.UsageError("QUERY is empty: say in plain words what you want to do")
     config = load_config(ctx, config_path)
-    _check_server(config, server)
     wanted = frozenset(map(Kind, kinds)) or None
-    found, reranking, failed = run(_search, config, query, wanted, server, top, rerank)
+    constraints = constraints_of(config, narrowing)
+    try:
+        found, reranking, failed = run(_search, config, query, wanted, constraints, top, rerank)
+    except UnknownFilterError as error:
+        hint = "--any-tag" if error.value in constraints.any_tags else f"--{error.kind}"
+        raise click.BadParameter(str(error), param_hint=hint) from None
     if as_json:
         echo_json(_data(query, found, reranking, failed, explain))
         return
     _show(results(), query, found, reranking, explain)
 
 
-def _check_server(config: Config, server: str | None) -> None:
-    if server is None:
-        return
-    if server in config.servers:
-        if not config.servers[server].enabled:
-            raise click.BadParameter(f"server {server!r} is switched off", param_hint="--server")
-        return
-    nearest = difflib.get_close_matches(server, config.servers, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise click.BadParameter(
-        f"there is no server {server!r}.{hint} There are: {', '.join(config.servers)}", param_hint="--server"
-    )
-
-
 async def _search(
     config: Config,
     query: str,
     kinds: frozenset[Kind] | None,
-    server: str | None,
+    constraints: Constraints,
     top: int | None,
     rerank: bool | None,
 ) -> tuple[Found, Reranking | None, dict[str, str]]:
@@ -105,9 +99,11 @@ async def _search(
         for name, cause in failed.items():
             console.say(Text(f"server {name} has failed and was not searched: {cause}", style="yellow"))
         await progress.index(proxy, console)
+        if constraints.of_calls and proxy.measuring.usage is not None:
+            await proxy.measuring.usage.caught_up()
         number = DomainOverrides(top_n=top)
         options = overridden(configured(config), Overrides(number, number))
-        scope = Scope(kinds, server)
+        scope = Scope(kinds, constraints)
         found = await proxy.searcher.search(query, proxy.catalog, options, scope, CANDIDATES)
         mode: RerankMode | None = None if rerank is None else "always" if rerank else "never"
         tools, reranking = await proxy.searching.reranker.rerank(found.tools, mode=mode)
@@ -125,7 +121,8 @@ def _data(
         "results": [_item_data(result, explain) for result in ranked],
         "near_misses": [_item_data(result, explain) for result in found.near_misses],
         "method": found.tools.method,
-        "note": found.tools.note,
+        "note": " ".join(note for note in (found.tools.note, found.filter_note) if note) or None,
+        "filters": found.constraints.applied(),
         "rerank": None
         if reranking is None
         else {"used": reranking.used, "reason": reranking.reason, "seconds": round(reranking.seconds, 3)},
@@ -135,7 +132,7 @@ def _data(
 
 
 def _item_data(result: Result, explain: bool) -> dict[str, Any]:
-    data = dict(rendering.structured(result, with_schema=True))
+    data = dict(rendering.structured(result, with_schema=True)) | described(result.item)
     if explain:
         terms = [{"field": field, "term": term, "added": added} for field, term, added in result.terms]
         data |= {
@@ -160,6 +157,8 @@ def _show(console: Terminal, query: str, found: Found, reranking: Reranking | No
     if reranking is not None and (explain or not reranking.used):
         took = f", in {reranking.seconds:.1f} s" if reranking.seconds else ""
         console.prose(Text(f"Rerank: {one_line(reranking.reason)}{took}", style="dim"), hanging=8)
+    if found.filter_note:
+        console.prose(Text(found.filter_note, style="yellow"))
     if tools.results or documents:
         how = _how(tools, reranking)
         console.say(Text(asked, style="bold"), f"  {len(found.results)} of {found.known}, by {how}")
@@ -169,7 +168,7 @@ def _show(console: Terminal, query: str, found: Found, reranking: Reranking | No
     elif found.near_misses:
         console.say(f"Nothing fits {asked} well. The nearest of {found.known}, in case one is meant:")
         _show_all(console, "", found.near_misses, explain)
-    else:
+    elif not found.filter_note:
         console.say(f"Nothing was found for {asked} among {counted(found.known, 'item')}.")
 
 

@@ -18,6 +18,7 @@ from mcp_context_proxy.cli.server_facts import failure
 from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import Kind, Tool
+from mcp_context_proxy.retrieval.traits import described
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -107,6 +108,7 @@ def _tool(tool: Tool, count: Callable[[str], int]) -> dict[str, Any]:
         "include": str(tool.include),
         "tokens": count(bytes(definition).decode("utf-8", "replace")),
         "description": tool.description,
+        **described(tool),
         "definition": definition,
     }
 

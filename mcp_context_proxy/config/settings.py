@@ -25,6 +25,8 @@ Flag = Annotated[bool, Field(strict=True)]
 Amount = Annotated[int, Field(strict=True, ge=0)]
 Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
+Tag = Annotated[str, Field(pattern=r"^[^,\s]([^,\n]*[^,\s])?$", max_length=64)]
+"""A category or tag: no commas, which divide several of them where they are asked for."""
 
 
 class Table(BaseModel):
@@ -255,6 +257,9 @@ class ToolConfig(Table):
     """What is set for one tool of a server."""
 
     include: IncludeMode | None = None
+    tags: tuple[Tag, ...] = ()
+    """Beside those of the server."""
+    category: Tag | None = None
 
 
 class ServerConfig(Table):
@@ -278,8 +283,10 @@ class ServerConfig(Table):
     enabled: Flag = True
     include: IncludeMode = IncludeMode.AGENT
     tools: dict[str, ToolConfig] = {}
-    tags: tuple[Text, ...] = ()
-    category: Text | None = None
+    tags: tuple[Tag, ...] = ()
+    """Of all its tools, for searches that ask for them; others are derived."""
+    category: Tag | None = None
+    """Of its tools that have none of their own; None derives it."""
     connect_timeout: Seconds = 30.0
     """Seconds; the default is ``limits.connect_seconds``."""
     call_timeout: Seconds = 60.0
@@ -304,6 +311,16 @@ class ServerConfig(Table):
         """The mode of a tool: its own setting, else the server's."""
         tool = self.tools.get(tool_name)
         return tool.include if tool is not None and tool.include is not None else self.include
+
+    def tags_of(self, tool_name: str) -> tuple[str, ...]:
+        """The tags of a tool: the server's, then its own."""
+        tool = self.tools.get(tool_name)
+        return self.tags if tool is None else (*self.tags, *tool.tags)
+
+    def category_of(self, tool_name: str) -> str | None:
+        """The category of a tool: its own setting, else the server's."""
+        tool = self.tools.get(tool_name)
+        return tool.category if tool is not None and tool.category is not None else self.category
 
 
 class Config(Table):

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.context.request import Mode
-from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import SessionView, key_of
 from mcp_context_proxy.items import IncludeMode, Item, Snapshot, Tool
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
+from mcp_context_proxy.retrieval.filters import Filters
 from mcp_context_proxy.retrieval.ranking import Result
 
 RELATED_COSINE = 0.5
@@ -65,10 +65,10 @@ class Companions:
         snapshot: Snapshot,
         options: ContextOptions,
         session: SessionView,
-        scope: Scope,
+        filters: Filters,
     ) -> list[Companion]:
         """What comes with the items found: each once, and none of those."""
-        allowed = _allowed(session, scope)
+        allowed = _allowed(session, filters)
         expansion = ExpansionOptions(
             options.expansion_depth, options.expansion_threshold, options.expansion_top_n
         )
@@ -129,12 +129,10 @@ def _named(name: str, beside: Item, snapshot: Snapshot) -> Iterator[Item]:
     yield from (document for document in snapshot.documents.values() if document.name == name)
 
 
-def _allowed(session: SessionView, scope: Scope) -> Callable[[Item], bool]:
+def _allowed(session: SessionView, filters: Filters) -> Callable[[Item], bool]:
     def allowed(item: Item) -> bool:
         if item.include is IncludeMode.MANUAL or key_of(item) in session.removed:
             return False
-        if scope.server is not None and not (isinstance(item, Tool) and item.server == scope.server):
-            return False
-        return scope.kinds is None or item.kind in scope.kinds
+        return filters.allow(item)
 
     return allowed

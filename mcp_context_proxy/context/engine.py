@@ -22,6 +22,7 @@ from mcp_context_proxy.context.request import ContextItem, Draft, Origin, Reques
 from mcp_context_proxy.context.search import EVERYTHING, OnProgress, Scope, Searcher, Snapshots
 from mcp_context_proxy.context.selection import Request, Selected, Selection
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
+from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, Snapshot, Tool
 from mcp_context_proxy.rerank.doubt import CANDIDATES
 from mcp_context_proxy.rerank.judge import Judge
@@ -128,6 +129,9 @@ class ContextEngine:
                 never for a list, which has an order of its own, or where somebody only looks.
             client: The model of whoever asks, where it may be asked.
             lists: Whether it decides what a handshake-era session has in its list.
+
+        Raises:
+            UnknownFilterError: the scope has a server, category or tag that there is not.
         """
         of_session = NO_OVERRIDES if session is None else session.overrides
         options = overridden(self._options, of_session, overrides)
@@ -137,6 +141,9 @@ class ContextEngine:
         draft = Draft(query, origin, view.id, options)
         try:
             snapshot = await self._searcher.ready(self._catalog, on_progress)
+            await self._searcher.check(request.scope, snapshot)
+        except UnknownFilterError:
+            raise
         except Exception as error:
             # boundary: a request must not fail because its selection did
             draft.fail(error)

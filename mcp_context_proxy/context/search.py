@@ -11,6 +11,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import anyio
@@ -19,12 +20,17 @@ from anyio.from_thread import check_cancelled
 from anyio.from_thread import run_sync as on_loop
 
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context import constraints, known_values
+from mcp_context_proxy.context.constraints import NO_CONSTRAINTS, Constraints, Figures
+from mcp_context_proxy.context.found import Excluded, Found
 from mcp_context_proxy.context.options import ContextOptions, DomainOptions, configured
+from mcp_context_proxy.context.remembered import RememberedAnswers
 from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import DOCUMENT_KINDS, Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.ranking import Filters, Ranking, Result, SearchOptions
+from mcp_context_proxy.retrieval.filters import Filters
+from mcp_context_proxy.retrieval.ranking import Ranking, SearchOptions
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +43,9 @@ SEARCHES_AT_ONCE = 4
 
 DOCUMENT_SHARE = 0.65
 """Documents that score less than this share of the best one are not shown."""
+
+EXCLUDED_NAMED = 3
+"""Items that are named where filters leave nothing that fits."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
 
@@ -61,8 +70,7 @@ class Scope:
 
     kinds: frozenset[Kind] | None = None
     """None for all."""
-    server: str | None = None
-    """Only its tools; None for everything."""
+    constraints: Constraints = NO_CONSTRAINTS
     without: frozenset[ItemKey] = frozenset()
     """Items that it may not find."""
 
@@ -71,34 +79,18 @@ EVERYTHING = Scope()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a search found in both domains."""
+class Indexed:
+    """How far indexing is."""
 
-    tools: Ranking
-    documents: Ranking | None
-    """None when no documents were searched."""
-    snapshot: Snapshot
-    """What was searched."""
-    brought: tuple[Result, ...] = ()
-    """What was not found itself, and comes with what was."""
-
-    @property
-    def known(self) -> int:
-        """Items there are to search."""
-        return len(self.snapshot.tools) + len(self.snapshot.documents)
-
-    @property
-    def results(self) -> tuple[Result, ...]:
-        """What was selected: tools, best first, then documents, then what comes with them."""
-        return self.tools.results + (self.documents.results if self.documents else ()) + self.brought
-
-    @property
-    def near_misses(self) -> tuple[Result, ...]:
-        """Where no tool fits: what comes nearest, tools, then documents if they do not fit either."""
-        if self.tools.results:
-            return ()
-        documents = self.documents.near_misses if self.documents else ()
-        return self.tools.near_misses + documents
+    tools: int
+    """All there are."""
+    documents: int
+    """All there are."""
+    indexed: int
+    total: int
+    """Tools and documents that can be found."""
+    complete: bool
+    """Whether nothing more is to come: where there is no model, with nothing indexed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +112,7 @@ class Searcher:
         config: Config,
         caught_up: Callable[[float], Awaitable[None]],
         open_model: Callable[[], object],
+        figures: Callable[[], Figures] = dict,
     ) -> None:
         """Prepare to search.
 
@@ -128,9 +121,11 @@ class Searcher:
             config: Has the search options.
             caught_up: Waits, no longer than it is told, for servers that are still starting.
             open_model: Makes the model ready, in a thread, while servers are waited for and words are read.
+            figures: What is known of tools from their calls, now.
         """
         self._open_model = open_model
-        self._engine, self._caught_up = engine, caught_up
+        self._engine, self._caught_up, self._figures = engine, caught_up, figures
+        self.remembered = RememberedAnswers[Found]()
         self.configure(config)
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
         self._wanted: _Wanted | None = None
@@ -141,6 +136,7 @@ class Searcher:
         """Search with these options from now on."""
         self._options = configured(config)
         self._patience = config.limits.indexing_wait_seconds
+        self._servers = {name: server for name, server in config.servers.items() if server.enabled}
 
     async def run(self) -> None:
         """Index what searches want, in a thread, until cancelled; a newer snapshot goes first."""
@@ -208,10 +204,23 @@ class Searcher:
         scope: Scope | None = None,
         depth: int = 0,
     ) -> Found:
-        """Search what the catalog holds; see `ready` and `find`."""
-        snapshot = await self.ready(catalog)
-        wanted, within = options or self._options, scope or EVERYTHING
-        return await self.off_loop(partial(self.find, query, snapshot, wanted, within, depth=depth))
+        """Search what the catalog holds; see `ready`, `check` and `find`."""
+        snapshot, scope = await self.ready(catalog), scope or EVERYTHING
+        await self.check(scope, snapshot)
+        wanted = options or self._options
+        return await self.off_loop(partial(self.find, query, snapshot, wanted, scope, depth=depth))
+
+    async def check(self, scope: Scope, snapshot: Snapshot) -> None:
+        """See that there can be what a search is to keep to.
+
+        Raises:
+            UnknownFilterError: there cannot.
+        """
+        if scope.constraints:
+            await self.off_loop(partial(self._check, scope.constraints, snapshot))
+
+    def _check(self, wanted: Constraints, snapshot: Snapshot) -> None:
+        known_values.check(wanted, snapshot, self._servers, self._engine.index_of(snapshot).has_label)
 
     async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
         """What to search: servers that are still starting, and indexing, are waited for a moment."""
@@ -245,27 +254,65 @@ class Searcher:
             history: What was asked before, the latest first.
             depth: How far tools are ranked at least, whether they are selected or not.
         """
-        servers = None if scope.server is None else frozenset({scope.server})
-        documents = DOCUMENT_KINDS & (scope.kinds or DOCUMENT_KINDS)
-        with_documents = bool(snapshot.documents) and bool(documents) and scope.server is None
-        tools = TOOL_ONLY & (scope.kinds or TOOL_ONLY)
+        filters = self.filters(scope)
+        question = (query, options, filters, scope.constraints, history, depth)
+        state = self._engine.state(snapshot)
+        known = None if state is None else self.remembered.get(state, question)
+        if known is not None:
+            return known
+        found = self._find(query, snapshot, options, filters, history, depth)
+        if scope.constraints:
+            plain = Filters(kinds=scope.kinds, without=scope.without)
+            found = replace(found, constraints=scope.constraints)
+            if not found.results:
+                without = self._find(query, snapshot, options, plain, history)
+                found = replace(found, excluded=self._excluded(without, scope.constraints))
+        # What may be better in a moment, or changed meanwhile, is not remembered.
+        if state is not None and found.note is None and self._engine.state(snapshot) == state:
+            self.remembered.put(state, question, found)
+        return found
 
-        def ranked(filters: Filters, options: SearchOptions) -> Ranking:
-            return self._engine.search(query, snapshot, filters, options, wait=False, history=history)
+    def filters(self, scope: Scope) -> Filters:
+        """What a scope comes to now."""
+        filters = constraints.filters_of(scope.constraints, self._figures())
+        return replace(filters, kinds=scope.kinds, without=scope.without)
+
+    def _find(
+        self,
+        query: str,
+        snapshot: Snapshot,
+        options: ContextOptions,
+        filters: Filters,
+        history: tuple[str, ...],
+        depth: int = 0,
+    ) -> Found:
+        documents = DOCUMENT_KINDS & (filters.kinds or DOCUMENT_KINDS)
+        with_documents = bool(snapshot.documents) and bool(documents) and filters.servers is None
+        tools = TOOL_ONLY & (filters.kinds or TOOL_ONLY)
+
+        def ranked(kinds: frozenset[Kind], options: SearchOptions) -> Ranking:
+            of_kinds = replace(filters, kinds=kinds)
+            return self._engine.search(query, snapshot, of_kinds, options, wait=False, history=history)
 
         return Found(
-            tools=ranked(
-                Filters(servers, tools, scope.without), replace(tool_search(options.tools), depth=depth)
-            ),
-            documents=ranked(Filters(None, documents, scope.without), document_search(options.documents))
-            if with_documents
-            else None,
+            tools=ranked(tools, replace(tool_search(options.tools), depth=depth)),
+            documents=ranked(documents, document_search(options.documents)) if with_documents else None,
             snapshot=snapshot,
+            filters=filters,
         )
 
     def confidence(self, query: str, snapshot: Snapshot) -> float | None:
         """How much use has taught of requests like this one; None where that cannot be told. Blocks."""
         return self._engine.confidence(query, snapshot)
+
+    def _excluded(self, found: Found, wanted: Constraints) -> tuple[Excluded, ...]:
+        """What a search without constraints found, each with those that it does not meet."""
+        figures = self._figures()
+        judged = (
+            Excluded(result, tuple(constraints.failed_by(result.item, wanted, figures)))
+            for result in found.results
+        )
+        return tuple(islice((one for one in judged if one.failed), EXCLUDED_NAMED))
 
     def rank(self, query: str, kind: Kind, snapshot: Snapshot, options: ContextOptions) -> Ranking:
         """Everything of a kind's domain that has anything in common with a query. Blocks."""
@@ -273,8 +320,15 @@ class Searcher:
         wanted = tool_search(options.tools) if kind is Kind.TOOL else document_search(options.documents)
         everything = len(snapshot.tools) + len(snapshot.documents)
         return self._engine.search(
-            query, snapshot, Filters(None, kinds), replace(wanted, depth=everything), wait=False
+            query, snapshot, Filters(kinds=kinds), replace(wanted, depth=everything), wait=False
         )
+
+    async def indexed(self, catalog: Snapshots) -> Indexed:
+        """Have what there is now indexed, and say how far that is after a moment."""
+        snapshot = await self.ready(catalog)
+        done, total = await self.off_loop(partial(self._engine.progress, snapshot))
+        counts = len(snapshot.tools), len(snapshot.documents)
+        return Indexed(*counts, done, total, self._engine.indexed(snapshot))
 
     async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
         """Index a snapshot ahead of the first search, to the end."""

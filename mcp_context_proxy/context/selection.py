@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from mcp_context_proxy.context import budget, trust
 from mcp_context_proxy.context.companions import Companion, Companions
 from mcp_context_proxy.context.cost import Costs
+from mcp_context_proxy.context.found import Found
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.context.request import (
     SESSION_MODES,
@@ -20,7 +21,7 @@ from mcp_context_proxy.context.request import (
     Origin,
     RequestContext,
 )
-from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
+from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, key_of
 from mcp_context_proxy.context.session_items import always_items, session_items
 from mcp_context_proxy.items import Item, Kind, Snapshot, Tool
@@ -80,7 +81,7 @@ class Selection:
         """The context of a request, for which that was found; None where the search failed."""
         draft.add(self.session_items(snapshot, request.session))
         if found is None:
-            return Selected(draft.finished(), snapshot, _instead(request, snapshot, draft))
+            return Selected(draft.finished(), snapshot, self._instead(request, snapshot, draft))
         draft.note = found.tools.note
         draft.near_misses = tuple(self._selected(result) for result in found.near_misses)
         draft.add(self._selected(result) for result in found.results)
@@ -90,6 +91,23 @@ class Selection:
         if trust.is_doubted(draft.confidence):
             draft.add(trust.filling(found.tools, snapshot, request.scope, draft, self._uncertain))
         return Selected(draft.finished(), snapshot, _taken(found, brought, draft))
+
+    def _instead(self, request: Request, snapshot: Snapshot, draft: Draft) -> Found:
+        """What is served when the search failed: the session's items, and the reason."""
+        filters = self._searcher.filters(request.scope)
+        results = tuple(
+            Result(item, 0.0, None, 0.0, 0.0, item.description, (), WHY[mode])
+            for item, mode in session_items(snapshot, always_items(snapshot), request.session)
+            if filters.allow(item)
+        )
+        note = f"The search failed ({draft.failure}); these are the items of every request."
+        return Found(
+            Ranking(request.query, results, len(results), "lexical", note, bool(results), (), 0.0),
+            None,
+            snapshot,
+            constraints=request.scope.constraints,
+            filters=filters,
+        )
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         """The items a session has whatever the query is."""
@@ -129,7 +147,7 @@ class Selection:
         items = [result.item for result in found.results]
         try:
             return self._companions.of(
-                items, request.query, snapshot, request.options, request.session, request.scope
+                items, request.query, snapshot, request.options, request.session, found.filters
             )
         except Exception as error:
             # boundary: a request must not fail because its selection did
@@ -169,17 +187,4 @@ def _taken(found: Found, brought: list[Companion], draft: Draft) -> Found:
         tools=fitting(found.tools),
         documents=None if found.documents is None else fitting(found.documents),
         brought=tuple(result for result in expanded if key_of(result.item) not in known),
-    )
-
-
-def _instead(request: Request, snapshot: Snapshot, draft: Draft) -> Found:
-    """What is served when the search failed: the session's items, and the reason."""
-    results = tuple(
-        Result(item, 0.0, None, 0.0, 0.0, item.description, (), WHY[mode])
-        for item, mode in session_items(snapshot, always_items(snapshot), request.session)
-        if request.scope.kinds is None or item.kind in request.scope.kinds
-    )
-    note = f"The search failed ({draft.failure}); these are the items of every request."
-    return Found(
-        Ranking(request.query, results, len(results), "lexical", note, bool(results), (), 0.0), None, snapshot
     )

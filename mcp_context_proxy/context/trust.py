@@ -35,7 +35,7 @@ def filling(
 
     The room is ``max_tokens``, or without one what a catalog may cost that is listed whole.
     """
-    if scope.server is not None or (scope.kinds is not None and Kind.TOOL not in scope.kinds):
+    if scope.constraints or (scope.kinds is not None and Kind.TOOL not in scope.kinds):
         return
     options = draft.options
     left = options.list_tokens if options.max_tokens is None else options.max_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,8 +16,27 @@ import numpy as np
 from mcp_context_proxy.embedding.embedder import Matrix
 from mcp_context_proxy.items import Vector
 
-TEXTS = 64
-"""Those of a few requests with all their sentences: 100 kB."""
+TEXTS = 1000
+"""Those of a hundred requests with all their sentences: 1.5 MB."""
+
+
+@dataclass(slots=True)
+class Lookups:
+    """How often something that is remembered was asked for, and was there."""
+
+    hits: int = 0
+    misses: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of what was asked for that was there, 0 to 1; 0 before anything was."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 0.0
+
+    def count(self, hits: int, of: int) -> None:
+        """Some were asked for, and as many were there."""
+        self.hits += hits
+        self.misses += of - hits
 
 
 class EmbedsQueries(Protocol):
@@ -34,8 +54,7 @@ class RememberedQueries:
         self._embedder = embedder
         self._lock = threading.Lock()
         self._latest: OrderedDict[str, Vector] = OrderedDict()
-        self.hits = self.misses = 0
-        """Texts that were known, and that were not."""
+        self.lookups = Lookups()
 
     def embed(self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None) -> Matrix:
         """One unit vector per text, in order.
@@ -45,9 +64,10 @@ class RememberedQueries:
         """
         with self._lock:
             known = {text: self._latest[text] for text in texts if text in self._latest}
-            missing = [text for text in dict.fromkeys(texts) if text not in known]
-            self.hits += len(known)
-            self.misses += len(missing)
+            for text in known:
+                self._latest.move_to_end(text)
+            self.lookups.count(hits=len(known), of=len(set(texts)))
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
         if not known:
             vectors = self._embedder.embed(texts, on_progress)
             self._remember(dict(zip(texts, vectors, strict=True)))

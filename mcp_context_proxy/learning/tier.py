@@ -108,6 +108,10 @@ class LearnedTier:
             return None
         return confidence(state.pairs, state.matrix @ query)
 
+    def generation(self) -> object:
+        """Equal to that of another time as long as the pairs are the same."""
+        return self._loaded()
+
     def learn(self, use: Use) -> None:
         """Take in a use; what it changes is in the store when this returns.
 

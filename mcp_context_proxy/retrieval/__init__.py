@@ -1,11 +1,11 @@
 """Search over the catalog: BM25F and sentence embeddings, fused."""
 
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.filters import Filters
 from mcp_context_proxy.retrieval.indexing import EmbedTexts
 from mcp_context_proxy.retrieval.ranking import (
     ADAPTIVE,
     METHODS,
-    Filters,
     Method,
     Ranking,
     Result,

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool
+from mcp_context_proxy.retrieval.filters import Filters
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.retrieval.index import Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.learned import NO_SUPPORT, Learned, Support
 from mcp_context_proxy.retrieval.parts import Calls
 from mcp_context_proxy.retrieval.query_vectors import query_vectors
-from mcp_context_proxy.retrieval.ranking import Filters, Method, Ranking, SearchOptions
+from mcp_context_proxy.retrieval.ranking import Method, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.scored import Scored
 from mcp_context_proxy.retrieval.terms import name_key
 
@@ -82,6 +83,26 @@ class Engine:
         """Whether all of a snapshot is indexed."""
         index = self._known(snapshot)
         return index is not None and index.complete
+
+    def progress(self, snapshot: Snapshot) -> tuple[int, int]:
+        """How many of a snapshot's items that can be found are indexed, and of how many."""
+        index = self.index_of(snapshot)
+        return int(index.ready.sum()), index.ready.size + index.unread
+
+    def forget(self) -> None:
+        """Index everything anew when it is searched next; what its sources keep is used again."""
+        with self._changing:
+            self._indexes = ()
+
+    def state(self, snapshot: Snapshot) -> object | None:
+        """Equal to that of another time as long as a search gives the same; None while indexing goes on."""
+        index = self._known(snapshot)
+        if index is None or not index.complete:
+            return None
+        try:
+            return index, None if self._learned is None else self._learned.generation()
+        except ModelError:
+            return None
 
     def search(
         self,

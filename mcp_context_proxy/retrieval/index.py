@@ -41,6 +41,10 @@ class Index:
     """Which items have their vectors."""
     names: NDArray[np.int64]
     """[items, 2]: hashes of the two names of each."""
+    labels: NDArray[np.int64]
+    """Hashes of what items can be filtered by (`traits`)."""
+    label_items: NDArray[np.int32]
+    """The item of each label."""
     pool: Pool
     """Where the vectors are, and those of the indexes that follow will be."""
     unread: int
@@ -57,6 +61,16 @@ class Index:
         """Items that have a name, given as `name_key` has it."""
         return [int(item) for item in np.flatnonzero((self.names == hash(key)).any(axis=1))]
 
+    def labelled(self, label: str) -> NDArray[np.bool_]:
+        """Which items have a label (`traits`)."""
+        found = np.zeros(len(self.items), bool)
+        found[self.label_items[self.labels == hash(label)]] = True
+        return found
+
+    def has_label(self, label: str) -> bool:
+        """Whether any item has a label."""
+        return bool((self.labels == hash(label)).any())
+
 
 def assemble(
     snapshot: Snapshot,
@@ -71,6 +85,7 @@ def assemble(
     chunks = tuple(chain.from_iterable(part.chunks for part in parts.values()))
     counted = [len(part.items) for part in parts.values()]
     ready = np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
+    label_counts = np.concatenate([np.zeros(0, np.int64), *(part.label_counts for part in parts.values())])
     return Index(
         snapshot=snapshot,
         parts=parts,
@@ -81,6 +96,8 @@ def assemble(
         kinds=np.concatenate([np.zeros(0, np.uint8), *(part.kinds for part in parts.values())]),
         ready=ready,
         names=np.concatenate([np.zeros((0, 2), np.int64), *(part.names for part in parts.values())]),
+        labels=np.concatenate([np.zeros(0, np.int64), *(part.labels for part in parts.values())]),
+        label_items=np.repeat(np.arange(label_counts.size, dtype=np.int32), label_counts),
         pool=pool,
         unread=unread,
         lexical=LexicalIndex.build(

@@ -48,6 +48,9 @@ class Learned(Protocol):
     def confidence(self, query: NDArray[np.float32]) -> float | None:
         """How much is known of requests like this, 0 to 1; None where too little was learned to tell."""
 
+    def generation(self) -> object:
+        """Equal to that of another time as long as what is known is the same."""
+
 
 NO_SUPPORT: Mapping[int, Support] = MappingProxyType({})
 """Where use has taught nothing about a query."""

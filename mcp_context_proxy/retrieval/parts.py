@@ -17,6 +17,7 @@ from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Kind, Sourc
 from mcp_context_proxy.retrieval.lexical import TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.terms import name_key
 from mcp_context_proxy.retrieval.text import item_text
+from mcp_context_proxy.retrieval.traits import traits_of
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
 
 Identity: TypeAlias = tuple[str, Kind | None]
@@ -46,6 +47,10 @@ class Part:
     """Kind of each item, as a position in `KINDS`."""
     names: NDArray[np.int64]
     """[items, 2]: hashes of what the spellings of its name have in common, and of its exposed name."""
+    labels: NDArray[np.int64]
+    """Hashes of the labels of its items (`traits`), item by item."""
+    label_counts: NDArray[np.int64]
+    """How many labels each item has."""
     rows: NDArray[np.int32]
     """Where the vector of each text is, in order; `NOWHERE` while its item is not ready."""
     ready: NDArray[np.bool_]
@@ -66,6 +71,7 @@ def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | 
     searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
     items = tuple(sorted(searchable, key=lambda item: (item.name, item.fingerprint)))
     counts, chunks = _read(items, several_servers, before)
+    labels = [[hash(label) for label in traits_of(item).labels()] for item in items]
     sizes = np.array([len(texts) for texts in chunks], np.int64)
     part = Part(
         source=source,
@@ -76,6 +82,8 @@ def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | 
         sizes=sizes,
         kinds=np.array([KINDS.index(item.kind) for item in items], np.uint8),
         names=np.array([_names(item) for item in items], np.int64).reshape(-1, 2),
+        labels=np.fromiter(chain.from_iterable(labels), np.int64),
+        label_counts=np.array([len(own) for own in labels], np.int64),
         rows=np.full(int(sizes.sum()), NOWHERE, np.int32),
         ready=np.zeros(len(items), bool),
     )

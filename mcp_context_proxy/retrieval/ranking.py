@@ -1,4 +1,4 @@
-"""What a search is asked for and what it answers: filters, options, results with their reasons."""
+"""What a search is asked for and what it answers: options, results with their reasons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, TypeAlias, get_args
 
-from mcp_context_proxy.items import Item, Kind
+from mcp_context_proxy.items import Item
 from mcp_context_proxy.retrieval.learned import Support
 
 Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
@@ -14,18 +14,6 @@ Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
 there to be measured against: the cosine alone, and reciprocal rank fusion of both rankings."""
 
 METHODS: tuple[Method, ...] = get_args(Method)
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """Hard constraints: an item that does not meet them is not considered at all."""
-
-    servers: frozenset[str] | None = None
-    """Keys of sources, ``rules`` and ``references`` among them; None for all."""
-    kinds: frozenset[Kind] | None = None
-    """None for all."""
-    without: frozenset[tuple[Kind, str]] = frozenset()
-    """Items that are left out: kind, and exposed name of a tool or name of a document."""
 
 
 @dataclass(frozen=True, slots=True)

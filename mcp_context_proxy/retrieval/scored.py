@@ -11,17 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.explanation import explain
+from mcp_context_proxy.retrieval.filters import Filters, allowed
 from mcp_context_proxy.retrieval.fitting import LEAST_EVIDENCE, STRONG_COVERAGE, Fitting, evidence
 from mcp_context_proxy.retrieval.fusion import best, count_selected, expected, fuse
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.learned import FITTING, NO_SUPPORT, Support, added, lifted
 from mcp_context_proxy.retrieval.lexical import K1
 from mcp_context_proxy.retrieval.needs import represented, serve
+<<<<<<< HEAD
 from mcp_context_proxy.retrieval.parts import KINDS
 from mcp_context_proxy.retrieval.ranking import Filters, Method, Result, SearchOptions
 from mcp_context_proxy.retrieval.synonyms import SHARE, synonyms
+=======
+from mcp_context_proxy.retrieval.ranking import Method, Result, SearchOptions
+>>>>>>> filters
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
 from mcp_context_proxy.retrieval.text import QUERY_LIMIT, query_texts
 
@@ -78,33 +82,46 @@ class Scored:
     ) -> Scored:
         """Score every item of an index; without the query's vectors by its words only."""
         query = query[:QUERY_LIMIT]
+<<<<<<< HEAD
         asked = query_terms(query)
         alike = synonyms(asked)
         allowed = _allowed(index, filters)
         weighed = index.lexical.weigh(asked, alike, SHARE)
         lexical = np.where(allowed, weighed.scores, 0).astype(np.float32)
         exact = frozenset(item for item in index.named(name_key(query)) if allowed[item])
+=======
+        terms = query_terms(query)
+        met = allowed(index, filters)
+        weighed = index.lexical.weigh(terms)
+        lexical = np.where(met, weighed.scores, 0).astype(np.float32)
+        exact = frozenset(item for item in index.named(name_key(query)) if met[item])
+>>>>>>> filters
         by_text = similarities = cosine = cosines = None
         if index.dense is not None and vectors is not None:
-            words = np.where(allowed, 0 if method == "dense" else fuse(None, lexical), -np.inf)
+            words = np.where(met, 0 if method == "dense" else fuse(None, lexical), -np.inf)
             by_text = index.dense.similarities(vectors, words.astype(np.float32), exact | supports.keys())
-            cosines = np.where(allowed, index.dense.by_item(by_text), -np.inf).astype(np.float32)
+            cosines = np.where(met, index.dense.by_item(by_text), -np.inf).astype(np.float32)
             similarities, cosine = by_text.max(axis=0), cosines.max(axis=0)
         near = cosine if cosine is None or index.complete else expected(cosine, lexical, index.ready)
         if near is not None:
             near = lifted(near, supports)
-        plain = np.where(allowed, fuse(near, lexical, method), -np.inf).astype(np.float32)
+        plain = np.where(met, fuse(near, lexical, method), -np.inf).astype(np.float32)
         served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
         sentences = cosines[1:] if served and cosines is not None else None
         fused, serving = (plain, {}) if sentences is None else serve(plain, sentences)
-        whole = None if cosines is None or not allowed.any() else float(cosines[0].max())
+        whole = None if cosines is None or not met.any() else float(cosines[0].max())
         return cls(
             index=index,
             texts=query_texts(query),
             vector=None if vectors is None else vectors[0],
+<<<<<<< HEAD
             terms={**asked, **alike},
             asked=frozenset(asked),
             allowed=allowed,
+=======
+            terms=terms,
+            allowed=met,
+>>>>>>> filters
             exact=exact,
             similarities=similarities,
             by_text=by_text,
@@ -125,7 +142,7 @@ class Scored:
 
     def selected(self, options: SearchOptions) -> list[int]:
         """The items selected, best first: exact names, then by score, then in catalog order."""
-        ordered = self._ordered(options.top_k)
+        ordered = self._ordered(options.top_k, options.top_n)
         count = count_selected(self.fused[ordered], options)
         more = [item for item in ordered[count:] if self._is_near(item, options.include_score)]
         selected = [int(item) for item in (*ordered[:count], *more[: max(0, options.top_k - count)])]
@@ -136,7 +153,7 @@ class Scored:
         missing = options.depth - len(selected)
         if missing <= 0:
             return []
-        ordered = self._ordered(max(options.top_k, options.depth))
+        ordered = self._ordered(max(options.top_k, options.depth), options.depth)
         return [int(item) for item in ordered[~np.isin(ordered, selected)][:missing]]
 
     def _is_near(self, item: np.intp, cosine: float) -> bool:
@@ -206,14 +223,14 @@ class Scored:
         support = self.supports.get(item)
         return 0.0 if support is None else added(self._cosine(item), support)
 
-    def _ordered(self, top_k: int) -> NDArray[np.intp]:
-        candidates = self._candidates(top_k)
+    def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
+        candidates = self._candidates(top_k, wanted)
         is_exact = np.isin(candidates, list(self.exact))
         ordered: NDArray[np.intp] = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
         return ordered
 
-    def _candidates(self, top_k: int) -> NDArray[np.intp]:
-        """Items of the best chunks, the best items lexically, and exact names."""
+    def _candidates(self, top_k: int, wanted: int) -> NDArray[np.intp]:
+        """Items of the best chunks, the best items lexically, exact names; as many as are wanted in all."""
         chosen = np.zeros(len(self.index.items), bool)
         chosen[best(self.lexical, top_k)] = True
         chosen &= self.lexical > 0
@@ -222,6 +239,9 @@ class Scored:
             item_of = self.index.dense.item_of
             near = np.where(self.allowed[item_of], self.similarities, -np.inf)
             chosen[item_of[best(near, top_k)]] = True
+        if self.cosine is not None:
+            # The best chunks may all be of a few long items.
+            chosen[best(self.cosine, min(wanted, top_k))] = True
         chosen |= self.fused > self.plain
         chosen[list(self.supports)] = True
         # In a large catalog far down the words an item may have no score: its cosine was not computed.
@@ -249,18 +269,3 @@ class Scored:
 
     def _has_a_word(self) -> bool:
         return bool((self.lexical > 0).any())
-
-
-def _allowed(index: Index, filters: Filters) -> NDArray[np.bool_]:
-    allowed = np.ones(len(index.items), bool)
-    if filters.servers is not None:
-        allowed &= np.array([key in filters.servers for key in index.keys], bool)[index.sources]
-    if filters.kinds is not None:
-        allowed &= np.array([kind in filters.kinds for kind in KINDS], bool)[index.kinds]
-    if filters.without:
-        allowed &= np.array([_key(item) not in filters.without for item in index.items], bool)
-    return allowed
-
-
-def _key(item: Item) -> tuple[Kind, str]:
-    return item.kind, item.exposed_name if isinstance(item, Tool) else item.name

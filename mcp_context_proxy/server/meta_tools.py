@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from mcp_context_proxy.context.constraints import Constraints
 from mcp_context_proxy.wire import envelope
 
 SEARCH = "search_available_tools"
@@ -35,7 +36,33 @@ class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
     server: str | None = None
     include_schema: bool = True
     kinds: list[Literal["tool", "rule", "reference"]] | None = None
+    category: str | None = None
+    tags: list[str] | None = None
+    any_tags: list[str] | None = None
+    language: str | None = None
+    read_only: bool | None = None
+    exclude_destructive: bool | None = None
+    open_world: bool | None = None
+    max_latency_ms: Annotated[float, Meta(gt=0)] | None = None
+    min_success_rate: Annotated[float, Meta(ge=0, le=1)] | None = None
+    strict: bool | None = None
     context_id: str | None = None
+
+    def constraints(self) -> Constraints:
+        """As the context layer has them."""
+        return Constraints(
+            server=self.server,
+            category=self.category,
+            tags=tuple(self.tags or ()),
+            any_tags=tuple(self.any_tags or ()),
+            language=self.language,
+            read_only=bool(self.read_only),
+            exclude_destructive=bool(self.exclude_destructive),
+            open_world=self.open_world,
+            max_latency_ms=self.max_latency_ms,
+            min_success_rate=self.min_success_rate,
+            strict=bool(self.strict),
+        )
 
 
 class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -126,6 +153,16 @@ def _search(setup: Setup) -> dict[str, Any]:
                     "items": {"type": "string", "enum": ["tool", "rule", "reference"]},
                     "description": "By default all",
                 },
+                "category": {"type": "string"},
+                "tags": {"type": "array", "items": {"type": "string"}, "description": "All of them"},
+                "any_tags": {"type": "array", "items": {"type": "string"}},
+                "language": {"type": "string"},
+                "read_only": {"type": "boolean"},
+                "exclude_destructive": {"type": "boolean"},
+                "open_world": {"type": "boolean"},
+                "max_latency_ms": {"type": "number"},
+                "min_success_rate": {"type": "number"},
+                "strict": {"type": "boolean"},
                 "context_id": {"type": "string"},
             },
             "required": ["query"],

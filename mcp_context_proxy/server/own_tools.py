@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,7 +20,7 @@ from mcp_context_proxy.context.selection import Selected
 from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Notify
-from mcp_context_proxy.errors import DownstreamError, UnknownItemError
+from mcp_context_proxy.errors import DownstreamError, UnknownFilterError, UnknownItemError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.rerank.judge import Judge
 from mcp_context_proxy.server import meta_tools, rendering
@@ -79,25 +78,21 @@ class OwnTools:
         client: Judge | None,
         notify: Notify,
     ) -> bytes:
-        servers = list(self._fleet.clients)
-        if wanted.server is not None and wanted.server not in servers:
-            nearest = difflib.get_close_matches(wanted.server, servers, n=1)
-            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-            raise _UnusableArgumentsError(
-                f"there is no server {wanted.server!r}.{hint} There are: {', '.join(servers)}"
-            )
         kinds = None if wanted.kinds is None else frozenset(Kind(kind) for kind in wanted.kinds)
         number = DomainOverrides(top_n=wanted.top_n)
-        selected = await self._contexts.select(
-            wanted.query,
-            self._handle(wanted.context_id, params, caller) or caller.session,
-            Overrides(number, number),
-            origin="search",
-            scope=Scope(kinds, wanted.server),
-            on_progress=_progress(params, notify),
-            client=client,
-            lists=caller.session is not None,
-        )
+        try:
+            selected = await self._contexts.select(
+                wanted.query,
+                self._handle(wanted.context_id, params, caller) or caller.session,
+                Overrides(number, number),
+                origin="search",
+                scope=Scope(kinds, wanted.constraints()),
+                on_progress=_progress(params, notify),
+                client=client,
+                lists=caller.session is not None,
+            )
+        except UnknownFilterError as error:
+            raise _UnusableArgumentsError(str(error)) from None
         self._show(caller.session, selected)
         return self._answer(selected, wanted.include_schema)
 
@@ -204,7 +199,11 @@ class OwnTools:
             data["rerank"] = {"used": rerank.used, "reason": rerank.reason}
         if tools.indexed is not None:
             data["indexed"] = dict(zip(("done", "total"), tools.indexed, strict=True))
-        notes = [note for note in (tools.note, _too_dear(selected), self._missing_servers()) if note]
+        notes = [
+            note
+            for note in (tools.note, found.filter_note, _too_dear(selected), self._missing_servers())
+            if note
+        ]
         if notes:
             data["note"] = " ".join(notes)
         text = rendering.answer_text(query, found, notes, with_schema)

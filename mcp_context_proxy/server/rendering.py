@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from mcp_context_proxy.context.search import Found
+from mcp_context_proxy.context.found import Found
 from mcp_context_proxy.items import Document, Tool
 from mcp_context_proxy.retrieval.ranking import Result
 from mcp_context_proxy.wire import envelope

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 
 import anyio.to_thread
+import msgspec
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.exposed import tool_definition
@@ -17,11 +17,13 @@ from mcp_context_proxy.context.engine import ContextEngine, SessionState
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.query import QUERY_CHARACTERS
 from mcp_context_proxy.context.request import RequestContext
-from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.search import Indexed, Scope
 from mcp_context_proxy.context.selection import Selected
 from mcp_context_proxy.context.session import Session, SessionContext
-from mcp_context_proxy.errors import UnknownItemError
+from mcp_context_proxy.errors import StoreError, UnknownFilterError, UnknownItemError
 from mcp_context_proxy.items import Item, Kind, Tool
+from mcp_context_proxy.retrieval.ranking import Result
+from mcp_context_proxy.retrieval.traits import described
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.web import messages
 from mcp_context_proxy.web.describing import Describer
@@ -50,19 +52,19 @@ class Api:
         self,
         contexts: ContextEngine,
         catalog: Catalog,
-        servers: Callable[[], Iterable[str]],
         changes: Changes,
+        reindex: Callable[[bool], Awaitable[Indexed]],
     ) -> None:
         """Prepare to answer.
 
         Args:
             contexts: The one door to contexts.
             catalog: Has descriptions.
-            servers: Names of those there are now.
             changes: Tells hosts of what is changed here.
+            reindex: Indexes what is new, or everything.
         """
         self._contexts, self._catalog, self._changes = contexts, catalog, changes
-        self._servers = servers
+        self._reindexed = reindex
 
     def operations(self) -> tuple[Operation, ...]:
         """Everything that can be asked."""
@@ -137,6 +139,16 @@ class Api:
                 answer=messages.SearchAnswer,
                 problems=_UNKNOWN,
             ),
+            Operation(
+                method="POST",
+                path="/reindex",
+                name="reindex",
+                summary="Read the documents again and index what is new, or everything.",
+                handler=self._reindex,
+                query=messages.ReindexWanted,
+                answer=messages.ReindexAnswer,
+                problems=(*_REFUSED, HTTPStatus.SERVICE_UNAVAILABLE),
+            ),
         )
 
     async def _list_sessions(self, given: Given) -> messages.SessionsAnswer:
@@ -186,17 +198,25 @@ class Api:
 
     async def _search_tools(self, given: Given) -> messages.SearchAnswer:
         wanted: messages.SearchWanted = given.query
-        servers = list(self._servers())
-        if wanted.server is not None and wanted.server not in servers:
-            raise RefusedError(HTTPStatus.NOT_FOUND, _no_server(wanted.server, servers))
-        selected = await self._contexts.select(
-            wanted.query[:QUERY_CHARACTERS],
-            overrides=Overrides(tools=DomainOverrides(top_n=wanted.top_k)),
-            origin="search",
-            scope=Scope(TOOLS_ONLY, wanted.server),
-            rerank=_RERANK[wanted.use_llm],
-        )
+        try:
+            selected = await self._contexts.select(
+                wanted.query[:QUERY_CHARACTERS],
+                overrides=Overrides(tools=DomainOverrides(top_n=wanted.top_k)),
+                origin="search",
+                scope=Scope(TOOLS_ONLY, wanted.constraints()),
+                rerank=_RERANK[wanted.use_llm],
+            )
+        except UnknownFilterError as error:
+            raise RefusedError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
         return await anyio.to_thread.run_sync(_search_answer, selected, wanted)
+
+    async def _reindex(self, given: Given) -> messages.ReindexAnswer:
+        try:
+            done = await self._reindexed(given.query.rebuild)
+        except StoreError as error:
+            detail = f"The vectors cannot be forgotten: {error}."
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
+        return messages.ReindexAnswer(done.tools, done.documents, done.indexed, done.total, done.complete)
 
     def _session(self, session_id: str) -> SessionContext:
         session = self._contexts.find_session(session_id)
@@ -254,33 +274,35 @@ def _session_answer(state: SessionState, describer: Describer) -> messages.Sessi
 
 
 def _search_answer(selected: Selected, wanted: messages.SearchWanted) -> messages.SearchAnswer:
-    context = selected.context
+    context, found = selected.context, selected.found
     tokens = {item.name: item.tokens for item in context.of(Kind.TOOL)}
     results = [
-        messages.ToolFound(
-            name=result.item.exposed_name,
-            server=result.item.server,
-            description=result.item.description,
-            score=round(result.score, 4),
-            why=result.why,
-            tokens=tokens.get(result.item.exposed_name, 0),
-            input_schema=envelope.members(tool_definition(result.item))["inputSchema"],
-        )
-        for result in selected.found.tools.results
+        _tool_found(result, result.item, tokens.get(result.item.exposed_name, 0))
+        for result in found.tools.results
         if isinstance(result.item, Tool)
     ]
     facts = messages.SearchFacts(
         result_count=len(results),
         used_llm_rerank=context.rerank is not None and context.rerank.used,
         rerank=None if context.rerank is None else context.rerank.reason,
-        filters_applied={} if wanted.server is None else {"server": wanted.server},
+        filters_applied=wanted.constraints().applied(),
         latency_ms=round(context.seconds * 1000, 3),
         request_id=context.id,
+        note=" ".join(note for note in (found.note, found.filter_note) if note) or None,
     )
     return messages.SearchAnswer(wanted.query, results, facts)
 
 
-def _no_server(name: str, servers: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, servers, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return f"There is no server {name!r}.{hint} There are: {', '.join(servers) or 'none'}."
+def _tool_found(result: Result, tool: Tool, tokens: int) -> messages.ToolFound:
+    labels = msgspec.convert(described(tool), messages.Labels)
+    return messages.ToolFound(
+        name=tool.exposed_name,
+        server=tool.server,
+        description=tool.description,
+        score=round(result.score, 4),
+        why=result.why,
+        tokens=tokens,
+        category=labels.category,
+        tags=labels.tags,
+        input_schema=envelope.members(tool_definition(tool))["inputSchema"],
+    )

@@ -2,22 +2,32 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from support.chat import chat_service
+from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from .conftest import Run
 
 TOOLS = [
-    tool("create_note", "Write down a new note"),
+    tool("create_note", "Write down a new note", annotations={"destructiveHint": False}),
     tool("delete_note", "Delete a note for good"),
-    tool("loan_payment", "Compute the monthly payment of a loan"),
+    tool(
+        "loan_payment",
+        "Compute the monthly payment of a loan",
+        annotations={"readOnlyHint": True, "openWorldHint": False},
+    ),
 ]
+SETTINGS = {
+    "category": "office",
+    "tools": {"create_note": {"tags": ["paper"]}, "loan_payment": {"category": "money"}},
+}
 
 
 @pytest.fixture
 def config(workshop: Workshop) -> Path:
-    workshop.server("desk", tools=TOOLS)
+    workshop.server("desk", tools=TOOLS, settings=SETTINGS)
     rules = workshop.folder / "rules"
     rules.mkdir()
     (rules / "loans.md").write_text("# Loans\n\nNever promise a loan.\n", encoding="utf-8")
@@ -68,6 +78,59 @@ def test_an_unknown_server_is_answered_with_the_nearest(run: Run, config: Path) 
 
     assert done.returncode == 2
     assert "Did you mean 'desk'? There are: desk" in done.stderr
+
+
+def test_filters_narrow_a_search_down(run: Run, config: Path) -> None:
+    query = ("note", "--kind", "tool", "--config", config)
+
+    def names(*options: str) -> set[str]:
+        data = found(run, *query, *options)
+        return {one["name"] for one in (*data["results"], *data["near_misses"])}
+
+    assert names("--category", "office") == {"desk__create_note", "desk__delete_note"}
+    assert names("--tag", "paper", "--tag", "create") == {"desk__create_note"}
+    assert names("--any-tag", "delete", "--any-tag", "create") == {"desk__create_note", "desk__delete_note"}
+    assert names("--exclude-destructive") == {"desk__create_note", "desk__loan_payment"}
+    assert names("--closed-world", "--read-only") == {"desk__loan_payment"}
+
+
+def test_data_say_which_filters_counted_and_where_category_and_tags_come_from(run: Run, config: Path) -> None:
+    options = ("--tag", "paper", "--max-latency-ms", "5", "--config", config)
+    data = found(run, "create a note", *options)
+
+    assert data["filters"] == {"tags": ["paper"], "max_latency_ms": 5.0}
+    best = data["results"][0]
+    assert best["category"] == {"name": "office", "origin": "configured"}
+    assert {"name": "paper", "origin": "configured"} in best["tags"]
+    assert {"name": "create", "origin": "derived"} in best["tags"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--category", "ofice"), "--category: there is no category 'ofice'. Did you mean 'office'"),
+        (("--tag", "papier"), "--tag: there is no tag 'papier'. Did you mean 'paper'"),
+        (("--any-tag", "creat"), "--any-tag: there is no tag 'creat'. Did you mean 'create'"),
+        (("--language", "cobol"), "--language: there is no language 'cobol'. There is none"),
+        (("--min-success-rate", "90"), "not in the range"),
+    ],
+)
+def test_an_unknown_value_is_answered_with_the_nearest(
+    run: Run, config: Path, options: tuple[str, ...], said: str
+) -> None:
+    done = run("search", "note", *options, "--config", config)
+
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+
+
+def test_when_filters_leave_nothing_what_they_left_out_is_named(run: Run, config: Path) -> None:
+    done = run("search", "delete a note for good", "--strict", "--max-latency-ms", "1", "--config", config)
+
+    assert done.returncode == 0
+    said = " ".join(done.stdout.split())
+    assert said.startswith("No item meets the filters (max_latency_ms 1.0, strict true).")
+    assert "desk__delete_note (by max_latency_ms)" in said
 
 
 def test_when_nothing_fits_the_nearest_is_shown_as_that(run: Run, config: Path) -> None:
@@ -172,3 +235,23 @@ def test_where_there_is_no_model_to_order_by_that_is_said(run: Run, config: Path
 
     assert done.returncode == 0
     assert "Rerank: skipped: there is no model to ask" in done.stdout
+
+
+def test_what_was_counted_by_another_process_narrows_a_search(run: Run, workshop: Workshop) -> None:
+    workshop.server("desk", tools=TOOLS[:1], calls={"create_note": [{"result": {"content": []}}]})
+    config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+
+    async def call() -> None:
+        async with inside(config) as proxy:
+            await Host(proxy, "modern").request("tools/call", {"name": "desk__create_note", "arguments": {}})
+
+    anyio.run(call)
+    fast = found(run, "note", "--max-latency-ms", "0.000001", "--config", config)
+    slow = found(run, "note", "--max-latency-ms", "3600000", "--strict", "--config", config)
+
+    assert (fast["results"], fast["note"]) == (
+        [],
+        "No item meets the filters (max_latency_ms 1e-06). Left out by them: "
+        "desk__create_note (by max_latency_ms).",
+    )
+    assert [one["name"] for one in slow["results"]] == ["desk__create_note"]

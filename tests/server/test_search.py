@@ -68,6 +68,9 @@ QUERIES: list[dict[str, Any]] = [
     {"query": "commit messages", "kinds": ["rule"]},
     {"query": "invoice number", "kinds": ["reference", "tool"]},
     {"query": "xyzzy qwertyuiop"},
+    {"query": "will it rain", "category": "weather", "tags": ["weather"], "any_tags": ["weather", "code"]},
+    {"query": "will it rain", "read_only": True, "exclude_destructive": True, "open_world": False},
+    {"query": "will it rain", "max_latency_ms": 100, "min_success_rate": 0.9, "strict": True},
     {"query": "🙂 \u2028"},
     {"query": "the of and"},
     {"query": "x" * 20_000},
@@ -148,6 +151,45 @@ async def test_an_unknown_server_is_answered_with_those_there_are(host: Host) ->
     assert "'weather'" in result["content"][0]["text"]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "nearest"),
+    [
+        ({"category": "wether"}, "'weather'"),
+        ({"tags": ["weather", "cod"]}, "'code'"),
+        ({"any_tags": ["cod"]}, "'code'"),
+        ({"language": "fortran"}, "There is none"),
+    ],
+    ids=str,
+)
+async def test_an_unknown_filter_value_is_answered_with_the_nearest(
+    host: Host, wanted: dict[str, Any], nearest: str
+) -> None:
+    result = await host.call(SEARCH, {"query": "read the weather", **wanted})
+
+    assert result["isError"] is True
+    assert nearest in result["content"][0]["text"]
+
+
+async def test_a_search_keeps_to_its_filters(host: Host) -> None:
+    wanted = {"category": "code", "tags": ["code"], "open_world": True, "read_only": None}
+    found = (await host.call(SEARCH, {"query": "weather of a city, then commit", **wanted}))[
+        "structuredContent"
+    ]
+
+    assert {each["name"] for each in found["results"] + found.get("near_misses", [])} == {"code__commit"}
+
+
+async def test_a_search_whose_filters_leave_nothing_says_what_they_left_out(host: Host) -> None:
+    result = await host.call(
+        SEARCH, {"query": "forecast of the weather", "read_only": True, "kinds": ["tool"]}
+    )
+
+    said = "No item meets the filters (read_only true). Left out by them: weather__forecast (by read_only)"
+    assert said in result["content"][0]["text"]
+    assert result["structuredContent"]["note"].startswith(said)
+    assert result["structuredContent"]["fits"] is False
+
+
 async def test_no_more_is_returned_than_was_asked_for(host: Host) -> None:
     result = await host.call(
         SEARCH, {"query": "weather tides commit forecast", "top_n": 1, "kinds": ["tool"]}
@@ -184,6 +226,10 @@ async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
         {"query": "x", "kinds": "tool"},
         {"query": "x", "unknown": 1},
         {"query": "x", "server": []},
+        {"query": "x", "tags": "weather"},
+        {"query": "x", "read_only": "yes"},
+        {"query": "x", "min_success_rate": 2},
+        {"query": "x", "max_latency_ms": 0},
     ],
     ids=str,
 )

@@ -226,6 +226,61 @@ async def test_use_llm_without_a_model_says_what_to_set(api: httpx2.AsyncClient)
     assert "set rerank.model" in answer["metadata"]["rerank"]
 
 
+async def test_a_search_keeps_to_its_filters_and_says_which_it_kept_to(api: httpx2.AsyncClient) -> None:
+    parameters = {"query": "mail", "tags": "post, read", "exclude_destructive": "false", "strict": "true"}
+    answer = (await api.get(f"{API}/tools/search", params=parameters)).json()
+
+    assert [one["name"] for one in answer["results"]] == ["post__list_mail"]
+    assert answer["metadata"]["filters_applied"] == {"tags": ["post", "read"]}
+    (found,) = answer["results"]
+    assert found["category"] == {"name": "post", "origin": "derived"}
+    assert found["tags"] == [{"name": "post", "origin": "derived"}, {"name": "read", "origin": "derived"}]
+
+
+async def test_a_search_whose_filters_leave_nothing_says_what_they_left_out(api: httpx2.AsyncClient) -> None:
+    parameters = {"query": "send a mail", "read_only": "true", "category": "post", "max_latency_ms": "9"}
+    answer = (await api.get(f"{API}/tools/search", params=parameters)).json()
+
+    assert answer["results"] == []
+    assert answer["metadata"]["filters_applied"] == {
+        "category": "post",
+        "read_only": True,
+        "max_latency_ms": 9.0,
+    }
+    assert answer["metadata"]["note"].startswith(
+        "No item meets the filters (category post, read_only true, max_latency_ms 9.0). "
+        "Left out by them: post__send_mail (by read_only)"
+    )
+
+
+async def test_the_same_search_has_a_record_of_its_own_each_time(api: httpx2.AsyncClient) -> None:
+    url = f"{API}/tools/search"
+    first = (await api.get(url, params={"query": "the very same mail"})).json()
+    second = (await api.get(url, params={"query": "the very same mail"})).json()
+    ids = [answer["metadata"].pop("request_id") for answer in (first, second)]
+    records = [(await api.get(f"{API}/requests/{one}")).json() for one in ids]
+
+    assert first["results"] == second["results"]
+    assert ids[0] != ids[1]
+    assert [record["id"] for record in records] == ids
+    assert records[0]["items"] == records[1]["items"]
+
+
+@pytest.mark.parametrize("rebuild", ["false", "true"])
+async def test_everything_can_be_indexed_again_while_searches_go_on(
+    api: httpx2.AsyncClient, rebuild: str
+) -> None:
+    parameters = {"query": "send a mail to somebody", "top_k": "1"}
+    before = (await api.get(f"{API}/tools/search", params=parameters)).json()["results"]
+    answer = (await api.post(f"{API}/reindex", params={"rebuild": rebuild})).json()
+    while not answer["complete"]:
+        answer = (await api.post(f"{API}/reindex")).json()
+    after = (await api.get(f"{API}/tools/search", params=parameters)).json()["results"]
+
+    assert answer == {"tools": 6, "documents": 4, "indexed": 8, "total": 8, "complete": True}
+    assert after == before
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "detail"),
     [
@@ -239,6 +294,22 @@ async def test_use_llm_without_a_model_says_what_to_set(api: httpx2.AsyncClient)
         ("GET", "/tools/search", None, 422, "query"),
         ("GET", "/tools/search?query=%20", None, 422, "query"),
         ("GET", "/tools/search?query=x&server=pots", None, 404, "Did you mean 'post'?"),
+        (
+            "GET",
+            "/tools/search?query=x&category=posts",
+            None,
+            404,
+            "no category 'posts'. Did you mean 'post'?",
+        ),
+        ("GET", "/tools/search?query=x&tags=post,raed", None, 404, "Did you mean 'read'"),
+        ("GET", "/tools/search?query=x&any_tags=sned", None, 404, "Did you mean 'send'"),
+        ("GET", "/tools/search?query=x&language=klingon", None, 404, "There is no language 'klingon'"),
+        ("GET", "/tools/search?query=x&read_only=perhaps", None, 422, "read_only"),
+        ("GET", "/tools/search?query=x&max_latency_ms=0", None, 422, "max_latency_ms"),
+        ("GET", "/tools/search?query=x&max_latency_ms=nan", None, 422, "max_latency_ms"),
+        ("GET", "/tools/search?query=x&min_success_rate=1.1", None, 422, "min_success_rate"),
+        ("POST", "/reindex?rebuild=2", None, 422, "rebuild"),
+        ("GET", "/reindex", None, 405, "Method Not Allowed"),
         ("POST", "/context", "", 400, "not JSON"),
         ("POST", "/context", "{", 400, "not JSON"),
         ("POST", "/context", "[" * 100_000, 422, ""),

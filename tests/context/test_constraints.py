@@ -1,0 +1,83 @@
+"""What a search keeps to, and what it comes to for each item."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.context.constraints import Constraints, failed_by, filters_of
+from mcp_context_proxy.items import Document, Kind, Tool
+from mcp_context_proxy.statistics.figures import ToolFigures
+
+TOOLS = tuple(
+    Tool("s", name, f"s__{name}", "", b"{}", name) for name in ("new", "good", "slow", "bad", "few")
+)
+RULE = Document(Kind.RULE, "rule", "", "", "rule")
+
+
+def figures(calls: int, errors: int, p95_ms: float) -> ToolFigures:
+    return ToolFigures(calls, errors, p95_ms / 2, p95_ms / 2, p95_ms, 0.0, 10.0)
+
+
+KNOWN: Mapping[tuple[str, str], ToolFigures] = {
+    ("s", "good"): figures(100, 1, 50),
+    ("s", "slow"): figures(100, 0, 5000),
+    ("s", "bad"): figures(100, 60, 20),
+    ("s", "few"): figures(4, 4, 20),
+}
+
+
+def left(**asked: Any) -> set[str]:
+    filters = filters_of(Constraints(**asked), KNOWN)
+    return {item.name for item in (*TOOLS, RULE) if filters.allow(item)}
+
+
+EVERYTHING = {"new", "good", "slow", "bad", "few", "rule"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"max_latency_ms": 100.0}, EVERYTHING - {"slow"}),
+        ({"max_latency_ms": 100.0, "strict": True}, {"good", "bad", "few"}),
+        ({"min_success_rate": 0.9}, EVERYTHING - {"bad"}),
+        ({"min_success_rate": 0.9, "min_calls": 4}, EVERYTHING - {"bad", "few"}),
+        ({"min_success_rate": 0.9, "strict": True}, {"good", "slow"}),
+        ({"min_success_rate": 0.9, "max_latency_ms": 100.0}, EVERYTHING - {"bad", "slow"}),
+        ({"min_success_rate": 0.9, "max_latency_ms": 100.0, "strict": True}, {"good"}),
+        ({"strict": True}, EVERYTHING),
+    ],
+    ids=str,
+)
+def test_what_calls_were_like_counts_and_what_is_unknown_only_where_it_is_strict(
+    asked: dict[str, Any], expected: set[str]
+) -> None:
+    assert left(**asked) == expected
+
+
+def test_nothing_known_of_any_call_leaves_everything_out_only_where_it_is_strict() -> None:
+    free = filters_of(Constraints(max_latency_ms=1), {})
+    strict = filters_of(Constraints(max_latency_ms=1, strict=True), {})
+
+    assert all(map(free.allow, TOOLS))
+    assert not any(map(strict.allow, TOOLS))
+
+
+def test_what_was_asked_for_is_told_without_what_was_not() -> None:
+    asked = Constraints(tags=("a",), read_only=True, open_world=False, strict=True, min_calls=9)
+
+    assert asked.applied() == {"tags": ["a"], "read_only": True, "open_world": False}
+    assert not Constraints(strict=True, min_calls=9)
+    assert Constraints(min_success_rate=0.5, min_calls=9).applied() == {
+        "min_success_rate": 0.5,
+        "min_calls": 9,
+    }
+
+
+def test_each_constraint_that_is_not_met_is_named_and_no_other() -> None:
+    asked = Constraints(server="s", read_only=True, open_world=True, max_latency_ms=100.0)
+
+    assert sorted(failed_by(TOOLS[2], asked, KNOWN)) == [
+        "max_latency_ms",
+        "read_only",
+    ]

@@ -1,0 +1,154 @@
+"""Answers that are given again are never outdated, whatever has changed."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.proxies import inside
+from support.raw_client import PATIENCE
+from support.servers import Workshop, tool
+
+from mcp_context_proxy import Catalog, ContextEngine
+from mcp_context_proxy import tool as library_tool
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.context.remembered import ANSWERS, SECONDS, RememberedAnswers
+from mcp_context_proxy.learning.signals import Signal, Use
+
+pytestmark = pytest.mark.anyio
+
+
+class Clock:
+    """Shows what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_answer_is_given_again_to_the_same_question_only() -> None:
+    remembered = RememberedAnswers[str]()
+    first = remembered.get("now", "a")
+    remembered.put("now", "a", "answer")
+
+    assert (first, remembered.get("now", "a"), remembered.get("now", "b")) == (None, "answer", None)
+    assert (remembered.lookups.hits, remembered.lookups.misses) == (1, 2)
+    assert remembered.lookups.hit_rate == pytest.approx(1 / 3)
+
+
+def test_with_another_state_of_things_all_is_forgotten() -> None:
+    remembered = RememberedAnswers[str]()
+    remembered.get("before", "a")
+    remembered.put("before", "a", "answer")
+
+    assert remembered.get("after", "a") is None
+    assert remembered.get("before", "a") is None
+
+
+def test_an_answer_from_a_state_that_is_over_is_not_kept() -> None:
+    remembered = RememberedAnswers[str]()
+    remembered.get("before", "a")
+    remembered.get("after", "b")
+    remembered.put("before", "a", "answer of before")
+
+    assert remembered.get("after", "a") is None
+
+
+def test_an_answer_is_kept_for_its_time_and_no_longer() -> None:
+    clock = Clock()
+    remembered = RememberedAnswers[str](clock)
+    remembered.get("now", "a")
+    remembered.put("now", "a", "answer")
+
+    clock.now = SECONDS - 1
+    kept = remembered.get("now", "a")
+    clock.now = SECONDS
+    assert (kept, remembered.get("now", "a")) == ("answer", None)
+
+
+def test_of_many_answers_those_asked_for_lately_are_kept() -> None:
+    remembered = RememberedAnswers[int]()
+    remembered.get("now", 0)
+    for number in range(ANSWERS):
+        remembered.put("now", number, number)
+    remembered.get("now", 0)
+    remembered.put("now", ANSWERS, ANSWERS)
+
+    assert remembered.get("now", 0) == 0
+    assert remembered.get("now", 1) is None
+    assert remembered.get("now", ANSWERS) == ANSWERS
+
+
+async def test_another_catalog_is_searched_anew() -> None:
+    catalog = Catalog([library_tool("send_mail", "Send an email message")])
+    with ContextEngine(catalog) as engine:
+        before = await engine.build("read an old message")
+        catalog.replace([library_tool("read_mail", "Read an old message")])
+        after = await engine.build("read an old message")
+
+    assert "local__read_mail" not in [item.name for item in before.items]
+    assert [item.name for item in after.items] == ["local__read_mail"]
+
+
+async def names(proxy: Proxy, query: str) -> list[str]:
+    selected = await proxy.contexts.select(query)
+    return [result.item.name for result in (*selected.found.results, *selected.found.near_misses)]
+
+
+async def test_what_was_learned_meanwhile_counts_at_once(workshop: Workshop) -> None:
+    tools = [tool(f"report_{number}", f"Report number {number} about sales") for number in range(8)]
+    workshop.server("s", tools=[*tools, tool("post_message", "Send a message to a channel")])
+    query, lookups = "let the others know that I shall be late", "search_results"
+    async with inside(workshop.config()) as proxy:
+        learned = proxy.searching.learned
+        assert learned is not None
+        await names(proxy, query)
+        again = await names(proxy, query)
+        hits = proxy.searching.lookups[lookups].hits
+        use = Use(query, ("s", "report_7"), Signal.FOUND, "a session")
+        await anyio.to_thread.run_sync(learned.learn, use)
+        taught = await names(proxy, query)
+
+        assert hits == 1
+        assert proxy.searching.lookups[lookups].hits == hits
+        assert again[0] != "report_7"
+        assert taught[0] == "report_7"
+        learned.forget(lambda _pair: True)
+        assert await names(proxy, query) == again
+
+
+async def test_a_changed_document_is_found_by_what_it_says_now(workshop: Workshop) -> None:
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    page = rules / "house.md"
+    page.write_text("# House\n\nWater the plants on Monday.\n", encoding="utf-8")
+    workshop.server("s", tools=[tool("clock", "Tell the time")])
+    config = workshop.config(documents=[{"kind": "rule", "path": str(rules)}])
+    query = "who repairs the bicycles"
+    async with inside(config) as proxy:
+        before = await names(proxy, query)
+        page.write_text("# House\n\nThe bicycles are repaired by Ann.\n", encoding="utf-8")
+        with anyio.fail_after(PATIENCE):
+            while not any("Ann" in one.text for one in proxy.catalog.snapshot.documents.values()):
+                await anyio.lowlevel.checkpoint()
+            selected = await proxy.contexts.select(query)
+
+    chunks = [result.chunk for result in selected.found.results]
+    assert before == ["clock", "house"]
+    assert any("Ann" in chunk for chunk in chunks)
+
+
+async def test_what_is_searched_while_indexing_goes_on_is_not_remembered(workshop: Workshop) -> None:
+    tools: list[Any] = [tool(f"make_{n}", f"Make {n} pieces of thing number {n}") for n in range(100)]
+    workshop.server("s", tools=tools)
+    config = workshop.config(limits={"indexing_wait_seconds": 0.001})
+    async with inside(Path(config)) as proxy:
+        first = await proxy.contexts.select("make some pieces")
+        await proxy.searcher.index(proxy.catalog.snapshot)
+        after = await proxy.contexts.select("make some pieces")
+
+    assert first.context.note is not None
+    assert after.context.note is None
+    assert after.found.tools.method == "hybrid"

@@ -1,0 +1,58 @@
+"""docs/search.md has the filters, verbs and numbers of the code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.cli.search import command
+from mcp_context_proxy.context.constraints import MIN_CALLS, Constraints
+from mcp_context_proxy.context.remembered import ANSWERS
+from mcp_context_proxy.embedding.remembered import TEXTS
+from mcp_context_proxy.retrieval.traits import VERBS
+from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.web.messages import SearchWanted
+
+PAGE = Path(__file__).parents[2] / "docs" / "search.md"
+NOT_FOR_MODELS = {"min_calls"}
+
+
+@pytest.fixture
+def page() -> str:
+    return PAGE.read_text(encoding="utf-8")
+
+
+def test_every_filter_is_listed_with_its_option(page: str) -> None:
+    rows = re.findall(r"^\| `(\w+)`[^|]*\| ([^|]*) \|", page.partition("## Categories")[0], re.MULTILINE)
+    options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+
+    assert [name for name, _ in rows] == [field.name for field in fields(Constraints)]
+    for _, named in rows:
+        assert set(re.findall(r"`(--[\w-]+)`", named)) <= options
+
+
+def test_every_filter_can_be_asked_for_in_mcp_and_rest() -> None:
+    named = {field.name for field in fields(Constraints)}
+    search = meta_tools.definitions(meta_tools.Setup((), False))[0]
+
+    assert named <= set(SearchWanted.__struct_fields__)
+    assert named - NOT_FOR_MODELS <= set(meta_tools.SearchArguments.__struct_fields__)
+    for name in named - NOT_FOR_MODELS:
+        assert f'"{name}":'.encode() in bytes(search)
+
+
+def test_the_verbs_are_those_of_the_code(page: str) -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([a-z, ]+) \|$", page.partition("first of these verbs")[2], re.MULTILINE
+    )
+
+    assert {verb: tag for tag, verbs in rows for verb in verbs.split(", ")} == VERBS
+
+
+def test_the_numbers_are_those_of_the_code(page: str) -> None:
+    assert f"once there were {MIN_CALLS} " in page
+    assert f"({ANSWERS} answers" in page
+    assert f"latest {TEXTS:,} texts" in page

@@ -1,0 +1,96 @@
+"""What items can be filtered by, and where that comes from."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.items import Document, Kind, Tool
+from mcp_context_proxy.retrieval.traits import described, traits_of
+
+
+def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) -> Tool:
+    definition = json.dumps({"name": name, "inputSchema": {}, "annotations": annotations}).encode()
+    return Tool(server, name, f"{server}__{name}", "", definition, name, **given)
+
+
+def test_without_annotations_the_defaults_of_the_protocol_hold() -> None:
+    traits = traits_of(tool("anything"))
+
+    assert (traits.read_only, traits.destructive, traits.open_world) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({"readOnlyHint": True}, (True, False, True)),
+        ({"readOnlyHint": True, "destructiveHint": True}, (True, False, True)),
+        ({"readOnlyHint": False}, (False, True, True)),
+        ({"destructiveHint": False}, (False, False, True)),
+        ({"openWorldHint": False}, (False, True, False)),
+        ({"readOnlyHint": "true", "openWorldHint": 0}, (False, True, True)),
+        ({}, (False, True, True)),
+        ([], (False, True, True)),
+        ("read-only", (False, True, True)),
+    ],
+    ids=str,
+)
+def test_hints_are_taken_as_the_protocol_defines_them(
+    annotations: Any, expected: tuple[bool, bool, bool]
+) -> None:
+    traits = traits_of(tool("anything", annotations=annotations))
+
+    assert (traits.read_only, traits.destructive, traits.open_world) == expected
+
+
+@pytest.mark.parametrize(
+    ("server", "name", "derived"),
+    [
+        ("notes", "create_note", ["notes", "create"]),
+        ("notes", "note_delete_all", ["notes", "delete"]),
+        ("my-git_server2", "listBranches", ["my-git_server2", "git", "read"]),
+        ("runner", "run_python", ["runner", "run", "python"]),
+        ("clock", "now", ["clock"]),
+        ("mail", "find_and_delete", ["mail", "search"]),
+    ],
+)
+def test_tags_are_derived_from_server_and_name(server: str, name: str, derived: list[str]) -> None:
+    assert list(traits_of(tool(name, server)).derived_tags) == derived
+
+
+def test_hints_that_a_server_gives_itself_are_tags_and_defaults_are_not() -> None:
+    given = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": True, "openWorldHint": True}
+
+    assert traits_of(tool("x", annotations=given)).derived_tags == (
+        "srv",
+        "destructive",
+        "idempotent",
+        "open-world",
+    )
+    assert traits_of(tool("x", annotations={"readOnlyHint": True, "destructiveHint": True})).derived_tags == (
+        "srv",
+        "read-only",
+    )
+    assert traits_of(tool("x")).derived_tags == ("srv",)
+
+
+def test_what_is_configured_comes_first_and_is_not_derived_again() -> None:
+    made = described(tool("create_note", "notes", tags=("Desk ", "create"), category="Office"))
+
+    assert made["category"] == {"name": "office", "origin": "configured"}
+    assert made["tags"] == [
+        {"name": "desk", "origin": "configured"},
+        {"name": "create", "origin": "configured"},
+        {"name": "notes", "origin": "derived"},
+    ]
+
+
+def test_a_category_that_nobody_gave_is_the_server() -> None:
+    assert described(tool("create_note", "Notes"))["category"] == {"name": "notes", "origin": "derived"}
+
+
+def test_a_document_changes_nothing_and_has_the_tags_of_its_front_matter() -> None:
+    traits = traits_of(Document(Kind.RULE, "style", "", "", "x", tags=("Team", "team")))
+
+    assert (traits.category, traits.tags, traits.derived_tags) == ("rule", ("team",), ())
+    assert (traits.read_only, traits.destructive, traits.open_world) == (True, False, False)
