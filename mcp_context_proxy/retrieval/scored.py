@@ -19,13 +19,8 @@ from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.learned import FITTING, NO_SUPPORT, Support, added, lifted
 from mcp_context_proxy.retrieval.lexical import K1
 from mcp_context_proxy.retrieval.needs import represented, serve
-<<<<<<< HEAD
-from mcp_context_proxy.retrieval.parts import KINDS
-from mcp_context_proxy.retrieval.ranking import Filters, Method, Result, SearchOptions
-from mcp_context_proxy.retrieval.synonyms import SHARE, synonyms
-=======
 from mcp_context_proxy.retrieval.ranking import Method, Result, SearchOptions
->>>>>>> filters
+from mcp_context_proxy.retrieval.synonyms import SHARE, synonyms
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
 from mcp_context_proxy.retrieval.text import QUERY_LIMIT, query_texts
 
@@ -82,20 +77,12 @@ class Scored:
     ) -> Scored:
         """Score every item of an index; without the query's vectors by its words only."""
         query = query[:QUERY_LIMIT]
-<<<<<<< HEAD
         asked = query_terms(query)
         alike = synonyms(asked)
-        allowed = _allowed(index, filters)
-        weighed = index.lexical.weigh(asked, alike, SHARE)
-        lexical = np.where(allowed, weighed.scores, 0).astype(np.float32)
-        exact = frozenset(item for item in index.named(name_key(query)) if allowed[item])
-=======
-        terms = query_terms(query)
         met = allowed(index, filters)
-        weighed = index.lexical.weigh(terms)
+        weighed = index.lexical.weigh(asked, alike, SHARE)
         lexical = np.where(met, weighed.scores, 0).astype(np.float32)
         exact = frozenset(item for item in index.named(name_key(query)) if met[item])
->>>>>>> filters
         by_text = similarities = cosine = cosines = None
         if index.dense is not None and vectors is not None:
             words = np.where(met, 0 if method == "dense" else fuse(None, lexical), -np.inf)
@@ -114,14 +101,9 @@ class Scored:
             index=index,
             texts=query_texts(query),
             vector=None if vectors is None else vectors[0],
-<<<<<<< HEAD
             terms={**asked, **alike},
             asked=frozenset(asked),
-            allowed=allowed,
-=======
-            terms=terms,
             allowed=met,
->>>>>>> filters
             exact=exact,
             similarities=similarities,
             by_text=by_text,
