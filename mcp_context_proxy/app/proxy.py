@@ -55,6 +55,7 @@ from mcp_context_proxy.statistics.counters import CacheCounts
 from mcp_context_proxy.wire.envelope import Members
 
 if TYPE_CHECKING:
+    from mcp_context_proxy.server.tracing import Tracing
     from mcp_context_proxy.store import Store
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class Proxy:
         self.upkeep.when_changed(self.changes.catalog_changed)
         self.upkeep.when_rewritten(self.changes.resource_updated)
         self.parked = ParkedCalls(config.limits.parked_calls, config.limits.ask_seconds)
-        forwarder = Forwarder(self.parked)
+        forwarder = self._forwarder = Forwarder(self.parked)
         shown = ContextResources(self.catalog, self.contexts, self.handles)
         resources = Resources(self.catalog, self.fleet, forwarder, shown)
         prompt = ContextPrompt(self.contexts, self.handles)
@@ -234,6 +235,10 @@ class Proxy:
             await anyio.to_thread.run_sync(self.searching.forget_vectors, self.catalog.snapshot)
         await self.upkeep.reread()
         return await self.searcher.indexed(self.catalog)
+
+    def trace(self, tracing: Tracing | None) -> None:
+        """Make spans of requests from now on, or none."""
+        self.gateway.tracing = self._forwarder.tracing = tracing
 
     def health(self) -> dict[str, Any]:
         """That it serves, and how what is written in the configuration differs from what is in use."""

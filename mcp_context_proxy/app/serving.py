@@ -60,7 +60,9 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 # Half a second of imports, in which the servers start.
                 await load_sdk()
                 from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
+                from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415
 
+                proxy.trace(open_tracing())
                 server = SdkServer(
                     proxy.gateway,
                     proxy.changes,

@@ -8,7 +8,9 @@ again, or by parking the call.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
@@ -24,6 +26,12 @@ from mcp_context_proxy.server.parked import ParkedCalls
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.wire.era import Era
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.server.tracing import Tracing
+
+Call = Callable[[str, Members, Outgoing], Awaitable[Raw]]
+"""Sends a request to one server."""
 
 SERVER_INFO = envelope.raw(
     {"name": "mcp-context-proxy", "title": "MCP Context Proxy", "version": __version__}
@@ -44,6 +52,8 @@ class Forwarder:
 
     def __init__(self, parked: ParkedCalls) -> None:
         self._parked = parked
+        self.tracing: Tracing | None = None
+        """Makes spans, where somebody collects them."""
 
     async def forward(
         self, client: DownstreamClient, method: str, params: Members, caller: Caller, subject: str
@@ -80,18 +90,18 @@ class Forwarder:
         """The result as the server means it, with what it asks on the way answered in the caller's manner."""
         if caller.era is Era.HANDSHAKE:
             outgoing = _outgoing(client, params, caller, subject, declared.asker(caller), listener)
-            result = await client.call(method, params, outgoing)
+            result = await self._call(client, method, params, outgoing)
             if client.era is Era.MODERN:
-                return await _gather_input(client, method, params, outgoing, result)
+                return await _gather_input(partial(self._call, client), method, params, outgoing, result)
             return result
         if client.era is not Era.HANDSHAKE or method not in INPUT_METHODS:
             outgoing = _outgoing(client, params, caller, subject, None, listener)
-            return await client.call(method, params, outgoing)
+            return await self._call(client, method, params, outgoing)
         try:
             if _may_ask(params, caller):
                 return Raw(await self._park(client, method, params, caller, subject, listener))
             outgoing = _outgoing(client, params, caller, subject, None, listener)
-            return await client.call(method, params, outgoing)
+            return await self._call(client, method, params, outgoing)
         except RemoteError as error:
             question = url_elicitation.question(error, params, caller)
             if question is None:
@@ -112,9 +122,17 @@ class Forwarder:
         async def work(ask: Ask, notify: Notify) -> bytes:
             limited = partial(declared.ask_declared, caller, ask)
             outgoing = _outgoing(client, params, caller, subject, limited, notify)
-            return bytes(await client.call(method, params, outgoing))
+            return bytes(await self._call(client, method, params, outgoing))
 
         return await self._parked.call(caller.principal, f"{client.name} {method}", params, listener, work)
+
+    async def _call(self, client: DownstreamClient, method: str, params: Members, outgoing: Outgoing) -> Raw:
+        if self.tracing is None:
+            return await client.call(method, params, outgoing)
+        with self.tracing.downstream(client.name, method, params) as traced:
+            result = await client.call(method, traced.params, outgoing)
+            traced.answered(result)
+            return result
 
 
 def request_error(error: RemoteError, spoken: Era) -> RequestError:
@@ -157,9 +175,7 @@ def _may_ask(params: Members, caller: Caller) -> bool:
     return "requestState" in params or bool(declared.capabilities(caller))
 
 
-async def _gather_input(
-    client: DownstreamClient, method: str, params: Members, outgoing: Outgoing, result: Raw
-) -> Raw:
+async def _gather_input(call: Call, method: str, params: Members, outgoing: Outgoing, result: Raw) -> Raw:
     """Answer a modern server's ``input_required`` by asking a handshake-era client, until it has enough."""
     for _ in range(INPUT_ROUNDS):
         parts = envelope.members(result)
@@ -173,7 +189,7 @@ async def _gather_input(
         retry.pop("requestState", None)
         if "requestState" in parts:
             retry["requestState"] = parts["requestState"]
-        result = await client.call(method, retry, outgoing)
+        result = await call(method, retry, outgoing)
     raise RequestError(INTERNAL_ERROR, f"the server asked for input more than {INPUT_ROUNDS} times")
 
 

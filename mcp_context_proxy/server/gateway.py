@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Session
@@ -33,6 +34,9 @@ from mcp_context_proxy.wire.envelope import (
 )
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.levels import LOG_LEVELS, most_verbose
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +70,8 @@ class Gateway:
         self._contexts = contexts
         self.drain = Drain()
         """Ends what is under way, in order, when the proxy is told to stop."""
+        self.tracing: Tracing | None = None
+        """Makes spans, where somebody collects them."""
         self._resources, self._page_size = resources, page_size
         self._handlers: Mapping[str, Handler] = {
             "tools/list": self._listing("tools/list", "tools", tool_list.answer),
@@ -101,7 +107,12 @@ class Gateway:
             self._contexts.register(caller.session)
         try:
             with self.drain.request():
-                return await handler(params, caller)
+                if self.tracing is None:
+                    return await handler(params, caller)
+                with self.tracing.request(method, params, caller.era) as traced:
+                    result = await handler(params, caller)
+                    traced.answered(result)
+                    return result
         except RequestError:
             raise
         except Exception:

@@ -1,0 +1,142 @@
+"""OpenTelemetry spans: one for each request of a host, below it one for each request that a server is sent.
+
+As in the SDK's own tracing: the context comes and goes in ``_meta`` (W3C ``traceparent``), and it is somebody
+else who installs a tracer provider. Without one there is no tracing, and what a host sends passes unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from msgspec import Raw
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract, get_global_textmap, inject
+from opentelemetry.trace import (
+    ProxyTracerProvider,
+    Span,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    get_current_span,
+    get_tracer,
+    get_tracer_provider,
+)
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.errors import DownstreamError, RemoteError
+from mcp_context_proxy.server.outcome import Outcome, outcome_of
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import Members, RequestError
+
+NAMED: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
+"""Methods whose ``name`` says what they are about, and the attribute that says it of a span."""
+
+
+def open_tracing() -> Tracing | None:
+    """Tracing by the provider that is installed in this process; None where none is."""
+    if isinstance(get_tracer_provider(), ProxyTracerProvider):
+        return None
+    return Tracing(get_tracer("mcp-context-proxy", __version__))
+
+
+class Tracing:
+    """Makes spans of a tracer."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def request(self, method: str, params: Members, spoken: era.Era) -> Iterator[TracedRequest]:
+        """A span of a request of a host, below the one that its ``_meta`` names."""
+        attributes = {**_attributes(method, params), "mcp_context_proxy.era": str(spoken)}
+        with self._tracer.start_as_current_span(
+            _span_name(method, params),
+            _parent(params),
+            SpanKind.SERVER,
+            attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield TracedRequest(span, method)
+            except RequestError as error:
+                _fail(span, str(error.code), error.message)
+                raise
+
+    @contextmanager
+    def downstream(self, server: str, method: str, params: Members) -> Iterator[TracedRequest]:
+        """A span of a request that a server is sent, with `TracedRequest.params`."""
+        attributes = {**_attributes(method, params), "mcp_context_proxy.server": server}
+        with self._tracer.start_as_current_span(
+            _span_name(method, params),
+            None,
+            SpanKind.CLIENT,
+            attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield TracedRequest(span, method, _with_context(params))
+            except DownstreamError as error:
+                kind = str(error.code) if isinstance(error, RemoteError) else type(error).__name__
+                _fail(span, kind, str(error))
+                raise
+
+
+class TracedRequest:
+    """A request under way, and its span."""
+
+    __slots__ = ("_method", "_span", "params")
+
+    def __init__(self, span: Span, method: str, params: Members | None = None) -> None:
+        self._span, self._method = span, method
+        self.params: Members = {} if params is None else params
+        """To be sent on: they name the span."""
+
+    def answered(self, result: bytes | Raw) -> None:
+        """Note what the answer says."""
+        if self._method != "tools/call" or not self._span.is_recording():
+            return
+        if outcome_of(bytes(result)) is Outcome.FAILED:
+            _fail(self._span, "tool_error", "")
+
+
+def _parent(params: Members) -> Context | None:
+    """The context that a request came with; None, so that the ambient one counts, where that is none."""
+    context = extract(_carried(params))
+    return context if get_current_span(context).get_span_context().is_valid else None
+
+
+def _carried(params: Members) -> dict[str, str]:
+    meta = era.meta_of(params)
+    texts = {name: envelope.text(meta.get(name)) for name in get_global_textmap().fields}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _with_context(params: Members) -> Members:
+    carried: dict[str, str] = {}
+    inject(carried)
+    if not carried:
+        return params
+    meta = {**era.meta_of(params), **{name: envelope.raw(text) for name, text in carried.items()}}
+    return {**params, "_meta": envelope.raw(meta)}
+
+
+def _span_name(method: str, params: Members) -> str:
+    named = envelope.text(params.get("name")) if method in NAMED else None
+    return method if named is None else f"{method} {named}"
+
+
+def _attributes(method: str, params: Members) -> dict[str, Any]:
+    attributes = {"mcp.method.name": method}
+    if method == "tools/call":
+        attributes["gen_ai.operation.name"] = "execute_tool"
+    named = envelope.text(params.get("name")) if method in NAMED else None
+    return attributes if named is None else {**attributes, NAMED[method]: named}
+
+
+def _fail(span: Span, kind: str, description: str) -> None:
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR, description or None)
