@@ -41,6 +41,7 @@ from mcp_context_proxy.retrieval.fusion import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.query_vectors import query_vectors
 from mcp_context_proxy.retrieval.terms import query_terms
+from mcp_context_proxy.retrieval.traits import DESTRUCTIVE, tag_label
 from mcp_context_proxy.store import open_store
 
 SIZES = (1_000, 3_000, 10_000, 100_000)
@@ -68,6 +69,7 @@ HEADINGS = {
     "search_cpu": ("- processor time", {1_000: 6, 10_000: 8, 100_000: 20}),
     "p95_ms": ("search p95, ms", None),
     "filtered_cpu": ("of one server, p50, processor ms", None),
+    "narrowed_cpu": ("of one tag, nothing destructive, p50, processor ms", None),
     "bm25s_cpu": ("bm25s p50, processor ms", None),
     "seed_ms": ("seed design p50, ms", None),
     "seed_cpu": ("- processor time", None),
@@ -138,6 +140,8 @@ def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
         times = latencies(lambda query: engine.search(query, catalog))
         one = Filters(servers=frozenset({catalog.sources[0].key}))
         filtered = latencies(lambda query: engine.search(query, catalog, one))
+        narrow = Filters(labels=frozenset({tag_label("read")}), no_labels=frozenset({DESTRUCTIVE}))
+        narrowed = latencies(lambda query: engine.search(query, catalog, narrow))
         changes, changed = [], catalog
         for _ in range(CHANGES):
             changed = with_one_change(changed)
@@ -153,6 +157,7 @@ def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
         **middle("search", times),
         "p95_ms": 1e3 * float(np.quantile([wall for wall, _ in times], 0.95)),
         **middle("filtered", filtered),
+        **middle("narrowed", narrowed),
         **middle("bm25s", latencies(bm25s_search(catalog))),
         **middle("seed", seed_times),
         **middle("change", changes),

@@ -73,7 +73,8 @@ class Found:
             return None
         asked = ", ".join(f"{name} {_said(value)}" for name, value in self.constraints.applied().items())
         if self.considered:
-            note = f"None of the {self.considered:,} items that meet the filters fits ({asked})."
+            items = "1 item" if self.considered == 1 else f"{self.considered:,} items"
+            note = f"Nothing fits among the {items} that the filters leave ({asked})."
         else:
             note = f"No item meets the filters ({asked})."
         if not self.excluded:

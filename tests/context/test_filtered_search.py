@@ -136,8 +136,10 @@ async def test_where_nothing_that_is_left_fits_what_does_is_named_with_what_left
     assert selected.found.results == ()
     note = selected.found.filter_note
     assert note is not None
-    assert note.startswith("None of the 1 items that meet the filters fits (server files, read_only true).")
-    assert "mail__send_mail (by server, read_only)" in note
+    assert note.startswith(
+        "Nothing fits among the 1 item that the filters leave (server files, read_only true). "
+        "Left out by them: mail__send_mail (by server, read_only); "
+    )
     assert [result.item.name for result in selected.found.near_misses] == ["read_file"]
 
 
