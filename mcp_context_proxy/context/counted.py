@@ -48,11 +48,17 @@ class CountedSearches:
             chosen=chosen,
             rank=rank,
             ms=context.seconds * 1000,
-            reranked=False,
+            reranked=_is_reranked(context),
         )
 
 
 def _found(context: RequestContext) -> list[ContextItem]:
     """The tools that the query selected, best first."""
     scored = [item for item in context.of(Kind.TOOL) if item.score is not None]
+    if _is_reranked(context):
+        return scored
     return sorted(scored, key=lambda item: -(item.score or 0.0))
+
+
+def _is_reranked(context: RequestContext) -> bool:
+    return context.rerank is not None and context.rerank.used
