@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -99,6 +100,7 @@ class Proxy:
             costs,
             self.companions,
             self.searching.reranker,
+            self.searching.working_set,
         )
         self.tool_list = ToolList(
             config.expose,
@@ -107,6 +109,7 @@ class Proxy:
             self.contexts,
             self.handles,
             meta_tools.definitions(self.setup),
+            self.searching.working_set,
         )
         self.measuring = Measuring(
             config, store, lambda: self.catalog.snapshot, costs.of, self.tool_list.lists_all
@@ -131,12 +134,15 @@ class Proxy:
         self.open_sessions.when_ended(resources.end)
         self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
         learning, searches = self.searching.recorder, self.measuring.searches
+        session_recorder = self.searching.session_recorder
         attribution = Attribution(
             self.records,
             self.handles,
             self.catalog,
             None if learning is None else learning.learn,
             None if searches is None else searches.used,
+            None if session_recorder is None else session_recorder.used,
+            self.searching.working_set,
         )
         calls = ToolCalls(
             self.catalog,
@@ -172,6 +178,7 @@ class Proxy:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the servers without waiting for any; keep the catalog current; stop all on the way out."""
+        await anyio.to_thread.run_sync(self._choose_working_set)
         await self.upkeep.start()
         async with anyio.create_task_group() as group, self.searching.reranker, self.fleet:
             group.start_soon(self.upkeep.run)
@@ -182,6 +189,8 @@ class Proxy:
             group.start_soon(self.records.run)
             if self.searching.recorder is not None:
                 group.start_soon(self.searching.recorder.run)
+            if self.searching.session_recorder is not None:
+                group.start_soon(self.searching.session_recorder.run)
             if self.measuring.usage is not None:
                 group.start_soon(self.measuring.usage.run)
             if self.config.search.warm_up:
@@ -245,6 +254,12 @@ class Proxy:
         standing = Standing() if self.reloader is None else self.reloader.standing
         told = {"problems": standing.problems, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in told.items() if values}
+
+    def _choose_working_set(self) -> None:
+        store, learning = self.store, self.config.learning
+        if learning.enabled:
+            chosen_from = store.tool_sessions, store.statistics
+            self.searching.working_set.choose(*chosen_from, learning.working_set_tokens, time.time)
 
     def _on_stale(self) -> None:
         self.upkeep.mark_stale()

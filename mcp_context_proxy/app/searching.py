@@ -17,7 +17,9 @@ from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.remembered import RememberedQueries
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.learning.recorder import Recorder
+from mcp_context_proxy.learning.session_recorder import SessionRecorder
 from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.background import fitting_for
 from mcp_context_proxy.retrieval.engine import Engine
@@ -53,6 +55,8 @@ class Searching:
         queries = RememberedQueries(embedder)
         learns, learned = config.learning, store.learned
         self.learned = LearnedTier(embedder, learned, learns.store_queries) if learns.enabled else None
+        self.session_recorder = SessionRecorder(store.tool_sessions) if learns.enabled else None
+        self.working_set = WorkingSet()
         self.recorder = Recorder(self.learned) if self.learned is not None else None
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mcp_context_proxy.embedding.queries import QueryEmbedder
     from mcp_context_proxy.learning.pairs import Pair
     from mcp_context_proxy.learning.tier import LearnedTier
+    from mcp_context_proxy.store import ToolSessionStore
 
 FILE = click.Path(path_type=Path)
 SHOWN: Final = 10
@@ -40,7 +41,7 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
     """Show how much was learned, and the most certain of it."""
     import time
 
-    with _opened(ctx, config_path) as (tier, _, enabled):
+    with _opened(ctx, config_path) as (tier, _, _, enabled):
         now = time.time()
         best = sorted(tier.pairs, key=lambda pair: -pair.confidence_at(now))
         tools = len({pair.tool for pair in best})
@@ -64,7 +65,7 @@ def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> N
     """Write all pairs to FILE, or to stdout, one JSON object a line."""
     from mcp_context_proxy.learning.exchange import exported
 
-    with _opened(ctx, config_path) as (tier, _, _):
+    with _opened(ctx, config_path) as (tier, _, _, _):
         text = b"".join(line + b"\n" for line in exported(tier.pairs))
     if file is None:
         click.echo(text, nl=False)
@@ -85,7 +86,7 @@ def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
     from mcp_context_proxy.learning.exchange import Line, imported
 
     lines = [line for _, line in read_lines(file, Line)]
-    with _opened(ctx, config_path) as (tier, model, _):
+    with _opened(ctx, config_path) as (tier, model, _, _):
         try:
             taken = imported(lines, model)
         except ValueError as error:
@@ -110,21 +111,20 @@ def forget(
     """Forget what was learned of a tool or a query, or all of it."""
     if sum((tool is not None, query is not None, everything)) != 1:
         raise click.UsageError("say what to forget: --tool, --query or --all")
-    with _opened(ctx, config_path) as (tier, model, _):
+    with _opened(ctx, config_path) as (tier, model, sessions, _):
         if query is not None:
             gone = tier.forget_query(model.vectors([query])[1][0], query)
-        elif tool is not None:
-            gone = tier.forget(lambda pair: tool in (f"{pair.tool[0]}__{pair.tool[1]}", pair.tool[1]))
         else:
-            gone = tier.forget(lambda _pair: True)
+            gone = tier.forget(lambda pair: everything or _is_meant(pair.tool, tool))
+            sessions.forget(key for key in sessions.tools() if everything or _is_meant(key, tool))
     results().say(f"Forgot {counted(gone, 'pair')}.")
 
 
 @contextmanager
 def _opened(
     ctx: click.Context, config_path: Path | None
-) -> Iterator[tuple[LearnedTier, QueryEmbedder, bool]]:
-    """The learned tier of the configured store, the model, and whether learning is on."""
+) -> Iterator[tuple[LearnedTier, QueryEmbedder, ToolSessionStore, bool]]:
+    """The learned tier of the configured store, the model, sessions by tool, and whether learning is on."""
     from functools import partial
 
     from mcp_context_proxy.app import store_location
@@ -140,9 +140,14 @@ def _opened(
     with open_store(store_location(config)) as store:
         learning = config.learning
         try:
-            yield LearnedTier(model, store.learned, learning.store_queries), model, learning.enabled
+            tier = LearnedTier(model, store.learned, learning.store_queries)
+            yield tier, model, store.tool_sessions, learning.enabled
         finally:
             lazy.close()
+
+
+def _is_meant(key: tuple[str, str], tool: str | None) -> bool:
+    return tool in ("__".join(key), key[1])
 
 
 def _data(pair: Pair, now: float) -> dict[str, object]:

@@ -87,7 +87,7 @@ def _data(proxy: Proxy) -> dict[str, Any]:
     tools = sorted(snapshot.tools.values(), key=lambda tool: (order[tool.server], tool.exposed_name))
     listed = proxy.tool_list.base_names(snapshot)
     default = proxy.tool_list.definitions(snapshot, listed)
-    entries = [_tool(tool, count) for tool in tools]
+    entries = [_tool(tool, count, proxy.searching.working_set.why(tool)) for tool in tools]
     return {
         "tools": entries,
         "total": {"tools": len(tools), "tokens": sum(entry["tokens"] for entry in entries)},
@@ -99,13 +99,14 @@ def _data(proxy: Proxy) -> dict[str, Any]:
     }
 
 
-def _tool(tool: Tool, count: Callable[[str], int]) -> dict[str, Any]:
+def _tool(tool: Tool, count: Callable[[str], int], working_set: str | None) -> dict[str, Any]:
     definition = tool_definition(tool)
     return {
         "name": tool.exposed_name,
         "server": tool.server,
         "tool": tool.name,
         "include": str(tool.include),
+        "working_set": working_set,
         "tokens": count(bytes(definition).decode("utf-8", "replace")),
         "description": tool.description,
         **described(tool),
@@ -123,7 +124,18 @@ def _show(console: Terminal, data: dict[str, Any]) -> None:
         )
         console.columns([_row(tool) for tool in tools], indent=2, right=(2,))
         console.say()
+    _show_working_set(console, data["tools"])
     _show_totals(console, data)
+
+
+def _show_working_set(console: Terminal, tools: list[dict[str, Any]]) -> None:
+    """Which tools are in the default list because they are used again and again, and how often that is."""
+    chosen = [tool for tool in tools if tool["working_set"] is not None]
+    if chosen:
+        console.say(Text("Working set", style="bold"), Text("  in the default list", style="dim"))
+        rows = [(Text(tool["name"], style="cyan"), Text(tool["working_set"], style="dim")) for tool in chosen]
+        console.columns(rows, indent=2)
+        console.say()
 
 
 def _row(tool: dict[str, Any]) -> tuple[Text, str, str, Text]:

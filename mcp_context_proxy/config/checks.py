@@ -29,6 +29,7 @@ def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     if isinstance(rerank := tables.get("rerank"), Mapping):
         for path, message in _of_endpoint(rerank, "rerank"):
             yield ("rerank", *path), message
+    yield from _of_working_set(tables)
     servers = tables.get("servers")
     for name, server in servers.items() if isinstance(servers, Mapping) else ():
         if not is_name(name):
@@ -40,6 +41,17 @@ def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         if isinstance(server, Mapping):
             for path, message in _of_server(server):
                 yield ("servers", name, *path), message
+
+
+def _of_working_set(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    learning, statistics = tables.get("learning"), tables.get("statistics")
+    if not isinstance(learning, Mapping) or not learning.get("working_set_tokens"):
+        return
+    key = ("learning", "working_set_tokens")
+    if learning.get("enabled") is False:
+        yield key, "has no effect with learning.enabled = false"
+    elif isinstance(statistics, Mapping) and statistics.get("enabled") is False:
+        yield key, "needs statistics.enabled: they know what a tool costs"
 
 
 def _of_embedding(embedding: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

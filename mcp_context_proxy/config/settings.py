@@ -158,6 +158,8 @@ class LearningConfig(Table):
     enabled: Flag = True
     store_queries: Flag = True
     """Keep the text of queries; False keeps its hash and vector."""
+    working_set_tokens: Amount = 0
+    """What the tools that are used again and again may cost in the default list; 0 lists none for that."""
 
 
 class StatisticsConfig(Table):

@@ -24,6 +24,7 @@ from mcp_context_proxy.context.selection import Request, Selected, Selection
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, Snapshot, Tool
+from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.doubt import CANDIDATES
 from mcp_context_proxy.rerank.judge import Judge
 from mcp_context_proxy.rerank.reranker import Reranker
@@ -65,6 +66,7 @@ class ContextEngine:
         costs: Costs,
         companions: Companions,
         reranker: Reranker | None = None,
+        working_set: WorkingSet | None = None,
     ) -> None:
         """Put together what it needs.
 
@@ -77,11 +79,12 @@ class ContextEngine:
             costs: Estimates tokens.
             companions: Knows what comes with what was found.
             reranker: Asks another model about the order; None for nobody.
+            working_set: Is in every context.
         """
         self._reranker = reranker
         self._catalog, self._searcher, self._sessions = catalog, searcher, sessions
         self._records, self._options, self._costs = records, options, costs
-        self._selection = Selection(searcher, companions, costs)
+        self._selection = Selection(searcher, companions, costs, working_set or WorkingSet())
 
     def configure(self, options: ContextOptions) -> None:
         """Select by these options of the agent's from now on."""

@@ -42,13 +42,15 @@ class Mode(StrEnum):
     """Something selected brought it."""
     LEARNED = "learned"
     """Successful calls speak for it."""
+    WORKING_SET = "working_set"
+    """It is used again and again, and was in the list from the start."""
     UNCERTAIN = "uncertain"
     """It is listed because little is known of such requests, and there was room."""
     RETAINED = "retained"
     """It was used a moment ago in this session."""
 
 
-SESSION_MODES = frozenset({Mode.ALWAYS, Mode.MANUAL})
+SESSION_MODES = frozenset({Mode.ALWAYS, Mode.MANUAL, Mode.WORKING_SET})
 """Of items that are there whatever the query is."""
 
 

@@ -23,8 +23,9 @@ from mcp_context_proxy.context.request import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, key_of
-from mcp_context_proxy.context.session_items import always_items, session_items
+from mcp_context_proxy.context.session_items import session_items, standing_items
 from mcp_context_proxy.items import Item, Kind, Snapshot, Tool
+from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.retrieval.ranking import Ranking, Result
 
 WHY = {Mode.ALWAYS: "in every session", Mode.MANUAL: "added to this session by hand"}
@@ -62,16 +63,20 @@ class Selected:
 class Selection:
     """Selects items for requests."""
 
-    def __init__(self, searcher: Searcher, companions: Companions, costs: Costs) -> None:
+    def __init__(
+        self, searcher: Searcher, companions: Companions, costs: Costs, working_set: WorkingSet
+    ) -> None:
         """Prepare to select.
 
         Args:
             searcher: Finds what fits a query.
             companions: Knows what comes with what was found.
             costs: Estimates tokens.
+            working_set: Is in every context.
         """
         self._searcher, self._companions, self._costs = searcher, companions, costs
-        self._always: tuple[Snapshot | None, tuple[Item, ...]] = (None, ())
+        self._working_set = working_set
+        self._standing: tuple[Snapshot | None, tuple[tuple[Item, Mode], ...]] = (None, ())
 
     def select(self, request: Request, snapshot: Snapshot, draft: Draft) -> Selected:
         """The context of a request."""
@@ -111,15 +116,19 @@ class Selection:
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         """The items a session has whatever the query is."""
-        for item, mode in session_items(snapshot, self._always_of(snapshot), session):
-            yield self._context_item(item, mode, None, WHY[mode])
+        for item, mode in session_items(snapshot, self._standing_in(snapshot), session):
+            yield self._context_item(item, mode, None, self._why(item, mode))
 
-    def _always_of(self, snapshot: Snapshot) -> tuple[Item, ...]:
+    def _why(self, item: Item, mode: Mode) -> str:
+        of_working_set = self._working_set.why(item) if isinstance(item, Tool) else None
+        return WHY.get(mode) or of_working_set or ""
+
+    def _standing_in(self, snapshot: Snapshot) -> tuple[tuple[Item, Mode], ...]:
         """Looked for once in each snapshot: there may be thousands of items that are not."""
-        known, items = self._always
+        known, items = self._standing
         if known is not snapshot:
-            items = tuple(always_items(snapshot))
-            self._always = (snapshot, items)
+            items = tuple(standing_items(snapshot, self._working_set))
+            self._standing = (snapshot, items)
         return items
 
     def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[ContextItem]:
@@ -153,6 +162,18 @@ class Selection:
             # boundary: a request must not fail because its selection did
             draft.fail(error)
             return []
+
+    def _instead(self, request: Request, snapshot: Snapshot, draft: Draft) -> Found:
+        """What is served when the search failed: the session's items, and the reason."""
+        results = tuple(
+            Result(item, 0.0, None, 0.0, 0.0, item.description, (), self._why(item, mode))
+            for item, mode in session_items(snapshot, self._standing_in(snapshot), request.session)
+            if request.scope.kinds is None or item.kind in request.scope.kinds
+        )
+        note = f"The search failed ({draft.failure}); these are the items of every request."
+        found = bool(results)
+        tools = Ranking(request.query, results, len(results), "lexical", note, found, (), 0.0)
+        return Found(tools, None, snapshot)
 
     def _selected(self, result: Result) -> ContextItem:
         mode = Mode.LEARNED if result.learned > 0 else Mode.AGENT

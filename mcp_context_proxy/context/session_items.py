@@ -1,4 +1,4 @@
-"""Which items a session has whatever the query is: the ``always`` items and those added by hand."""
+"""Which items a session has whatever the query is: ``always`` items, the working set, those added by hand."""
 
 from __future__ import annotations
 
@@ -9,31 +9,37 @@ from mcp_context_proxy.context.request import Mode
 from mcp_context_proxy.context.session import ItemKey, SessionContext, SessionView, key_of
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Tool, uri_of
+from mcp_context_proxy.learning.working_set import WorkingSet
 
 
 def session_items(
-    snapshot: Snapshot, always: Iterable[Item], session: SessionView
+    snapshot: Snapshot, standing: Iterable[tuple[Item, Mode]], session: SessionView
 ) -> Iterator[tuple[Item, Mode]]:
     """The items a session has whatever the query is; those whose server is away come back with it.
 
     Args:
         snapshot: What there is.
-        always: Its `always_items`.
+        standing: Its `standing_items`.
         session: What was added and removed by hand.
     """
-    for item in always:
+    for item, mode in standing:
         if (key := key_of(item)) not in session.removed and key not in session.added:
-            yield item, Mode.ALWAYS
+            yield item, mode
     for key in session.added:
         if (found := item_by(snapshot, key)) is not None:
             yield found, Mode.MANUAL
 
 
-def always_items(snapshot: Snapshot) -> Iterable[Item]:
-    """Rules and references first, by priority; then tools, by name."""
+def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tuple[Item, Mode]]:
+    """What everybody has: rules and references first, by priority; then tools, by name."""
     documents = (document for document in snapshot.documents.values() if _always(document))
-    yield from sorted(documents, key=lambda document: (-document.priority, document.kind != Kind.RULE))
-    yield from (tool for tool in snapshot.tools.values() if _always(tool))
+    for document in sorted(documents, key=lambda document: (-document.priority, document.kind != Kind.RULE)):
+        yield document, Mode.ALWAYS
+    for tool in snapshot.tools.values():
+        if _always(tool):
+            yield tool, Mode.ALWAYS
+        elif working_set.why(tool) is not None:
+            yield tool, Mode.WORKING_SET
 
 
 def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:

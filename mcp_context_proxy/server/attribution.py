@@ -18,6 +18,7 @@ from mcp_context_proxy.context.request import RequestContext
 from mcp_context_proxy.context.session import SessionContext
 from mcp_context_proxy.items import IncludeMode, Kind, Tool
 from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.wire.envelope import Members, RequestError
 
@@ -30,6 +31,9 @@ Learn = Callable[[Use], None]
 Used = Callable[[RequestContext, Tool], None]
 """Takes a request, and a tool it had selected that was called for it."""
 
+InSession = Callable[[tuple[str, str], str | None], None]
+"""Takes server and own name of a tool that did what it was asked, and the id of the session, if any."""
+
 
 class Attribution:
     """Tells whoever learns and whoever counts what successful calls were made for."""
@@ -41,16 +45,21 @@ class Attribution:
         catalog: Catalog,
         learn: Learn | None = None,
         used: Used | None = None,
+        in_session: InSession | None = None,
+        working_set: WorkingSet | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._records, self._handles = records, handles
         self._catalog, self._learn, self._used, self._clock = catalog, learn, used, clock
+        self._in_session, self._working_set = in_session, working_set or WorkingSet()
 
     def succeeded(self, tool: Tool, params: Members, caller: Caller, goal: str | None) -> None:
         """A call was answered, and is no failure. Does not block."""
         if self._learn is None and self._used is None:
             return
         session = self._session(params, caller)
+        if self._in_session is not None:
+            self._in_session((tool.server, tool.name), None if session is None else session.id)
         context = self._context(tool, session)
         shows = context is not None and _shows(context, tool)
         if self._used is not None and context is not None and shows:
@@ -85,7 +94,7 @@ class Attribution:
         return recent[0] if recent and not self._always_listed(tool) else None
 
     def _always_listed(self, tool: Tool) -> bool:
-        return tool.include is not IncludeMode.AGENT
+        return tool.include is not IncludeMode.AGENT or self._working_set.why(tool) is not None
 
     def _shown(self, context: RequestContext) -> Iterator[tuple[str, str]]:
         tools = self._catalog.snapshot.tools

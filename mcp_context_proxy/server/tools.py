@@ -1,8 +1,8 @@
 """Tools as hosts see them.
 
 The list is short, deterministic and the same for everyone: the proxy's own tools, then the ``always``
-items, then, where the request or the session has a query, what was selected for it. A small catalog is
-listed whole.
+items and the working set, then, where the request or the session has a query, what was selected for it. A
+small catalog is listed whole.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot
+from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
@@ -48,6 +49,7 @@ class ToolList:
         contexts: ContextEngine,
         handles: Handles,
         own: list[Raw],
+        working_set: WorkingSet,
     ) -> None:
         """Prepare the list.
 
@@ -58,7 +60,9 @@ class ToolList:
             contexts: Selects tools for a query; knows what sessions have.
             handles: Of contexts that clients carry themselves.
             own: Definitions of the proxy's own tools.
+            working_set: Is listed like the ``always`` tools.
         """
+        self.working_set = working_set
         self._expose, self._catalog, self._fleet = expose, catalog, fleet
         self._contexts, self._handles, self._own = contexts, handles, own
         self._base: tuple[int, bool, tuple[str, ...]] = (-1, False, ())
@@ -100,9 +104,29 @@ class ToolList:
     def _base_of(self, snapshot: Snapshot) -> tuple[bool, tuple[str, ...]]:
         generation, everything, names = self._base
         if generation != snapshot.generation:
-            everything, names = _base(self._expose, snapshot)
+            everything, names = self._base_in(snapshot)
             self._base = (snapshot.generation, everything, names)
         return everything, names
+
+    def _base_in(self, snapshot: Snapshot) -> tuple[bool, tuple[str, ...]]:
+        """Whether everything is listed, and the exposed names that are listed without a query."""
+        size = sum(len(tool.definition) for tool in snapshot.tools.values())
+        small = size // BYTES_PER_TOKEN < self._expose.list_all_below
+        if self._expose.mode == "all":
+            return True, tuple(snapshot.tools)
+        if self._expose.mode == "auto" and small:
+            return True, tuple(
+                name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
+            )
+        return False, tuple(self._standing(snapshot))
+
+    def _standing(self, snapshot: Snapshot) -> Iterable[str]:
+        """What is listed for everybody: the ``always`` tools, and the working set."""
+        return (
+            name
+            for name, tool in snapshot.tools.items()
+            if tool.include is IncludeMode.ALWAYS or self.working_set.why(tool) is not None
+        )
 
     def header_schema(self, name: str) -> dict[str, Any] | None:
         """The input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.
@@ -158,7 +182,7 @@ class ToolList:
     ) -> tuple[str, ...]:
         """What a session has and was shown: what is in its own list only grows at its end."""
         whole = self.lists_all(snapshot) and not explicit
-        base = self.base_names(snapshot) if whole else _always(snapshot)
+        base = self.base_names(snapshot) if whole else self._standing(snapshot)
         added = [name for kind, name in session.added if kind is Kind.TOOL]
         shown = [] if whole else sorted(session.shown) if explicit else session.shown
         names = _known(snapshot, base, (*added, *shown))
@@ -172,23 +196,6 @@ class ToolList:
         return encoded
 
 
-def _always(snapshot: Snapshot) -> Iterable[str]:
-    return (name for name, tool in snapshot.tools.items() if tool.include is IncludeMode.ALWAYS)
-
-
 def _known(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     """The first ones, then the others, in the order given; those that have gone are left out."""
     return tuple(name for name in dict.fromkeys((*first, *more)) if name in snapshot.tools)
-
-
-def _base(expose: ExposeConfig, snapshot: Snapshot) -> tuple[bool, tuple[str, ...]]:
-    """Whether everything is listed, and the exposed names that are listed without a query."""
-    size = sum(len(tool.definition) for tool in snapshot.tools.values())
-    small = size // BYTES_PER_TOKEN < expose.list_all_below
-    if expose.mode == "all":
-        return True, tuple(snapshot.tools)
-    if expose.mode == "auto" and small:
-        return True, tuple(
-            name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
-        )
-    return False, tuple(_always(snapshot))

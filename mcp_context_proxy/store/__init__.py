@@ -8,6 +8,9 @@ from mcp_context_proxy.store.protocol import (
     RequestRow,
     RequestStore,
     StatisticsStore,
+    ToolSession,
+    ToolSessions,
+    ToolSessionStore,
     VectorStore,
 )
 
@@ -20,6 +23,9 @@ __all__ = [
     "RequestStore",
     "StatisticsStore",
     "Store",
+    "ToolSession",
+    "ToolSessionStore",
+    "ToolSessions",
     "VectorStore",
     "default_path",
     "open_store",

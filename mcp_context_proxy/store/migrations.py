@@ -112,5 +112,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        """
+        CREATE TABLE tool_sessions (
+            server  TEXT NOT NULL,
+            tool    TEXT NOT NULL,  -- its own name
+            session TEXT NOT NULL,  -- public id, or a day
+            time    REAL NOT NULL,  -- seconds since 1970
+            PRIMARY KEY (server, tool, session)
+        )
+        """,
+        "CREATE INDEX tool_sessions_by_time ON tool_sessions (time)",
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

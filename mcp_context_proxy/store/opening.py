@@ -22,11 +22,13 @@ from mcp_context_proxy.store.protocol import (
     ListingStore,
     RequestStore,
     StatisticsStore,
+    ToolSessionStore,
     VectorStore,
 )
 from mcp_context_proxy.store.requests import SqliteRequests
 from mcp_context_proxy.store.sqlite import Database, StoreDamagedError, open_database
 from mcp_context_proxy.store.statistics import SqliteStatistics
+from mcp_context_proxy.store.tool_sessions import SqliteToolSessions
 from mcp_context_proxy.store.vectors import SqliteVectors
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Store:
     listings: ListingStore
     learned: LearnedStore
     statistics: StatisticsStore
+    tool_sessions: ToolSessionStore
     path: Path | None
     """None when nothing is kept."""
     warning: str | None
@@ -109,6 +112,7 @@ def _opened(path: Path | None, warning: str | None) -> Store:
         SqliteListings(database),
         SqliteLearned(database),
         SqliteStatistics(database),
+        SqliteToolSessions(database),
         path,
         warning,
         database,

@@ -79,6 +79,45 @@ class LearnedStore(Protocol):
         """Changes whenever another process has changed the store."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolSession:
+    """A session in which a tool was used."""
+
+    server: str
+    tool: str
+    """The name the server itself uses."""
+    session: str
+    time: float
+    """Of the first use that was written, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSessions:
+    """In how many sessions a tool was used."""
+
+    server: str
+    tool: str
+    sessions: int
+    last: float
+    """Seconds since 1970."""
+
+
+class ToolSessionStore(Protocol):
+    """In which sessions each tool was used."""
+
+    def add(self, rows: Iterable[ToolSession], since: float, keep: int) -> None:
+        """Keep uses, all or none, one a session; then forget those before ``since``, and all but ``keep``."""
+
+    def counted(self, since: float) -> list[ToolSessions]:
+        """In how many sessions each tool was used since then."""
+
+    def tools(self) -> list[tuple[str, str]]:
+        """Server and own name of all that are known."""
+
+    def forget(self, tools: Iterable[tuple[str, str]]) -> None:
+        """Forget what is known of tools, by server and own name."""
+
+
 class RequestStore(Protocol):
     """Request contexts, by id and by time."""
 

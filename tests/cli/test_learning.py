@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ from mcp_context_proxy.embedding import LazyModel
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.learning.signals import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store import ToolSession, open_store
+from mcp_context_proxy.store.usage import DefinitionRow
 
 from .conftest import Run
 
@@ -141,3 +143,28 @@ def test_a_file_that_is_no_export_is_refused_and_nothing_is_lost(
     assert done.returncode == 1
     assert told in done.stderr
     assert stats(run, config)["pairs"] == 2
+
+
+def test_what_was_used_in_several_sessions_is_shown_as_working_set_until_it_is_forgotten(
+    run: Run, workshop: Workshop, config: Path
+) -> None:
+    store, now = workshop.folder / "store.sqlite3", time.time()
+    with open_store(store) as opened:
+        used = [ToolSession("desk", "report", session, now) for session in "abc"]
+        opened.tool_sessions.add(used, 0.0, 100)
+        opened.statistics.put_definitions("desk", [DefinitionRow("desk", "report", "f", 50, now)])
+    config = workshop.config(store={"path": str(store)}, learning={"working_set_tokens": 200})
+
+    shown = run("tools", "--config", config).stdout
+    data = json.loads(run("tools", "--json", "--config", config).stdout)
+    forgot = run("learning", "forget", "--tool", "report", "--config", config)
+    after = run("tools", "--config", config).stdout
+
+    assert "Working set" in shown
+    assert "used in 3 sessions of the last 30 days" in " ".join(shown.split())
+    assert {one["tool"]: bool(one["working_set"]) for one in data["tools"]} == {
+        "post_message": False,
+        "report": True,
+    }
+    assert forgot.returncode == 0
+    assert "Working set" not in after

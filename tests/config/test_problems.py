@@ -373,6 +373,32 @@ def test_a_mistake_in_an_override_is_not_blamed_on_the_file(load_text):
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            '[rerank]\nmode = "sometimes"',
+            '2 rerank.mode: must be "never", "auto" or "always", not "sometimes"',
+        ),
+        (
+            '[rerank]\nendpoint = "http://h/v1"',
+            "2 rerank.endpoint: needs rerank.model too: what the model is called there",
+        ),
+        ('[rerank]\nmodel = "m"\napi_key = "k"', "3 rerank.api_key: has no effect without an endpoint"),
+        (
+            "[learning]\nworking_set_tokens = 500\nenabled = false",
+            "2 learning.working_set_tokens: has no effect with learning.enabled = false",
+        ),
+        (
+            "[learning]\nworking_set_tokens = 500\n[statistics]\nenabled = false",
+            "2 learning.working_set_tokens: needs statistics.enabled: they know what a tool costs",
+        ),
+    ],
+)
+def test_what_has_no_effect_or_no_sense_in_rerank_and_learning_is_told(problems, text, told):
+    assert problems(text + "\n") == [told]
+
+
+@pytest.mark.parametrize(
     ("table", "told"),
     [
         ('endpoint = "http://h/v1"', "2 endpoint: needs embedding.model too: what the model is called there"),

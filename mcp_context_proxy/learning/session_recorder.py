@@ -1,0 +1,82 @@
+"""Remembers in which sessions tools were used: a write now and then, off the loop; no call waits for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, ToolKey
+from mcp_context_proxy.learning.working_set import WINDOW_DAYS
+from mcp_context_proxy.store import ToolSession, ToolSessionStore
+
+logger = logging.getLogger(__name__)
+
+BATCH_SECONDS: Final = 1.0
+"""In which uses are gathered to one write."""
+
+MOST_KEPT: Final = 20_000
+"""Uses, one for each tool and session: a month of 60 sessions a day with ten tools each, 2 MB."""
+
+SEEN_KEPT: Final = 10_000
+"""Uses that are known to be written: in one session a tool is called often, and counts once."""
+
+LAST_SECONDS: Final = 2.0
+"""For what is unwritten when the proxy stops."""
+
+
+class SessionRecorder:
+    """Takes in uses of tools. Its `run` owns the work."""
+
+    def __init__(self, store: ToolSessionStore, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._fresh: list[ToolSession] = []
+        self._seen: OrderedDict[tuple[ToolKey, str], None] = OrderedDict()
+        self._wake = anyio.Event()
+        self._failed = False
+
+    def used(self, tool: ToolKey, session: str | None) -> None:
+        """A tool did what it was asked in a session; without one, the day counts as such. Does not block."""
+        now = self._clock()
+        of_session = session or f"day {datetime.fromtimestamp(now, UTC).date().isoformat()}"
+        if (tool, of_session) in self._seen:
+            return
+        self._seen[tool, of_session] = None
+        if len(self._seen) > SEEN_KEPT:
+            self._seen.popitem(last=False)
+        self._fresh.append(ToolSession(*tool, of_session, now))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write what comes, until cancelled; then what is left."""
+        try:
+            while True:
+                await self._wake.wait()
+                await anyio.sleep(BATCH_SECONDS)
+                self._wake = anyio.Event()
+                await self.flush()
+        finally:
+            with anyio.move_on_after(LAST_SECONDS, shield=True):
+                await self.flush()
+
+    async def flush(self) -> None:
+        """Write what has come so far."""
+        fresh, self._fresh = self._fresh, []
+        if fresh:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._write, fresh)
+
+    def _write(self, rows: list[ToolSession]) -> None:
+        try:
+            self._store.add(rows, self._clock() - WINDOW_DAYS * SECONDS_A_DAY, MOST_KEPT)
+        except StoreError as error:
+            if not self._failed:
+                self._failed = True
+                logger.warning("%s. The working set does not learn of this run.", error)

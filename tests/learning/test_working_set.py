@@ -1,0 +1,125 @@
+"""Which tools are in the list from the start: those used in several sessions, within a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
+from mcp_context_proxy.learning.session_recorder import SessionRecorder
+from mcp_context_proxy.learning.working_set import SEVERAL, WorkingSet, chosen
+from mcp_context_proxy.store import ToolSession, ToolSessions, open_store
+from mcp_context_proxy.store.usage import DefinitionRow
+
+from .conftest import Clock
+
+pytestmark = pytest.mark.anyio
+
+LATE = 20_000 * SECONDS_A_DAY
+
+
+def used(**sessions: int) -> list[ToolSessions]:
+    return [ToolSessions("s", tool, count, LATE) for tool, count in sessions.items()]
+
+
+def costs(**tokens: int) -> dict[tuple[str, str], int]:
+    return {("s", tool): cost for tool, cost in tokens.items()}
+
+
+def names(found: dict[tuple[str, str], str]) -> list[str]:
+    return [tool for _, tool in found]
+
+
+def test_those_used_in_most_sessions_come_first_and_each_says_why():
+    found = chosen(used(a=3, b=7), costs(a=10, b=10), 100)
+
+    assert names(found) == ["b", "a"]
+    assert found["s", "b"] == "used in 7 sessions of the last 30 days, last on 2024-10-04"
+
+
+def test_what_was_used_in_fewer_than_several_sessions_is_not_listed():
+    assert names(chosen(used(a=SEVERAL - 1, b=SEVERAL), costs(a=1, b=1), 100)) == ["b"]
+
+
+def test_the_budget_is_kept_and_what_is_too_dear_makes_room():
+    found = chosen(used(dear=9, best=8, next=7, small=6), costs(dear=500, best=60, next=50, small=40), 100)
+
+    assert names(found) == ["best", "small"]
+
+
+def test_a_tool_whose_cost_is_not_known_waits():
+    assert names(chosen(used(a=9, b=8), costs(b=1), 100)) == ["b"]
+
+
+def choose(path: Path, clock: Clock, budget: int = 100) -> list[str]:
+    working_set = WorkingSet()
+    with open_store(path) as store:
+        store.statistics.put_definitions("s", [DefinitionRow("s", "a", "f", 10, 0.0)])
+        working_set.choose(store.tool_sessions, store.statistics, budget, clock)
+    return names(dict(working_set.reasons))
+
+
+async def record(path: Path, clock: Clock, *sessions: str | None) -> None:
+    with open_store(path) as store:
+        recorder = SessionRecorder(store.tool_sessions, clock)
+        for session in sessions:
+            recorder.used(("s", "a"), session)
+        await recorder.flush()
+
+
+async def test_sessions_are_counted_over_restarts_and_each_once(tmp_path):
+    path, clock = tmp_path / "store.sqlite3", Clock()
+    await record(path, clock, "one", "one", "two", "two")
+    assert choose(path, clock) == []
+
+    await record(path, clock, "two", "three")
+    assert choose(path, clock) == ["a"]
+    assert choose(path, clock, budget=0) == []
+
+
+async def test_without_sessions_days_are_counted(tmp_path):
+    path, clock = tmp_path / "store.sqlite3", Clock()
+    await record(path, clock, *[None] * 50)
+    assert choose(path, clock) == []
+
+    for _ in range(2):
+        clock.now += SECONDS_A_DAY
+        await record(path, clock, None)
+    assert choose(path, clock) == ["a"]
+
+
+async def test_what_was_not_used_for_a_month_is_forgotten(tmp_path):
+    path, clock = tmp_path / "store.sqlite3", Clock()
+    await record(path, clock, "one", "two", "three")
+    clock.now += 29 * SECONDS_A_DAY
+    assert choose(path, clock) == ["a"]
+
+    clock.now += 2 * SECONDS_A_DAY
+    assert choose(path, clock) == []
+    with open_store(path) as store:
+        store.tool_sessions.add([ToolSession("s", "b", "x", clock.now)], clock.now - SECONDS_A_DAY, 10)
+        assert store.tool_sessions.tools() == [("s", "b")]
+
+
+async def test_what_is_still_to_be_written_is_written_at_the_end(tmp_path):
+    path, clock = tmp_path / "store.sqlite3", Clock()
+    with open_store(path) as store:
+        recorder = SessionRecorder(store.tool_sessions, clock)
+        async with anyio.create_task_group() as group:
+            group.start_soon(recorder.run)
+            await anyio.wait_all_tasks_blocked()
+            recorder.used(("s", "a"), "one")
+            group.cancel_scope.cancel()
+
+        assert store.tool_sessions.tools() == [("s", "a")]
+
+
+def test_the_store_keeps_only_so_many(tmp_path):
+    with open_store(tmp_path / "store.sqlite3") as store:
+        rows = [ToolSession("s", "a", f"session {number}", float(number)) for number in range(10)]
+        store.tool_sessions.add(rows, 0.0, 4)
+
+        (counted,) = store.tool_sessions.counted(0.0)
+    assert (counted.sessions, counted.last) == (4, 9.0)
