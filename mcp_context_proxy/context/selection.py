@@ -97,23 +97,6 @@ class Selection:
             draft.add(trust.filling(found.tools, snapshot, request.scope, draft, self._uncertain))
         return Selected(draft.finished(), snapshot, _taken(found, brought, draft))
 
-    def _instead(self, request: Request, snapshot: Snapshot, draft: Draft) -> Found:
-        """What is served when the search failed: the session's items, and the reason."""
-        filters = self._searcher.filters(request.scope)
-        results = tuple(
-            Result(item, 0.0, None, 0.0, 0.0, item.description, (), WHY[mode])
-            for item, mode in session_items(snapshot, always_items(snapshot), request.session)
-            if filters.allow(item)
-        )
-        note = f"The search failed ({draft.failure}); these are the items of every request."
-        return Found(
-            Ranking(request.query, results, len(results), "lexical", note, bool(results), (), 0.0),
-            None,
-            snapshot,
-            constraints=request.scope.constraints,
-            filters=filters,
-        )
-
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         """The items a session has whatever the query is."""
         for item, mode in session_items(snapshot, self._standing_in(snapshot), session):
@@ -165,15 +148,20 @@ class Selection:
 
     def _instead(self, request: Request, snapshot: Snapshot, draft: Draft) -> Found:
         """What is served when the search failed: the session's items, and the reason."""
+        filters = self._searcher.filters(request.scope)
         results = tuple(
             Result(item, 0.0, None, 0.0, 0.0, item.description, (), self._why(item, mode))
             for item, mode in session_items(snapshot, self._standing_in(snapshot), request.session)
-            if request.scope.kinds is None or item.kind in request.scope.kinds
+            if filters.allow(item)
         )
         note = f"The search failed ({draft.failure}); these are the items of every request."
-        found = bool(results)
-        tools = Ranking(request.query, results, len(results), "lexical", note, found, (), 0.0)
-        return Found(tools, None, snapshot)
+        return Found(
+            Ranking(request.query, results, len(results), "lexical", note, bool(results), (), 0.0),
+            None,
+            snapshot,
+            constraints=request.scope.constraints,
+            filters=filters,
+        )
 
     def _selected(self, result: Result) -> ContextItem:
         mode = Mode.LEARNED if result.learned > 0 else Mode.AGENT
