@@ -16,6 +16,7 @@ from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.remembered import RememberedQueries
 from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.learning.novelty import Novelty
 from mcp_context_proxy.learning.recorder import Recorder
 from mcp_context_proxy.learning.session_recorder import SessionRecorder
 from mcp_context_proxy.learning.tier import LearnedTier
@@ -64,6 +65,7 @@ class Searching:
             fitting_for(config.embedding),
             self.answered.__getitem__,
             self.learned,
+            None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
         )
         self.expander = Expander(self.engine.index_of, queries)
         self.reranker = reranker_for(config)

@@ -137,6 +137,7 @@ def _item_data(result: Result, explain: bool) -> dict[str, Any]:
         terms = [{"field": field, "term": term, "added": added} for field, term, added in result.terms]
         data |= {
             "learned": result.learned,
+            "novelty": result.novelty,
             "cosine": result.cosine,
             "lexical": result.lexical,
             "need": result.need,
@@ -192,7 +193,8 @@ def _explain(console: Terminal, result: Result) -> None:
     meaning = "-" if result.cosine is None else f"{result.cosine:.3f}"
     need = f", need {result.need:.3f}" if result.need > 0 else ""
     learned = f", learned {result.learned:.3f}" if result.learned > 0 else ""
-    console.say(f"meaning {meaning}, words {result.lexical:.2f}{need}{learned}", indent=hits.INDENT)
+    new = f", new {result.novelty:.3f}" if result.novelty > 0 else ""
+    console.say(f"meaning {meaning}, words {result.lexical:.2f}{need}{learned}{new}", indent=hits.INDENT)
     rows = [(f"{added:.2f}", field, term) for field, term, added in result.terms]
     console.columns(rows, indent=hits.INDENT + 2, right=(0,))
     for label, text in (("serves", result.serves), ("query", result.matched), ("text", result.chunk)):

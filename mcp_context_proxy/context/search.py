@@ -208,7 +208,8 @@ class Searcher:
         snapshot, scope = await self.ready(catalog), scope or EVERYTHING
         await self.check(scope, snapshot)
         wanted = options or self._options
-        return await self.off_loop(partial(self.find, query, snapshot, wanted, scope, depth=depth))
+        found = partial(self.find, query, snapshot, wanted, scope, depth=depth, explore=True)
+        return await self.off_loop(found)
 
     async def check(self, scope: Scope, snapshot: Snapshot) -> None:
         """See that there can be what a search is to keep to.
@@ -243,6 +244,7 @@ class Searcher:
         scope: Scope,
         history: tuple[str, ...] = (),
         depth: int = 0,
+        explore: bool = False,
     ) -> Found:
         """Search a snapshot as far as it is indexed. Blocks.
 
@@ -253,14 +255,15 @@ class Searcher:
             scope: What may be found.
             history: What was asked before, the latest first.
             depth: How far tools are ranked at least, whether they are selected or not.
+            explore: Whether tools that are new have a little more.
         """
         filters = self.filters(scope)
-        question = (query, options, filters, scope.constraints, history, depth)
+        question = (query, options, filters, scope.constraints, history, depth, explore)
         state = self._engine.state(snapshot)
         known = None if state is None else self.remembered.get(state, question)
         if known is not None:
             return known
-        found = self._find(query, snapshot, options, filters, history, depth)
+        found = self._find(query, snapshot, options, filters, history, depth, explore)
         if scope.constraints:
             plain = Filters(kinds=scope.kinds, without=scope.without)
             found = replace(found, constraints=scope.constraints)
@@ -285,6 +288,7 @@ class Searcher:
         filters: Filters,
         history: tuple[str, ...],
         depth: int = 0,
+        explore: bool = False,
     ) -> Found:
         documents = DOCUMENT_KINDS & (filters.kinds or DOCUMENT_KINDS)
         with_documents = bool(snapshot.documents) and bool(documents) and filters.servers is None
@@ -295,7 +299,7 @@ class Searcher:
             return self._engine.search(query, snapshot, of_kinds, options, wait=False, history=history)
 
         return Found(
-            tools=ranked(tools, replace(tool_search(options.tools), depth=depth)),
+            tools=ranked(tools, replace(tool_search(options.tools), depth=depth, explore=explore)),
             documents=ranked(documents, document_search(options.documents)) if with_documents else None,
             snapshot=snapshot,
             filters=filters,

@@ -127,7 +127,13 @@ class Selection:
                 draft.confidence = self._searcher.confidence(request.query, snapshot)
                 depth = trust.RANKED if trust.is_doubted(draft.confidence) else depth
             return self._searcher.find(
-                request.query, snapshot, request.options, request.scope, request.session.history, depth
+                request.query,
+                snapshot,
+                request.options,
+                request.scope,
+                request.session.history,
+                depth,
+                explore=request.origin == "search",
             )
         except Exception as error:
             # boundary: a request must not fail because its selection did

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -85,6 +85,10 @@ class LearnedTier:
     def pairs(self) -> tuple[Pair, ...]:
         """All there are."""
         return self._loaded().pairs
+
+    def tools(self) -> Collection[ToolKey]:
+        """Server and own name of those that something was learned of."""
+        return self._loaded().topics.keys()
 
     def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
         """What speaks for tools, for a query."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from mcp_context_proxy.retrieval.filters import Filters
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.retrieval.index import Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
-from mcp_context_proxy.retrieval.learned import NO_SUPPORT, Learned, Support
+from mcp_context_proxy.retrieval.learned import NO_SUPPORT, NOTHING_NEW, Learned, Support
 from mcp_context_proxy.retrieval.parts import Calls
 from mcp_context_proxy.retrieval.query_vectors import query_vectors
 from mcp_context_proxy.retrieval.ranking import Method, Ranking, SearchOptions
@@ -28,6 +29,11 @@ from mcp_context_proxy.retrieval.terms import name_key
 
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
+
+T = TypeVar("T")
+
+Novel = Callable[[], Mapping[tuple[str, str], float]]
+"""What is added for tools that are new, by server and own name."""
 
 _EVERYTHING = Filters()
 _DEFAULTS = SearchOptions()
@@ -43,6 +49,7 @@ class Engine:
         fitting: Fitting = "anything",
         calls: Calls = lambda _key: 0,
         learned: Learned | None = None,
+        novel: Novel | None = None,
     ) -> None:
         """Prepare an engine.
 
@@ -52,7 +59,9 @@ class Engine:
             fitting: What counts as near enough to be meant, which depends on the model.
             calls: How often each source was used; the most used are indexed first.
             learned: What use has taught; None for nothing.
+            novel: Which tools are new; None where that does not matter.
         """
+        self._novel = novel
         self._learned = learned
         self._fitting = fitting
         self._embedder = embedder
@@ -131,7 +140,8 @@ class Engine:
             (None, None) if options.method == "lexical" else self._query_vectors(query, index, history)
         )
         supports = self._supports(index, vectors, options.method)
-        scored = Scored.of(query, index, vectors, filters, options.method, supports)
+        novel = self._novel_in(index) if options.explore and vectors is not None else NOTHING_NEW
+        scored = Scored.of(query, index, vectors, filters, options.method, supports, novel)
         selected = scored.selected(options)
         results = tuple(scored.result(item) for item in selected)
         fits = scored.fits(self._fitting)
@@ -220,12 +230,16 @@ class Engine:
             found = self._learned.supported(vectors[0])
         except ModelError:
             return NO_SUPPORT
-        return {
-            item: support
-            for (server, name), support in found.items()
-            for item in index.named(name_key(name))
-            if isinstance(tool := index.items[item], Tool) and (tool.server, tool.name) == (server, name)
-        }
+        return dict(_by_item(index, found))
+
+    def _novel_in(self, index: Index) -> Mapping[int, float]:
+        """What new tools of an index have more, by position."""
+        if self._novel is None:
+            return NOTHING_NEW
+        try:
+            return dict(_by_item(index, self._novel()))
+        except ModelError:
+            return NOTHING_NEW
 
     def _give_up(self, index: Index, error: ModelError) -> str | None:
         """A model that failed for good is not asked again until the catalog changes."""
@@ -235,6 +249,15 @@ class Engine:
         with self._changing:
             self._indexes = tuple(lexical if known is index else known for known in self._indexes)
         return lexical.note
+
+
+def _by_item(index: Index, by_tool: Mapping[tuple[str, str], T]) -> Iterator[tuple[int, T]]:
+    """Values by server and own name of a tool, by its position."""
+    for (server, name), value in by_tool.items():
+        for item in index.named(name_key(name)):
+            tool = index.items[item]
+            if isinstance(tool, Tool) and (tool.server, tool.name) == (server, name):
+                yield item, value
 
 
 def _unfinished(indexed: tuple[int, int], unread: int, filters: Filters) -> str | None:

@@ -31,6 +31,7 @@ def explain(
     terms: Sequence[tuple[str, str, float]],
     words: Mapping[str, str],
     support: Support | None = None,
+    new: bool = False,
 ) -> str:
     """The reasons for one result; ``words`` gives the word of the query for each index term."""
     reasons = ["exact name"] if exact else _fields(terms, words)
@@ -39,6 +40,8 @@ def explain(
     if support is not None:
         query = "" if support.query is None else f" '{support.query[:QUERY_CHARACTERS]}'"
         reasons.append(f"used before for{query or ' a similar query'}")
+    if new:
+        reasons.append("new here")
     return "; ".join(reasons)
 
 

@@ -56,6 +56,19 @@ NO_SUPPORT: Mapping[int, Support] = MappingProxyType({})
 """Where use has taught nothing about a query."""
 
 
+NOTHING_NEW: Mapping[int, float] = MappingProxyType({})
+"""Where no item is new, or that does not matter."""
+
+
+def favoured(scores: NDArray[np.float32], novel: Mapping[int, float]) -> NDArray[np.float32]:
+    """Scores by item, with what those have that are new."""
+    if not novel:
+        return scores
+    raised = scores.copy()
+    raised[list(novel)] += np.array(list(novel.values()), np.float32)
+    return raised
+
+
 def added(cosine: float, support: Support) -> float:
     """What use adds to the cosine of one item."""
     if isinf(cosine):  # a filter forbids it

@@ -41,6 +41,8 @@ class SearchOptions:
     at_least: int = 3
     at_most: int = 12
     method: Method = "hybrid"
+    explore: bool = False
+    """Whether tools that are new and were not used yet have a little more."""
     depth: int = 0
     """How far to rank whatever is selected: items that follow the selected ones come as `Ranking.others`."""
 
@@ -57,8 +59,8 @@ class Result:
 
     item: Item
     score: float
-    """``cosine + learned + 0.025 * lexical + need``, or what another method makes of the parts; results are
-    ordered by it, after an exact name."""
+    """``cosine + learned + novelty + 0.025 * lexical + need``, or what another method makes of the parts;
+    results are ordered by it, after an exact name."""
     cosine: float | None
     """Of the best chunk with the query or one of its sentences; None in a lexical search."""
     lexical: float
@@ -79,6 +81,8 @@ class Result:
     """What was added to the cosine because the tool was used for queries like this one."""
     support: Support | None = None
     """The use that speaks for it most."""
+    novelty: float = 0.0
+    """What was added because the tool is new and was not used yet."""
     exact: bool = False
     """Whether the query is its name."""
 

@@ -16,7 +16,15 @@ from mcp_context_proxy.retrieval.filters import Filters, allowed
 from mcp_context_proxy.retrieval.fitting import LEAST_EVIDENCE, STRONG_COVERAGE, Fitting, evidence
 from mcp_context_proxy.retrieval.fusion import best, count_selected, expected, fuse
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.learned import FITTING, NO_SUPPORT, Support, added, lifted
+from mcp_context_proxy.retrieval.learned import (
+    FITTING,
+    NO_SUPPORT,
+    NOTHING_NEW,
+    Support,
+    added,
+    favoured,
+    lifted,
+)
 from mcp_context_proxy.retrieval.lexical import K1
 from mcp_context_proxy.retrieval.needs import represented, serve
 from mcp_context_proxy.retrieval.ranking import Method, Result, SearchOptions
@@ -64,6 +72,8 @@ class Scored:
     """[sentences, items]: cosines, where the query has several and each is to be served."""
     supports: Mapping[int, Support]
     """What use says for items; it is in ``plain``."""
+    novel: Mapping[int, float]
+    """What items have because they are new; it is in ``plain``."""
 
     @classmethod
     def of(
@@ -74,6 +84,7 @@ class Scored:
         filters: Filters,
         method: Method = "hybrid",
         supports: Mapping[int, Support] = NO_SUPPORT,
+        novel: Mapping[int, float] = NOTHING_NEW,
     ) -> Scored:
         """Score every item of an index; without the query's vectors by its words only."""
         query = query[:QUERY_LIMIT]
@@ -92,7 +103,7 @@ class Scored:
         near = cosine if cosine is None or index.complete else expected(cosine, lexical, index.ready)
         if near is not None:
             near = lifted(near, supports)
-        plain = np.where(met, fuse(near, lexical, method), -np.inf).astype(np.float32)
+        plain = np.where(met, favoured(fuse(near, lexical, method), novel), -np.inf).astype(np.float32)
         served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
         sentences = cosines[1:] if served and cosines is not None else None
         fused, serving = (plain, {}) if sentences is None else serve(plain, sentences)
@@ -116,6 +127,7 @@ class Scored:
             serving={item: 1 + sentence for item, sentence in serving.items()},
             sentences=sentences,
             supports=supports,
+            novel=novel,
         )
 
     def indexed(self) -> tuple[int, int]:
@@ -186,8 +198,11 @@ class Scored:
             learned=self._learned(item),
             support=self.supports.get(item),
             exact=item in self.exact,
+            novelty=self.novel.get(item, 0.0),
             terms=parts,
-            why=explain(item in self.exact, cosine, parts, self.terms, self.supports.get(item)),
+            why=explain(
+                item in self.exact, cosine, parts, self.terms, self.supports.get(item), item in self.novel
+            ),
         )
 
     def _cosine(self, item: int) -> float:

@@ -1,0 +1,71 @@
+"""Tools that came lately have a little more in searches, until they are used or no longer new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.learning.novelty import LOOK_SECONDS, MOST, NEW_FOR_DAYS, Novelty, addition
+from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
+from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.usage import DefinitionRow
+
+from .conftest import Clock
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with open_store(tmp_path / "store.sqlite3") as opened:
+        yield opened
+
+
+def see(store: Store, clock: Clock, *tools: str, server: str = "srv") -> None:
+    """These are the tools of a server now."""
+    rows = [DefinitionRow(server, tool, tool, 10, clock.now) for tool in tools]
+    store.statistics.put_definitions(server, rows)
+
+
+def test_it_halves_every_three_days_and_is_small():
+    assert addition(0) == MOST == 0.02
+    assert addition(3) == pytest.approx(MOST / 2)
+    assert addition(NEW_FOR_DAYS) < 0.001
+    assert addition(-1) == MOST, "a clock that goes back does not add"
+
+
+def test_what_was_there_at_the_installation_is_not_new(store, clock):
+    see(store, clock, "a", "b")
+    clock.now += SECONDS_A_DAY / 2
+    see(store, clock, "c", server="set up later that day")
+
+    assert Novelty(store.statistics, set, clock).additions() == {}
+
+
+def test_what_came_later_is_new_until_it_is_used_or_two_weeks_have_gone(store, clock):
+    used: set[tuple[str, str]] = set()
+    novelty = Novelty(store.statistics, lambda: used, clock)
+    see(store, clock, "a")
+    assert novelty.additions() == {}
+
+    clock.now += 5 * SECONDS_A_DAY
+    see(store, clock, "a", "b", "c")
+    assert novelty.additions() == {("srv", "b"): MOST, ("srv", "c"): MOST}
+
+    used.add(("srv", "b"))
+    clock.now += 3 * SECONDS_A_DAY
+    assert novelty.additions() == {("srv", "c"): pytest.approx(MOST / 2)}
+
+    clock.now += 12 * SECONDS_A_DAY
+    assert novelty.additions() == {}
+
+
+def test_the_store_is_looked_at_once_a_minute(store, clock):
+    novelty = Novelty(store.statistics, set, clock)
+    see(store, clock, "a")
+    clock.now += 5 * SECONDS_A_DAY
+    assert novelty.additions() == {}
+    see(store, clock, "a", "b")
+    assert novelty.additions() == {}
+
+    clock.now += LOOK_SECONDS
+    assert list(novelty.additions()) == [("srv", "b")]

@@ -1,0 +1,43 @@
+"""A search gives tools that are new a little more; nothing else does, and no exact name gives way to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
+
+from .conftest import WordVectors, build_snapshot, build_tool
+
+EXPLORING = SearchOptions(explore=True, top_n=5)
+TWINS = build_snapshot(
+    build_tool("a_mail", "send a mail"),
+    build_tool("b_mail", "send a mail"),
+    build_tool("chat", "send a chat"),
+)
+
+
+def ranked(query: str, options: SearchOptions, **new: float) -> list[tuple[str, float]]:
+    novel = {("srv", name): value for name, value in new.items()}
+    engine = Engine(WordVectors(), novel=lambda: novel)
+    results = engine.search(query, TWINS, Filters(), options).results
+    return [(result.item.name, result.novelty) for result in results]  # type: ignore[union-attr]
+
+
+def test_of_two_that_are_as_good_the_new_one_comes_first_in_searches_only():
+    assert ranked("send a mail", SearchOptions(), b_mail=0.02)[0] == ("a_mail", 0.0)
+    assert ranked("send a mail", EXPLORING, b_mail=0.02)[0] == ("b_mail", 0.02)
+
+
+def test_a_name_that_is_asked_for_exactly_stays_first():
+    assert ranked("a_mail", EXPLORING, b_mail=10.0)[0] == ("a_mail", 0.0)
+
+
+def test_it_is_part_of_the_score_and_of_the_reason():
+    engine = Engine(WordVectors(), novel=lambda: {("srv", "b_mail"): 0.02})
+    plain = {r.item.name: r for r in engine.search("send a mail", TWINS).results}
+    exploring = {r.item.name: r for r in engine.search("send a mail", TWINS, options=EXPLORING).results}
+
+    assert exploring["b_mail"].score - plain["b_mail"].score == pytest.approx(0.02, abs=1e-6)
+    assert exploring["b_mail"].need == 0
+    assert exploring["b_mail"].why.endswith("; new here")
+    assert exploring["a_mail"].why == plain["a_mail"].why
