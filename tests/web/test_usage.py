@@ -123,7 +123,7 @@ async def test_the_timeline_has_an_hour_for_short_periods_and_a_day_for_long_one
         assert sum(one["accepted"] for one in told["stretches"]) == 1
 
 
-@pytest.mark.parametrize("period", ["0d", "1w", "", "-1h", "99999d", "24h 1d"])
+@pytest.mark.parametrize("period", ["0d", "1w", "", "-1h", "99999d", "24h 1d", "24h\n"])
 async def test_what_is_no_period_is_refused(api: httpx2.AsyncClient, period: str) -> None:
     answer = await api.get("/api/v1/metrics/search", params={"period": period})
 
