@@ -34,7 +34,7 @@ BATCH_SECONDS: Final = 1.0
 REFRESH_SECONDS: Final = 60.0
 """Between two looks at what other processes that share the store have counted: reading a year takes 0.2 s."""
 
-COUNTING_SECONDS: Final = 10.0
+COUNTING_SECONDS: Final = 5.0
 """Between two looks at what there is to be used: a catalog that keeps changing costs little so."""
 
 MAINTENANCE_SECONDS: Final = 3600.0
@@ -44,7 +44,7 @@ LAST_SECONDS: Final = 2.0
 """For what is unwritten when the proxy stops."""
 
 SHOWN_WAITING: Final = 1_000
-"""Searches that wait until it is known what everything costs, in the first seconds of a large catalog."""
+"""Searches that wait until it is known what everything costs, which for a large new catalog takes seconds."""
 
 USED_KEPT: Final = 1_000
 """Searches of which it is remembered that a tool was used, so that each counts once."""
@@ -97,7 +97,7 @@ class UsageRecorder:
         self._fresh.add_row(row)
         self.counters.searched(row.origin, row.ms, found, row.reranked)
         self._shown.append((slot, shown))
-        if self.inventory.counted:
+        if not self.inventory.outdated:
             self._count_tokens()
         self._wake.set()
 

@@ -72,7 +72,7 @@ async def searches(proxy: Proxy) -> tuple[SearchUsage, list[SearchRow]]:
 
 async def until_counted(proxy: Proxy) -> SearchUsage:
     """Searches, once it is known what there is."""
-    while not usage(proxy).inventory.counted:
+    while usage(proxy).inventory.outdated:
         await anyio.lowlevel.checkpoint()
     await anyio.lowlevel.checkpoint()
     return (await searches(proxy))[0]

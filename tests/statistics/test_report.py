@@ -9,7 +9,6 @@ import pytest
 from mcp_context_proxy.statistics.period import seconds_of
 from mcp_context_proxy.statistics.report import Reports, tokens_of
 from mcp_context_proxy.statistics.retention import Retention
-from mcp_context_proxy.statistics.stalls import STALL_SECONDS, Stalls
 from mcp_context_proxy.statistics.tally import Tally
 from mcp_context_proxy.store import Store, open_store
 from mcp_context_proxy.store.usage import DAY, HOUR, DefinitionRow, SearchUsage, Slot, ToolUsage
@@ -117,11 +116,3 @@ def test_a_period_is_hours_or_days(period: str, seconds: int) -> None:
 def test_anything_else_is_none(period: str) -> None:
     with pytest.raises(ValueError, match="is no period"):
         seconds_of(period)
-
-
-def test_only_what_is_late_by_more_than_a_busy_machine_makes_it_is_a_stall() -> None:
-    stalls = Stalls()
-    stalls.late(STALL_SECONDS / 2)
-    stalls.late(STALL_SECONDS * 3)
-
-    assert (stalls.count, stalls.seconds) == (1, pytest.approx(STALL_SECONDS * 3))

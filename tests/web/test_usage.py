@@ -143,7 +143,7 @@ async def test_metrics_count_calls_by_server_and_name_no_tool(api: httpx2.AsyncC
     assert found["cache_misses_total"][0][0] == {"cache": "query_embeddings"}
     assert found["cache_misses_total"][0][1] >= 1
     assert "learned_pairs" in found
-    assert found["loop_stalls_total"][0][1] >= 0
+    assert "loop_stalls_total" in found
     labels = {name for samples in found.values() for labels, _ in samples for name in labels}
     assert labels == {"server", "origin", "cache", "le", "version", "implementation"} & labels
     assert "send_mail" not in (await api.get("/metrics")).text
