@@ -9,6 +9,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import anyio
@@ -174,38 +175,35 @@ class UsageRecorder:
         while True:
             await self._wake.wait()
             if self.inventory.outdated:
-                await anyio.to_thread.run_sync(self._count, abandon_on_cancel=True)
+                count = partial(self.inventory.count, check_cancelled)
+                await anyio.to_thread.run_sync(self._attempt, count, abandon_on_cancel=True)
                 self._count_tokens()
             await anyio.sleep(COUNTING_SECONDS)
 
     def _write(self, fresh: Batch) -> None:
-        self.summed.add(usage for _, usage in fresh.tools)
+        self._attempt(lambda: self.summed.add(usage for _, usage in fresh.tools))
         batch = self._unwritten
         batch.take(fresh)
-        try:
-            self._store.add(batch.tools, batch.searches, batch.rows.values())
-        except StoreError as error:
-            self._warn(error)
-        else:
+        if self._attempt(lambda: self._store.add(batch.tools, batch.searches, batch.rows.values())):
             self._unwritten = Batch()
 
     def _refresh(self) -> None:
-        try:
-            self.summed.refresh(besides=[usage for _, usage in self._unwritten.tools])
-            now = self._clock()
-            if now - self._maintained >= MAINTENANCE_SECONDS:
-                self._maintained = now
-                self._retention.apply(self._store, now)
-        except StoreError as error:
-            self._warn(error)
+        self._attempt(lambda: self.summed.refresh([usage for _, usage in self._unwritten.tools]))
+        now = self._clock()
+        if now - self._maintained >= MAINTENANCE_SECONDS:
+            self._maintained = now
+            self._attempt(lambda: self._retention.apply(self._store, now))
 
-    def _count(self) -> None:
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        """Do something with the store; whether it need not be done again."""
         try:
-            self.inventory.count(check_cancelled)
+            work()
         except StoreError as error:
-            self._warn(error)
-
-    def _warn(self, error: StoreError) -> None:
-        if not self._failed:
-            self._failed = True
-            logger.warning("%s. Statistics are kept in memory until that is over.", error)
+            if not self._failed:
+                self._failed = True
+                logger.warning("%s. Statistics are kept in memory until that is over.", error)
+            return False
+        except Exception:
+            # boundary: what cannot be counted must not end the proxy, nor be tried for ever
+            logger.exception("statistics could not be kept")
+        return True
