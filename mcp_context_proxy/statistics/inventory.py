@@ -42,16 +42,11 @@ class Inventory:
         self._listed_whole, self._clock = listed_whole, clock
         self._counted: Snapshot | None = None
         self.behind: int | None = None
-        """What a model would read if everything were listed; None where it is, and until it is `counted`."""
-
-    @property
-    def counted(self) -> bool:
-        """Whether anything was counted yet."""
-        return self._counted is not None
+        """What a model would read if everything were listed; None where it is, and until it is counted."""
 
     @property
     def outdated(self) -> bool:
-        """Whether there is something else now."""
+        """Whether there is something else now than what was counted."""
         return self._counted is not self._snapshot()
 
     def count(self, check: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import anyio
@@ -31,8 +32,11 @@ logger = logging.getLogger(__name__)
 BATCH_SECONDS: Final = 1.0
 """For what happens meanwhile to be written together; as much is lost when the process is killed."""
 
-REFRESH_SECONDS: Final = 10.0
-"""Between two looks at what other processes that share the store have counted."""
+REFRESH_SECONDS: Final = 60.0
+"""Between two looks at what other processes that share the store have counted: reading a year takes 0.2 s."""
+
+COUNTING_SECONDS: Final = 5.0
+"""Between two looks at what there is to be used: a catalog that keeps changing costs little so."""
 
 MAINTENANCE_SECONDS: Final = 3600.0
 """Between two times that old hours are made into days."""
@@ -41,7 +45,7 @@ LAST_SECONDS: Final = 2.0
 """For what is unwritten when the proxy stops."""
 
 SHOWN_WAITING: Final = 1_000
-"""Searches that wait until it is known what everything costs, in the first seconds of a large catalog."""
+"""Searches that wait until it is known what everything costs, which for a large new catalog takes seconds."""
 
 USED_KEPT: Final = 1_000
 """Searches of which it is remembered that a tool was used, so that each counts once."""
@@ -94,7 +98,7 @@ class UsageRecorder:
         self._fresh.add_row(row)
         self.counters.searched(row.origin, row.ms, found, row.reranked)
         self._shown.append((slot, shown))
-        if self.inventory.counted:
+        if not self.inventory.outdated:
             self._count_tokens()
         self._wake.set()
 
@@ -155,51 +159,51 @@ class UsageRecorder:
                 await anyio.to_thread.run_sync(self._refresh)
 
     async def _write_batches(self) -> None:
+        refresh_at = anyio.current_time() + REFRESH_SECONDS
         while True:
-            with anyio.move_on_after(REFRESH_SECONDS):
+            with anyio.move_on_at(refresh_at):
                 await self._wake.wait()
                 await anyio.sleep(BATCH_SECONDS)
             self._wake = anyio.Event()
             await self.flush()
-            await self.caught_up()
+            if anyio.current_time() >= refresh_at:
+                await self.caught_up()
+                refresh_at = anyio.current_time() + REFRESH_SECONDS
 
     async def _count_definitions(self) -> None:
         """Know what there is once it is used, and again when it is something else."""
         while True:
             await self._wake.wait()
             if self.inventory.outdated:
-                await anyio.to_thread.run_sync(self._count, abandon_on_cancel=True)
+                count = partial(self.inventory.count, check_cancelled)
+                await anyio.to_thread.run_sync(self._attempt, count, abandon_on_cancel=True)
                 self._count_tokens()
-            await anyio.sleep(REFRESH_SECONDS)
+            await anyio.sleep(COUNTING_SECONDS)
 
     def _write(self, fresh: Batch) -> None:
-        self.summed.add(usage for _, usage in fresh.tools)
+        self._attempt(lambda: self.summed.add(usage for _, usage in fresh.tools))
         batch = self._unwritten
         batch.take(fresh)
-        try:
-            self._store.add(batch.tools, batch.searches, batch.rows.values())
-        except StoreError as error:
-            self._warn(error)
-        else:
+        if self._attempt(lambda: self._store.add(batch.tools, batch.searches, batch.rows.values())):
             self._unwritten = Batch()
 
     def _refresh(self) -> None:
-        try:
-            self.summed.refresh(besides=[usage for _, usage in self._unwritten.tools])
-            now = self._clock()
-            if now - self._maintained >= MAINTENANCE_SECONDS:
-                self._maintained = now
-                self._retention.apply(self._store, now)
-        except StoreError as error:
-            self._warn(error)
+        self._attempt(lambda: self.summed.refresh([usage for _, usage in self._unwritten.tools]))
+        now = self._clock()
+        if now - self._maintained >= MAINTENANCE_SECONDS:
+            self._maintained = now
+            self._attempt(lambda: self._retention.apply(self._store, now))
 
-    def _count(self) -> None:
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        """Do something with the store; whether it need not be done again."""
         try:
-            self.inventory.count(check_cancelled)
+            work()
         except StoreError as error:
-            self._warn(error)
-
-    def _warn(self, error: StoreError) -> None:
-        if not self._failed:
-            self._failed = True
-            logger.warning("%s. Statistics are kept in memory until that is over.", error)
+            if not self._failed:
+                self._failed = True
+                logger.warning("%s. Statistics are kept in memory until that is over.", error)
+            return False
+        except Exception:
+            # boundary: what cannot be counted must not end the proxy, nor be tried for ever
+            logger.exception("statistics could not be kept")
+        return True

@@ -6,6 +6,7 @@ Counts are added to what is there within one transaction, so that several proxie
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -87,14 +88,19 @@ class SqliteStatistics:
 
     def tools(self, since: float = 0.0) -> list[ToolUsage]:
         """Usage of every tool in the slots that end after a moment, summed up."""
-        found: dict[tuple[str, str], ToolUsage] = {}
-        for values in self._database.rows(
-            f"SELECT {_TOOL} FROM tool_usage WHERE start + seconds > ?", (since,)
-        ):
-            usage = _tool(values)
-            known = found.get((usage.server, usage.tool))
-            found[usage.server, usage.tool] = usage if known is None else known.plus(usage)
-        return list(found.values())
+        where = "FROM tool_usage WHERE start + seconds > ?"
+        latencies: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        # Not by adding up rows as values: a year of many tools is tens of thousands, and this is read often.
+        for server, tool, latency in self._database.rows(f"SELECT server, tool, latency {where}", (since,)):
+            together = latencies[server, tool]
+            for bucket, count in _decoded(latency).items():
+                together[bucket] = together.get(bucket, 0) + count
+        sums = self._database.rows(
+            "SELECT server, tool, SUM(calls), SUM(errors), SUM(timed), SUM(ms), SUM(result_bytes), MAX(last) "
+            f"{where} GROUP BY server, tool",
+            (since,),
+        )
+        return [ToolUsage(*(*values, latencies[values[0], values[1]])) for values in sums]
 
     def searched(self, since: float = 0.0) -> dict[Slot, SearchUsage]:
         """Searches by slot, those that end after a moment, oldest first."""

@@ -136,7 +136,10 @@ class UsageApi:
 
     def _since(self, given: Given) -> tuple[str, float]:
         period: str = given.query.period
-        return period, self._clock() - seconds_of(period)
+        try:
+            return period, self._clock() - seconds_of(period)
+        except ValueError as error:
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}.") from None
 
     async def _read(self, read: Callable[[], T]) -> T:
         """What was counted up to now."""

@@ -72,7 +72,7 @@ async def searches(proxy: Proxy) -> tuple[SearchUsage, list[SearchRow]]:
 
 async def until_counted(proxy: Proxy) -> SearchUsage:
     """Searches, once it is known what there is."""
-    while not usage(proxy).inventory.counted:
+    while usage(proxy).inventory.outdated:
         await anyio.lowlevel.checkpoint()
     await anyio.lowlevel.checkpoint()
     return (await searches(proxy))[0]
@@ -267,3 +267,22 @@ async def test_a_store_that_fails_costs_no_call_and_what_was_counted_is_kept_lat
 
     assert in_memory is not None
     assert (in_memory.calls, kept.calls) == (2, 2)
+
+
+async def test_a_store_with_nonsense_in_it_costs_statistics_and_no_call(workshop: Workshop) -> None:
+    path = workshop.folder / "store.sqlite3"
+    async with inside(configured(workshop, store={"path": str(path)})) as proxy:
+        host = Host(proxy, "modern")
+        await host.call("s__set_status")
+        await usage(proxy).flush()
+        with sqlite3.connect(path) as connection:
+            connection.execute("UPDATE tool_usage SET calls = 'many'")
+        connection.close()
+        await host.call("s__set_status")
+        await usage(proxy).flush()
+        await usage(proxy).caught_up()
+        await host.call("s__post_message")
+        found = await figures(proxy, "post_message")
+
+    assert found is not None
+    assert found.calls == 1

@@ -40,6 +40,20 @@ async def base_of(log: Path) -> str:
     return str(found[1])
 
 
+async def test_what_the_host_calls_is_counted_for_whoever_has_the_token(config: Path) -> None:
+    async with hosted(config, "--api-port", "0") as (host, log):
+        base = await base_of(log)
+        await host.until_listed("search_available_tools")
+        await host.call("search_available_tools", {"query": "say it again"})
+        await host.call("work__echo")
+        async with httpx2.AsyncClient(base_url=base) as client:
+            refused = await client.get("/metrics")
+            collected = await client.get("/metrics", headers={"authorization": f"Bearer {TOKEN}"})
+
+    assert refused.status_code == 401
+    assert 'mcp_context_proxy_calls_total{server="work"} 1.0' in collected.text.splitlines()
+
+
 async def test_the_context_of_the_host_is_shown_to_whoever_has_the_token(config: Path) -> None:
     async with hosted(config, "--api-port", "0") as (host, log):
         base = await base_of(log)

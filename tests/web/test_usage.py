@@ -123,7 +123,7 @@ async def test_the_timeline_has_an_hour_for_short_periods_and_a_day_for_long_one
         assert sum(one["accepted"] for one in told["stretches"]) == 1
 
 
-@pytest.mark.parametrize("period", ["0d", "1w", "", "-1h", "99999d", "24h 1d"])
+@pytest.mark.parametrize("period", ["0d", "1w", "", "-1h", "99999d", "24h 1d", "24h\n"])
 async def test_what_is_no_period_is_refused(api: httpx2.AsyncClient, period: str) -> None:
     answer = await api.get("/api/v1/metrics/search", params={"period": period})
 
@@ -143,7 +143,7 @@ async def test_metrics_count_calls_by_server_and_name_no_tool(api: httpx2.AsyncC
     assert found["cache_misses_total"][0][0] == {"cache": "query_embeddings"}
     assert found["cache_misses_total"][0][1] >= 1
     assert "learned_pairs" in found
-    assert found["loop_stalls_total"][0][1] >= 0
+    assert "loop_stalls_total" in found
     labels = {name for samples in found.values() for labels, _ in samples for name in labels}
     assert labels == {"server", "origin", "cache", "le", "version", "implementation"} & labels
     assert "send_mail" not in (await api.get("/metrics")).text

@@ -1,0 +1,46 @@
+"""What waits for the store adds up and stays small, however long it waits."""
+
+from mcp_context_proxy.statistics.batch import ROWS, Batch
+from mcp_context_proxy.statistics.tally import Tally
+from mcp_context_proxy.store.usage import SearchRow, SearchUsage, Slot
+
+NOW = 1_700_000_000.0
+
+
+def row(number: int, chosen: str | None = None) -> SearchRow:
+    return SearchRow(f"{number}", NOW, b"", None, "search", 1, "s__a", chosen, None, 1.0, False)
+
+
+def batch(calls: int = 1) -> Batch:
+    made, tally = Batch(), Tally()
+    for _ in range(calls):
+        tally.add(5.0, False, 10, NOW)
+    made.add_tally(("s", "t"), tally)
+    made.add_search(Slot.of(NOW), SearchUsage(searches=1))
+    return made
+
+
+def test_batches_that_could_not_be_written_add_up() -> None:
+    waiting = Batch()
+    for _ in range(50):
+        waiting.take(batch(calls=2))
+    ((slot, usage),) = waiting.tools
+
+    assert (slot, usage.calls, usage.ms) == (Slot.of(NOW), 100, 500.0)
+    assert waiting.searches == {Slot.of(NOW): SearchUsage(searches=50)}
+
+
+def test_of_searches_the_latest_wait_and_each_as_it_is_known_last() -> None:
+    waiting = Batch()
+    for number in range(ROWS + 5):
+        waiting.add_row(row(number))
+    waiting.add_row(row(10, chosen="s__b"))
+
+    assert len(waiting.rows) == ROWS
+    assert next(iter(waiting.rows)) == "5"
+    assert waiting.rows["10"].chosen == "s__b"
+
+
+def test_a_batch_in_which_nothing_is_has_nothing_to_write() -> None:
+    assert not Batch()
+    assert batch()

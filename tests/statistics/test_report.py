@@ -1,0 +1,118 @@
+"""What is read from the statistics of a store over a period."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.statistics.period import seconds_of
+from mcp_context_proxy.statistics.report import Reports, tokens_of
+from mcp_context_proxy.statistics.retention import Retention
+from mcp_context_proxy.statistics.tally import Tally
+from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.usage import DAY, HOUR, DefinitionRow, SearchUsage, Slot, ToolUsage
+
+NOON = 20_000 * DAY + 12 * HOUR
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "store.sqlite3") as opened:
+        yield opened
+
+
+def usage(tool: str, calls: int, errors: int = 0) -> ToolUsage:
+    tally = Tally()
+    for number in range(calls):
+        tally.add(10.0, number < errors, 100, NOON)
+    return tally.usage("s", tool)
+
+
+def test_a_call_that_was_never_sent_counts_and_says_nothing_of_latency_or_size(store: Store) -> None:
+    tally = Tally()
+    tally.add(10.0, False, 100, NOON)
+    tally.add(None, True, 0, NOON)
+    store.statistics.add([(Slot.of(NOON), tally.usage("s", "t"))], {}, [])
+    (report,) = Reports(store.statistics).tools(0.0)
+
+    assert (report.figures.calls, report.figures.errors) == (2, 1)
+    assert (report.figures.mean_ms, report.figures.result_bytes) == (10.0, 100.0)
+    assert report.tokens is None
+
+
+def test_the_most_called_tool_comes_first(store: Store) -> None:
+    store.statistics.add(
+        [(Slot.of(NOON), usage(name, calls)) for name, calls in (("a", 1), ("b", 3))], {}, []
+    )
+
+    assert [one.tool for one in Reports(store.statistics).tools(0.0)] == ["b", "a"]
+
+
+def test_rates_are_shares_of_all_searches_and_none_without_any(store: Store) -> None:
+    reports = Reports(store.statistics)
+    before = reports.searches(0.0)
+    store.statistics.add([], {Slot.of(NOON): SearchUsage(4, 4, 3, 1, 0, 100.0, {58: 4})}, [])
+    after = reports.searches(0.0)
+
+    assert (before.acceptance_rate, before.use_rate, before.mean_ms, before.percentile_ms(0.5)) == (None,) * 4
+    assert (after.acceptance_rate, after.use_rate, after.mean_ms) == (0.25, 0.75, 25.0)
+
+
+def test_a_use_whose_search_lies_before_the_period_makes_no_rate_over_one(store: Store) -> None:
+    store.statistics.add([], {Slot.of(NOON): SearchUsage(searches=1, used=2, top_used=2)}, [])
+
+    assert Reports(store.statistics).searches(0.0).use_rate == 1.0
+
+
+def test_the_timeline_has_every_stretch_from_the_first_use_to_now(store: Store) -> None:
+    reports, slots = Reports(store.statistics), (Slot.of(NOON), Slot.of(NOON + 3 * HOUR))
+    assert reports.timeline(NOON - 30 * DAY, NOON) == []
+    store.statistics.add(
+        [(slot, usage("a", 2, 1)) for slot in slots], {slots[0]: SearchUsage(1, shown=3, behind=9)}, []
+    )
+    hours = reports.timeline(NOON - DAY, NOON + 3 * HOUR + 60)
+    days = reports.timeline(NOON - 30 * DAY, NOON + 3 * HOUR)
+
+    assert [(one.slot.start, one.calls, one.errors) for one in hours] == [
+        (NOON, 2, 1),
+        (NOON + HOUR, 0, 0),
+        (NOON + 2 * HOUR, 0, 0),
+        (NOON + 3 * HOUR, 2, 1),
+    ]
+    assert (hours[0].searches.shown, hours[0].searches.behind) == (3, 9)
+    assert [(one.slot, one.calls) for one in days] == [(Slot(DAY, NOON - 12 * HOUR), 4)]
+
+
+def test_what_was_never_called_is_told_the_dearest_first(store: Store) -> None:
+    rows = [DefinitionRow("s", name, name, tokens, NOON) for name, tokens in (("a", 1), ("b", 5), ("c", 9))]
+    store.statistics.put_definitions("s", [*rows, DefinitionRow("s", "hidden", "hidden", 99, NOON)])
+    store.statistics.add([(Slot.of(NOON), usage("c", 1))], {}, [])
+    reports = Reports(store.statistics)
+    known = reports.known(lambda server, tool: (server, tool) != ("s", "hidden"))
+    unused = reports.unused(known)
+
+    assert sorted(row.tool for row in known) == ["a", "b", "c"]
+    assert [row.tool for row in unused] == ["b", "a"]
+    assert tokens_of(unused) == 6
+
+
+def test_retention_makes_days_of_old_hours_and_bounds_the_rest(store: Store) -> None:
+    now = time.time()
+    for days in (1, 10, 400):
+        store.statistics.add([(Slot.of(now - days * DAY), usage(f"{days}", 1))], {}, [])
+    Retention(7 * DAY, 365 * DAY, 100, 100, DAY).apply(store.statistics, now)
+
+    assert [slot.seconds for slot in store.statistics.calls()] == [DAY, HOUR]
+    assert {one.tool for one in store.statistics.tools()} == {"1", "10"}
+
+
+@pytest.mark.parametrize(("period", "seconds"), [("1h", HOUR), ("24h", DAY), ("30d", 30 * DAY)])
+def test_a_period_is_hours_or_days(period: str, seconds: int) -> None:
+    assert seconds_of(period) == seconds
+
+
+@pytest.mark.parametrize("period", ["", "0h", "1w", "h", "10000d", "1 d", "1d\n", "٣d"])
+def test_anything_else_is_none(period: str) -> None:
+    with pytest.raises(ValueError, match="is no period"):
+        seconds_of(period)

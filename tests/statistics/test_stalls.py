@@ -1,0 +1,33 @@
+"""Stalls of the event loop are noticed by whoever waits in it."""
+
+import time
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from mcp_context_proxy.statistics.stalls import STALL_SECONDS, TICK_SECONDS, Stalls
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_only_what_is_late_by_more_than_a_busy_machine_makes_it_is_a_stall() -> None:
+    stalls = Stalls()
+    stalls.late(STALL_SECONDS / 2)
+    stalls.late(STALL_SECONDS * 3)
+
+    assert (stalls.count, stalls.seconds) == (1, pytest.approx(STALL_SECONDS * 3))
+
+
+async def test_whatever_keeps_the_loop_busy_is_noticed() -> None:
+    stalls = Stalls()
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(stalls.run)
+            await anyio.wait_all_tasks_blocked()
+            time.sleep(TICK_SECONDS + 2 * STALL_SECONDS)  # noqa: ASYNC251 - the fault itself
+            while not stalls.count:
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+
+    assert stalls.seconds >= STALL_SECONDS
