@@ -108,7 +108,7 @@ class Catalog:
         documents = [
             item for source in document_sources for item in source.items if isinstance(item, Document)
         ]
-        self.snapshot = Snapshot(
+        made = Snapshot(
             generation=self.snapshot.generation + 1,
             sources=(*sources, *document_sources),
             tools=tools,
@@ -118,6 +118,8 @@ class Catalog:
             prompts=self._prompts(findings),
             findings=tuple(findings),
         )
+        if not _same(self.snapshot, made):
+            self.snapshot = made
         return self.snapshot
 
     def _source(self, client: DownstreamClient, tools: tuple[Tool, ...]) -> Source:
@@ -223,6 +225,21 @@ class Catalog:
             Prompt(server, name, names[server, name], definition) for server, name, definition in found
         ]
         return _unique(prompts, lambda prompt: prompt.exposed_name, "prompt", findings)
+
+
+def _same(before: Snapshot, after: Snapshot) -> bool:
+    """Whether nothing has changed: then what was derived from the snapshot before stays good, too."""
+    return len(before.sources) == len(after.sources) and all(
+        (
+            *(known is source for known, source in zip(before.sources, after.sources, strict=True)),
+            before.tools == after.tools,
+            before.documents == after.documents,
+            before.resources == after.resources,
+            before.templates == after.templates,
+            before.prompts == after.prompts,
+            before.findings == after.findings,
+        )
+    )
 
 
 def _unique(items: Iterable[T], key: Callable[[T], str], what: str, findings: list[str]) -> dict[str, T]:

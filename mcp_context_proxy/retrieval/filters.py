@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from mcp_context_proxy.retrieval import traits
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.parts import KINDS
 from mcp_context_proxy.retrieval.terms import name_key
+
+NAMES_KEPT = 8_192
+"""Of tools of whose calls something is known, which are the same from search to search: a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,13 @@ def _tools(index: Index, keys: frozenset[tuple[str, str]]) -> list[int]:
 
 def _named(index: Index, names: Iterable[str]) -> list[int]:
     """Where the items are that have one of the names, or one that is spelt differently."""
-    hashes = np.array([hash(name_key(name)) for name in names], np.int64)
+    hashes = np.array([_hashed(name) for name in names], np.int64)
     return [int(at) for at in np.flatnonzero(np.isin(index.names, hashes).any(axis=1))]
+
+
+@lru_cache(maxsize=NAMES_KEPT)
+def _hashed(name: str) -> int:
+    return hash(name_key(name))
 
 
 def _key(item: Item) -> tuple[Kind, str]:
