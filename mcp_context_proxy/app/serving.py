@@ -14,7 +14,7 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import redact_logs
-from mcp_context_proxy.front.process import SIGNALS, listen_for_signals, raise_file_limit
+from mcp_context_proxy.front.process import SIGNALS, listen_for_signals, raise_file_limit, spare_the_collector
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.store import open_store
@@ -78,9 +78,16 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_when_asked, asked, proxy, group.cancel_scope)
                     group.start_soon(reloader.run, apply)
+                    group.start_soon(_spare_the_collector, proxy)
                     await front(proxy, server)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()
+
+
+async def _spare_the_collector(proxy: Proxy) -> None:
+    spare_the_collector()
+    await proxy.settled()
+    spare_the_collector()
 
 
 async def _stop_when_asked(asked: anyio.Event, proxy: Proxy, scope: anyio.CancelScope) -> None:

@@ -12,6 +12,18 @@ SILENT = "critical"
 """The level of commands that show what happened themselves."""
 
 
+class _Visible(logging.Formatter):
+    """Shows what a terminal would obey or hide: servers and clients have words of theirs in messages."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(char: str) -> str:
+    return char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+
+
 def configure_logging(level: str) -> None:
     """Log to stderr from `level` up.
 
@@ -20,11 +32,9 @@ def configure_logging(level: str) -> None:
     """
     if level.lower() not in (*LEVELS, SILENT):
         raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="mcp-context-proxy: %(levelname)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Visible("mcp-context-proxy: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     # What goes wrong in a login is told as a sentence; the SDK logs it as a traceback besides.
     logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
     if level.lower() != "debug":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 
+import anyio
 import msgspec
 from msgspec import Raw
 
@@ -63,7 +64,7 @@ async def fetch(
     """Fetch the lists in `names` that the server offers; keep the rest of `old`.
 
     Raises:
-        DownstreamError: a list cannot be had.
+        DownstreamError: a list cannot be had, or not all its pages in time.
     """
     listing = old
     for name in sorted(names, key=list(LISTS).index):
@@ -77,18 +78,17 @@ async def fetch(
 
 async def _fetch_all(link: Link, listed: Listed, limits: Limits) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
     outgoing = Outgoing(
-        subject=listed.method,
-        timeout=limits.list_seconds,
-        client_info=envelope.raw(CLIENT_INFO),
-        capabilities=envelope.raw({}),
+        subject=listed.method, client_info=envelope.raw(CLIENT_INFO), capabilities=envelope.raw({})
     )
+    give_up_at = anyio.current_time() + limits.list_seconds
     entries: list[bytes] = []
     seen: set[bytes] = set()
     size = 0
     params: Members = {}
     for _ in range(limits.pages):
+        left = replace(outgoing, timeout=max(0.0, give_up_at - anyio.current_time()))
         try:
-            page = envelope.members(await link.request(listed.method, params, outgoing))
+            page = envelope.members(await link.request(listed.method, params, left))
         except RemoteError as error:
             if error.code == envelope.METHOD_NOT_FOUND and not entries:
                 # Declared the capability but not this list: templates are often missing.

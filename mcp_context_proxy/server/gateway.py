@@ -66,6 +66,7 @@ class Gateway:
     ) -> None:
         self.open_sessions = open_sessions
         """For the fronts, which open and end them."""
+        open_sessions.when_ended(lambda session: self._share_level())
         self._fleet, self._tool_calls, self._own_tools = fleet, tool_calls, own_tools
         self._contexts = contexts
         self.drain = Drain()
@@ -161,8 +162,11 @@ class Gateway:
             raise RequestError(INVALID_PARAMS, f"the level must be one of {', '.join(LOG_LEVELS)}")
         if caller.session is not None:
             caller.session.log_level = level
-        self._fleet.set_log_level(most_verbose(session.log_level for session in self.open_sessions))
+        self._share_level()
         return b"{}"
+
+    def _share_level(self) -> None:
+        self._fleet.set_log_level(most_verbose(session.log_level for session in self.open_sessions))
 
 
 def _fitted(method: str, handler: Handler) -> Handler:

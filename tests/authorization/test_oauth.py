@@ -8,6 +8,7 @@ import re
 import stat
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,27 @@ async def test_a_server_that_leads_to_another_issuer_than_the_configured_one_is_
         await logged_in(server_config(protected, issuer="https://mine.example"))
 
     assert protected.issuer.clients == {}
+
+
+@pytest.mark.parametrize(
+    "door", ["javascript:alert(1)", "file:///etc/passwd", "--no-remote", "data:text/html,x", ""]
+)
+async def test_nobody_is_sent_anywhere_but_to_a_web_page(protected: Protected, door: str) -> None:
+    protected.issuer.named_door = door
+    sent: list[str] = []
+    config = server_config(protected)
+    async with loopback.listening(config.name, 0) as waiting:
+
+        async def send(address: str) -> None:
+            sent.append(address)
+            await visit(address)
+
+        # Where it names no page at all, the one that every issuer has is taken.
+        with suppress(AuthorizationError):
+            await grants.log_in(config, grants.Person(waiting.redirect_uri, send, waiting.answer))
+
+    assert [address for address in sent if not address.startswith(f"{protected.issuer.url}/authorize?")] == []
+    assert bool(sent) == (door == "")
 
 
 async def test_a_configured_client_is_used_and_not_registered(protected: Protected) -> None:

@@ -152,6 +152,16 @@ async def test_pages_without_end_are_ended(tmp_path: Path, mode: str) -> None:
     assert any("stopped" in finding for finding in found.findings)
 
 
+async def test_pages_that_come_slowly_are_waited_for_no_longer_than_one_that_hangs(tmp_path: Path) -> None:
+    workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
+    workshop.server("odd").settings = faulty("slow-list", ledger.path, delay=0.4, tools=40, page_size=2)
+    async with inside(workshop.config(limits={"list_seconds": 1.0})) as proxy:
+        cause = proxy.fleet.clients["odd"].cause
+
+    assert "did not answer" in cause
+    assert 2 <= len(ledger.of("list")) <= 4
+
+
 async def test_tools_over_the_limit_of_all_are_withheld_and_told(tmp_path: Path) -> None:
     found = await listing(tmp_path, "normal", limits={"tools": 10}, tools=50, safe_first=True)
 

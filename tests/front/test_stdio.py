@@ -317,6 +317,30 @@ async def test_messages_for_people_go_to_standard_error(workshop: Workshop, tmp_
             await until(lambda: "server dead" in log.read_text(encoding="utf-8"))
 
 
+async def test_what_a_server_says_cannot_command_the_terminal_that_shows_the_log(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    broken, evil = workshop.flag("broken"), "\x1b[2J\x07\u202e\u200bwiped"
+    changed = {"method": "notifications/tools/list_changed"}
+    workshop.server(
+        "odd",
+        tools=[tool("work")],
+        calls={"work": [{"announce": changed}]},
+        on={"tools/list": [{"if": [str(broken), [{"error": {"code": -32603, "message": evil}}]]}]},
+    )
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as stderr:
+        async with stdio(command(workshop.config()), stderr=stderr) as client:
+            await client.until_listed("odd__work")
+            broken.touch()
+            await client.call("odd__work")
+            await until(lambda: "wiped" in log.read_text(encoding="utf-8"))
+
+    said = log.read_text(encoding="utf-8")
+    assert said.replace("\n", "").isprintable()
+    assert r"\x1b[2J\x07\u202e\u200bwiped" in said
+
+
 async def test_a_host_that_reads_nothing_is_not_buffered_for_without_bound(workshop: Workshop) -> None:
     workshop.server("work", tools=[tool("echo")])
     meta = {PREFIX + "protocolVersion": "2026-07-28", PREFIX + "clientCapabilities": {}}

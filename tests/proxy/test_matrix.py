@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from support.proxies import HttpProxy, command, http_proxy
-from support.raw_client import OWN, PREFIX, RawClient, RpcError, http, sse, stdio
+from support.raw_client import MODERN, OWN, PREFIX, RawClient, RpcError, http, sse, stdio
 from support.servers import Server, Workshop, tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -32,7 +32,12 @@ QUESTIONS = {
     "sample": ("sampling/createMessage", SAMPLE, SAMPLED),
     "roots": ("roots/list", {}, {"roots": [{"uri": "file:///home"}]}),
 }
-CAPABLE: dict[str, Any] = {"elicitation": {}, "sampling": {}, "roots": {}}
+CAPABLE: dict[str, Any] = {
+    "elicitation": {},
+    "sampling": {},
+    "roots": {},
+    "extensions": {"com.example/more": {"x": [None]}},
+}
 LOGGED = {"level": "warning", "data": {"said": [None]}, "logger": "x"}
 MESSAGE, UPDATED = "notifications/message", "notifications/resources/updated"
 TOOLS_CHANGED = "notifications/tools/list_changed"
@@ -157,6 +162,36 @@ async def test_what_the_server_asks_reaches_the_client_and_the_answer_the_server
     assert [(asked["method"], asked.get("params", {})) for asked in client.asked] == [(method, params)]
     said = json.loads(result["content"][0]["text"])
     assert (said["answers"]["q"] if "answers" in said else said) == given
+
+
+async def test_what_a_modern_client_can_do_reaches_a_modern_server_with_its_extensions(
+    client: RawClient, server: Server
+) -> None:
+    result = await client.call(f"{server.name}__echo")
+
+    meta = json.loads(result["content"][0]["text"]).get("_meta", {})
+    era, _ = DOWNSTREAM[server.name]
+    told = {key.removeprefix(PREFIX): value for key, value in meta.items() if key.startswith(PREFIX)}
+    if era == "handshake":
+        assert told == {}
+    else:
+        assert told["protocolVersion"] == MODERN
+        assert told["clientCapabilities"] == CAPABLE
+        assert told["clientInfo"]["name"] == "raw"
+
+
+async def test_how_long_a_resource_keeps_is_the_servers_word_and_none_where_it_had_none(
+    client: RawClient, server: Server
+) -> None:
+    read = await client.request("resources/read", {"uri": f"note://{server.name}/1"})
+
+    hints = {key: read[key] for key in ("ttlMs", "cacheScope") if key in read}
+    if not client.modern:
+        assert hints == {}
+    elif DOWNSTREAM[server.name][0] == "modern":
+        assert hints == {"ttlMs": 1000, "cacheScope": "public"}
+    else:
+        assert hints == {"ttlMs": 0, "cacheScope": "private"}
 
 
 async def test_progress_comes_in_order_and_before_the_result(client: RawClient, server: Server) -> None:

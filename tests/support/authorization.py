@@ -61,6 +61,8 @@ class Issuer:
     rotates: bool = True
     named_issuer: str | None = None
     """What its metadata says that it is, instead of the truth."""
+    named_door: str | None = None
+    """Where its metadata sends people to log in, instead of to its own page."""
     refresh_seconds: float = 0.0
     """How long a refresh takes."""
 
@@ -163,7 +165,7 @@ class Issuer:
         return JSONResponse(
             {
                 "issuer": named,
-                "authorization_endpoint": f"{self.url}/authorize",
+                "authorization_endpoint": self.named_door or f"{self.url}/authorize",
                 "token_endpoint": f"{self.url}/token",
                 "registration_endpoint": f"{self.url}/register",
                 "revocation_endpoint": f"{self.url}/revoke",

@@ -333,7 +333,7 @@ class HttpWire:
         if self._client.modern:
             headers |= {"mcp-protocol-version": MODERN, "mcp-method": message.get("method", "")}
             name = message.get("params", {}).get(NAMED.get(message.get("method", ""), ""))
-            if name is not None:
+            if isinstance(name, str):
                 headers["mcp-name"] = name
         elif self.session is not None:
             headers |= {"mcp-session-id": self.session, "mcp-protocol-version": HANDSHAKE}

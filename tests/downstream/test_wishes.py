@@ -1,0 +1,130 @@
+"""What clients want of a server beside answers: how much it logs, and to hear of changes without a gap."""
+
+import json
+from typing import Any
+
+import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Server, Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+UPDATED = "notifications/resources/updated"
+CAPABILITIES = {"tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}}
+
+
+def levels(server: Server) -> list[str]:
+    return [message["params"]["level"] for message in server.ledger.messages("logging/setLevel")]
+
+
+async def until_level(server: Server, *told: str) -> None:
+    await server.ledger.until(lambda ledger: levels(server) == list(told))
+
+
+async def set_level(host: Host, level: str) -> None:
+    await host.request("logging/setLevel", {"level": level})
+
+
+async def test_a_server_logs_what_the_most_curious_of_its_sessions_wants(workshop: Workshop) -> None:
+    server = workshop.server("chatty", tools=[tool("work")], capabilities=CAPABILITIES)
+    async with inside(workshop.config()) as proxy:
+        quiet, curious = Host(proxy, "handshake"), Host(proxy, "handshake")
+        await set_level(quiet, "error")
+        await until_level(server, "error")
+        await set_level(curious, "debug")
+        await until_level(server, "error", "debug")
+        await set_level(quiet, "critical")
+        curious.leave()
+        await until_level(server, "error", "debug", "critical")
+
+
+async def test_each_session_hears_what_it_wants_and_no_more(workshop: Workshop) -> None:
+    said = [
+        {"announce": {"method": "notifications/message", "params": {"level": level, "data": level}}}
+        for level in ("debug", "warning", "error")
+    ]
+    server = workshop.server("chatty", tools=[tool("work")], calls={"work": said}, capabilities=CAPABILITIES)
+    async with inside(workshop.config()) as proxy:
+        quiet, curious, caller = (Host(proxy, "handshake") for _ in range(3))
+        await set_level(quiet, "error")
+        await set_level(curious, "debug")
+        await until_level(server, "debug")
+        await caller.call("chatty__work")
+        await quiet.call("chatty__work")
+        await curious.call("chatty__work")
+
+        def heard(host: Host) -> list[str]:
+            notes = [*host.notifications, *host.told]
+            return [params["data"] for method, params in notes if method == "notifications/message"]
+
+        await until(lambda: heard(curious) == ["debug", "warning", "error"])
+        assert heard(quiet) == ["error"]
+
+
+async def test_a_server_that_was_restarted_is_told_again(workshop: Workshop) -> None:
+    server = workshop.server(
+        "frail", tools=[tool("work"), tool("die")], calls={"die": [{"exit": 1}]}, capabilities=CAPABILITIES
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await set_level(host, "notice")
+        await until_level(server, "notice")
+        await host.call("frail__die")
+        await until_level(server, "notice", "notice")
+
+
+async def test_what_a_modern_server_changed_before_it_listened_to_us_is_noticed(workshop: Workshop) -> None:
+    later = [tool("first"), tool("second")]
+    workshop.server(
+        "new",
+        era="modern",
+        tools=[tool("first")],
+        capabilities=CAPABILITIES,
+        on={"subscriptions/listen": [{"set": {"tools": later}}]},
+    )
+    async with inside(workshop.config()) as proxy:
+        await until(lambda: "new__second" in proxy.catalog.snapshot.tools)
+
+
+async def test_another_subscription_takes_over_only_when_the_server_has_acknowledged_it(
+    workshop: Workshop,
+) -> None:
+    held, go = workshop.flag("held"), workshop.flag("go")
+    uris = ["note://1", "note://2"]
+    touched = {"method": UPDATED, "params": {"uri": uris[0]}}
+    server = workshop.server(
+        "new",
+        era="modern",
+        tools=[tool("touch")],
+        calls={"touch": [{"announce": touched}]},
+        capabilities=CAPABILITIES,
+        resources=[{"uri": uri, "name": uri} for uri in uris],
+        on={"subscriptions/listen": [{"if": [str(held), [{"wait": str(go)}]]}]},
+    )
+    async with inside(workshop.config(limits={"probe_seconds": 600.0})) as proxy:
+        host = Host(proxy, "handshake")
+        await host.request("resources/subscribe", {"uri": uris[0]})
+        await server.ledger.until(lambda ledger: listens_to(server, uris[0]) and quiet(server))
+        held.touch()
+        await host.request("resources/subscribe", {"uri": uris[1]})
+        await server.ledger.until(lambda ledger: listens_to(server, uris[1]))
+        await host.call("new__touch")
+        await until(lambda: (UPDATED, {"uri": uris[0]}) in host.told)
+        assert not server.ledger.lines("notifications/cancelled")[1:]
+
+        go.touch()
+        await server.ledger.until(lambda ledger: quiet(server))
+        host.told.clear()
+        await host.call("new__touch")
+        await until(lambda: (UPDATED, {"uri": uris[0]}) in host.told)
+
+
+def listens_to(server: Server, uri: str) -> bool:
+    asked: list[Any] = [json.loads(line)["params"] for line in server.ledger.lines("subscriptions/listen")]
+    return any(uri in params["notifications"].get("resourceSubscriptions", []) for params in asked)
+
+
+def quiet(server: Server) -> bool:
+    """Whether the server has taken every subscription that it was asked for."""
+    return len(server.ledger.entries("listening")) == len(server.ledger.lines("subscriptions/listen"))
