@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_context_proxy.app.measuring import Measuring
+from mcp_context_proxy.app.remembering import Remembering
 from mcp_context_proxy.app.searching import Searching
 from mcp_context_proxy.app.upkeep import Upkeep
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -33,6 +34,7 @@ from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.embedding.remembered import Lookups
 from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.server import context_prompt, meta_tools
 from mcp_context_proxy.server.attribution import Attribution
@@ -82,7 +84,9 @@ class Proxy:
         self.catalog.reserved = meta_tools.RESERVED | {context_prompt.NAME}
         self.upkeep = Upkeep(self.catalog, self.fleet, self.library)
         self._warm = False
-        self.setup = _setup(config)
+        remembers = config.interactions.enabled
+        self.remembering = Remembering(config, store, self.searching.model) if remembers else None
+        self.setup = _setup(config, self._recallable is not None)
         self.reloader: Reloader | None = None
         """Follows the configuration file while a front is served."""
         sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
@@ -138,6 +142,7 @@ class Proxy:
             None if learning is None else learning.learn,
             None if searches is None else searches.used,
         )
+        log = None if self.remembering is None else self.remembering.log
         calls = ToolCalls(
             self.catalog,
             self.fleet,
@@ -146,7 +151,7 @@ class Proxy:
             self.handles,
             self.caught_up,
             self.searching.answered,
-            EndedCalls(attribution, self.measuring.usage),
+            EndedCalls(attribution, self.measuring.usage, log),
         )
         own_tools = OwnTools(
             self.fleet,
@@ -156,6 +161,8 @@ class Proxy:
             self.changes,
             Sampling(self.parked, self.searching.reranker.asks_clients),
             lambda: self.setup.manage,
+            self._recallable,
+            log,
         )
         self.gateway = Gateway(
             self.fleet,
@@ -184,6 +191,8 @@ class Proxy:
                 group.start_soon(self.searching.recorder.run)
             if self.measuring.usage is not None:
                 group.start_soon(self.measuring.usage.run)
+            if self.remembering is not None:
+                group.start_soon(self.remembering.recorder.run)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
             try:
@@ -201,7 +210,9 @@ class Proxy:
         before, self.config = self.config, config
         redact_logs(config)
         difference = self.fleet.apply(config.servers.values(), config.limits)
-        self.setup = _setup(config)
+        self.setup = _setup(config, self._recallable is not None)
+        if self.remembering is not None:
+            self.remembering.configure(config)
         self.catalog.configure(config.expose, config.limits)
         self.tool_list.configure(config.expose, meta_tools.definitions(self.setup))
         self.searcher.configure(config)
@@ -246,6 +257,12 @@ class Proxy:
         told = {"problems": standing.problems, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in told.items() if values}
 
+    @property
+    def _recallable(self) -> InteractionRecorder | None:
+        """Has what models may recall; None where they may not."""
+        parts = self.remembering
+        return parts.recorder if parts is not None and parts.recall_tool else None
+
     def _on_stale(self) -> None:
         self.upkeep.mark_stale()
 
@@ -274,6 +291,6 @@ def _folders(entries: Iterable[DocumentsConfig]) -> list[DocumentFolder]:
     ]
 
 
-def _setup(config: Config) -> meta_tools.Setup:
+def _setup(config: Config, recall: bool) -> meta_tools.Setup:
     servers = tuple(name for name, server in config.servers.items() if server.enabled)
-    return meta_tools.Setup(servers, bool(config.documents), config.context.manage_tool)
+    return meta_tools.Setup(servers, bool(config.documents), config.context.manage_tool, recall)

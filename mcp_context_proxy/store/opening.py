@@ -15,9 +15,11 @@ from typing import Final, Literal, Self
 import platformdirs
 
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store.interactions import SqliteInteractions
 from mcp_context_proxy.store.learned import SqliteLearned
 from mcp_context_proxy.store.listings import SqliteListings
 from mcp_context_proxy.store.protocol import (
+    InteractionStore,
     LearnedStore,
     ListingStore,
     RequestStore,
@@ -47,6 +49,7 @@ class Store:
     listings: ListingStore
     learned: LearnedStore
     statistics: StatisticsStore
+    interactions: InteractionStore
     path: Path | None
     """None when nothing is kept."""
     warning: str | None
@@ -109,6 +112,7 @@ def _opened(path: Path | None, warning: str | None) -> Store:
         SqliteListings(database),
         SqliteLearned(database),
         SqliteStatistics(database),
+        SqliteInteractions(database),
         path,
         warning,
         database,
