@@ -34,6 +34,7 @@ from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.remembered import RememberedQueries
 from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.interactions.standalone import Interactions
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.background import fitting_for
 from mcp_context_proxy.retrieval.engine import Engine
@@ -46,6 +47,7 @@ __all__ = [
     "ContextItem",
     "DomainOverrides",
     "IncludeMode",
+    "Interactions",
     "Kind",
     "Mode",
     "Overrides",

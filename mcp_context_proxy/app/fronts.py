@@ -85,12 +85,16 @@ async def _watching_stalls(proxy: Proxy) -> AsyncIterator[None]:
 def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
     from mcp_context_proxy.web.api import Api  # noqa: PLC0415
+    from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.routes import routes  # noqa: PLC0415
     from mcp_context_proxy.web.usage_api import UsageApi  # noqa: PLC0415
 
     measuring = proxy.measuring
-    api = Api(proxy.contexts, proxy.catalog, proxy.changes, proxy.reindex)
+    parts = proxy.remembering
+    recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
+    api = Api(proxy.contexts, proxy.catalog, proxy.changes, proxy.reindex, log)
     usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
-    operations = [*api.operations(), *usage_api.operations()]
+    interactions_api = InteractionsApi(recorder)
+    operations = [*api.operations(), *usage_api.operations(), *interactions_api.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
     return [*routes(operations, proxy.config.limits.http_body_bytes), *metrics]

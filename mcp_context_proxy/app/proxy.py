@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_context_proxy.app.measuring import Measuring
+from mcp_context_proxy.app.remembering import Remembering
 from mcp_context_proxy.app.searching import Searching
 from mcp_context_proxy.app.upkeep import Upkeep
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -34,6 +35,7 @@ from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.embedding.remembered import Lookups
 from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.server import context_prompt, meta_tools
 from mcp_context_proxy.server.attribution import Attribution
@@ -83,7 +85,9 @@ class Proxy:
         self.catalog.reserved = meta_tools.RESERVED | {context_prompt.NAME}
         self.upkeep = Upkeep(self.catalog, self.fleet, self.library)
         self._warm = False
-        self.setup = _setup(config)
+        remembers = config.interactions.enabled
+        self.remembering = Remembering(config, store, self.searching.model) if remembers else None
+        self.setup = _setup(config, self._recallable is not None)
         self.reloader: Reloader | None = None
         """Follows the configuration file while a front is served."""
         sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
@@ -144,6 +148,7 @@ class Proxy:
             None if session_recorder is None else session_recorder.used,
             self.searching.working_set,
         )
+        log = None if self.remembering is None else self.remembering.log
         calls = ToolCalls(
             self.catalog,
             self.fleet,
@@ -152,7 +157,7 @@ class Proxy:
             self.handles,
             self.caught_up,
             self.searching.answered,
-            EndedCalls(attribution, self.measuring.usage),
+            EndedCalls(attribution, self.measuring.usage, log),
         )
         own_tools = OwnTools(
             self.fleet,
@@ -162,6 +167,8 @@ class Proxy:
             self.changes,
             Sampling(self.parked, self.searching.reranker.asks_clients),
             lambda: self.setup.manage,
+            self._recallable,
+            log,
         )
         self.gateway = Gateway(
             self.fleet,
@@ -193,6 +200,8 @@ class Proxy:
                 group.start_soon(self.searching.session_recorder.run)
             if self.measuring.usage is not None:
                 group.start_soon(self.measuring.usage.run)
+            if self.remembering is not None:
+                group.start_soon(self.remembering.recorder.run)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
             try:
@@ -210,7 +219,9 @@ class Proxy:
         before, self.config = self.config, config
         redact_logs(config)
         difference = self.fleet.apply(config.servers.values(), config.limits)
-        self.setup = _setup(config)
+        self.setup = _setup(config, self._recallable is not None)
+        if self.remembering is not None:
+            self.remembering.configure(config)
         self.catalog.configure(config.expose, config.limits)
         self.tool_list.configure(config.expose, meta_tools.definitions(self.setup))
         self.searcher.configure(config)
@@ -261,6 +272,12 @@ class Proxy:
             chosen_from = store.tool_sessions, store.statistics
             self.searching.working_set.choose(*chosen_from, learning.working_set_tokens, time.time)
 
+    @property
+    def _recallable(self) -> InteractionRecorder | None:
+        """Has what models may recall; None where they may not."""
+        parts = self.remembering
+        return parts.recorder if parts is not None and parts.recall_tool else None
+
     def _on_stale(self) -> None:
         self.upkeep.mark_stale()
 
@@ -289,6 +306,6 @@ def _folders(entries: Iterable[DocumentsConfig]) -> list[DocumentFolder]:
     ]
 
 
-def _setup(config: Config) -> meta_tools.Setup:
+def _setup(config: Config, recall: bool) -> meta_tools.Setup:
     servers = tuple(name for name, server in config.servers.items() if server.enabled)
-    return meta_tools.Setup(servers, bool(config.documents), config.context.manage_tool)
+    return meta_tools.Setup(servers, bool(config.documents), config.context.manage_tool, recall)

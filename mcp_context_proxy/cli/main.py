@@ -30,6 +30,9 @@ COMMANDS = {
     "index": "Index all there is ahead of the first search.",
     "eval": "Measure how well search finds what queries need.",
     "learning": "Show, export, import or forget what use has taught.",
+    "recall": "Search what agents searched, called and said.",
+    "interactions": "Show how many interactions are remembered, or forget some.",
+    "backfill": "Embed the interactions that have no embedding.",
     "demo": "Show the proxy at work in front of example servers.",
 }
 

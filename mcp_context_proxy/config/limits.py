@@ -139,3 +139,6 @@ class Limits(BaseModel):
     """Searches that are kept one by one, some 2 MB; how many there were is counted anyway."""
     searches_age_seconds: Seconds = 30 * 24 * 3600.0
     """After which one is forgotten."""
+
+    interaction_characters: Count = 4000
+    """Kept of one interaction: a long message, and more than the packaged model embeds of one."""

@@ -141,13 +141,19 @@ class RedactingFilter(logging.Filter):
         return True
 
 
-def redact_logs(config: Config) -> None:
-    """Keep the secrets of a configuration out of everything that is logged from now on."""
+def all_secrets_of(config: Config) -> list[tuple[str, str]]:
+    """What of a whole configuration is secret."""
     secrets = [secret for server in config.servers.values() for secret in secrets_of(server)]
     if config.embedding.api_key is not None:
         secrets.append(("embedding.api_key", config.embedding.api_key))
     if config.rerank.api_key is not None:
         secrets.append(("rerank.api_key", config.rerank.api_key))
+    return secrets
+
+
+def redact_logs(config: Config) -> None:
+    """Keep the secrets of a configuration out of everything that is logged from now on."""
+    secrets = all_secrets_of(config)
     for handler in logging.getLogger().handlers:
         if not any(isinstance(known, RedactingFilter) for known in handler.filters):
             handler.addFilter(RedactingFilter())

@@ -168,6 +168,18 @@ class StatisticsConfig(Table):
     enabled: Flag = True
 
 
+class InteractionsConfig(Table):
+    """Whether searches, calls and messages are remembered, and for how long."""
+
+    enabled: Flag = False
+    keep: Count = 10_000
+    """The latest to be recorded."""
+    keep_days: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 90.0
+    """Since they were recorded."""
+    recall_tool: Flag = False
+    """Whether models get ``recall``, to search them."""
+
+
 class StoreConfig(Table):
     """Where vectors, learned pairs and statistics are kept."""
 
@@ -335,6 +347,7 @@ class Config(Table):
     context: ContextConfig = ContextConfig()
     learning: LearningConfig = LearningConfig()
     statistics: StatisticsConfig = StatisticsConfig()
+    interactions: InteractionsConfig = InteractionsConfig()
     store: StoreConfig = StoreConfig()
     http: HttpConfig = HttpConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()

@@ -1,4 +1,4 @@
-"""What is done with a call that has ended: it is counted, and a successful one is attributed to a request."""
+"""What is done with a call that has ended: it is counted, remembered, and attributed if it succeeded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from mcp_context_proxy.errors import AuthorizationError, DownstreamError, Server
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.server.attribution import Attribution
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.interaction_log import InteractionLog
 from mcp_context_proxy.server.outcome import Outcome, outcome_of
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.wire.envelope import Members
@@ -17,14 +18,17 @@ NOT_SENT = (ServerUnavailableError, AuthorizationError)
 class EndedCalls:
     """Takes calls that have ended. Does not block."""
 
-    def __init__(self, attribution: Attribution, usage: UsageRecorder | None) -> None:
+    def __init__(
+        self, attribution: Attribution, usage: UsageRecorder | None, log: InteractionLog | None = None
+    ) -> None:
         """Prepare to take calls.
 
         Args:
             attribution: Knows what a call was made for.
             usage: Counts; None where nothing is counted.
+            log: Remembers; None where nothing is remembered.
         """
-        self._attribution, self._usage = attribution, usage
+        self._attribution, self._usage, self._log = attribution, usage, log
 
     def answered(
         self, tool: Tool, params: Members, caller: Caller, goal: str | None, result: bytes, seconds: float
@@ -36,6 +40,8 @@ class EndedCalls:
         if self._usage is not None:
             failed = outcome is Outcome.FAILED
             self._usage.called(tool.server, tool.name, seconds * 1000, failed, len(result))
+        if self._log is not None:
+            self._log.called(tool, params, caller, goal)
         if outcome is Outcome.SUCCEEDED:
             self._attribution.succeeded(tool, params, caller, goal)
 

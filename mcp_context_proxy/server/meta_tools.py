@@ -20,8 +20,9 @@ SEARCH = "search_available_tools"
 CALL = "call_tool"
 SET_CONTEXT = "set_context"
 MANAGE = "manage_context"
+RECALL = "recall"
 NAMES = frozenset({SEARCH, CALL, SET_CONTEXT})
-RESERVED = NAMES | {MANAGE}
+RESERVED = NAMES | {MANAGE, RECALL}
 """No tool of a server gets one of these, whether it is switched on or not."""
 
 SERVERS_NAMED = 40
@@ -92,6 +93,16 @@ class ManageArguments(msgspec.Struct, forbid_unknown_fields=True):
     context_id: str | None = None
 
 
+class RecallArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of `recall`."""
+
+    query: Annotated[str, Meta(min_length=1)]
+    agent_name: str | None = None
+    interaction_type: str | None = None
+    top_k: Annotated[int, Meta(ge=1, le=50)] = 10
+    time_decay_factor: Annotated[float, Meta(gt=0, le=1)] = 0.95
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What the descriptions speak of."""
@@ -100,6 +111,8 @@ class Setup:
     has_documents: bool
     manage: bool = False
     """Whether the model may change its session's context by hand."""
+    recall: bool = False
+    """Whether it may search earlier interactions."""
 
 
 def instructions(setup: Setup) -> str:
@@ -113,7 +126,9 @@ def instructions(setup: Setup) -> str:
 
 def definitions(setup: Setup) -> list[Raw]:
     """The definitions of the meta tools, in the order they are listed."""
-    tools = [_search(setup), _call(), _set_context(), *([_manage()] if setup.manage else [])]
+    tools = [_search(setup), _call(), _set_context()]
+    tools += [_manage()] if setup.manage else []
+    tools += [_recall()] if setup.recall else []
     return [envelope.raw(tool) for tool in tools]
 
 
@@ -242,6 +257,30 @@ def _manage() -> dict[str, Any]:
             "additionalProperties": False,
         },
         "annotations": {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False},
+    }
+
+
+def _recall() -> dict[str, Any]:
+    return {
+        "name": RECALL,
+        "title": "Recall interactions",
+        "description": (
+            "Find what was searched, called or said before, in this conversation or an earlier one. What is "
+            "long past counts less."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "What it was about"},
+                "agent_name": {"type": "string", "description": "Only of this agent"},
+                "interaction_type": {"type": "string", "description": "Such as search, call or message"},
+                "top_k": {"type": "integer", "minimum": 1, "maximum": 50},
+                "time_decay_factor": {"type": "number", "description": "Left of a score after a day: 0.95"},
+            },
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
     }
 
 

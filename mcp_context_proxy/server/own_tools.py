@@ -20,12 +20,14 @@ from mcp_context_proxy.context.selection import Selected
 from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Notify
-from mcp_context_proxy.errors import DownstreamError, UnknownFilterError, UnknownItemError
+from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterError, UnknownItemError
+from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.rerank.judge import Judge
-from mcp_context_proxy.server import meta_tools, rendering
+from mcp_context_proxy.server import meta_tools, recall, rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.interaction_log import InteractionLog, agent_of
 from mcp_context_proxy.server.sampling import Sampling
 from mcp_context_proxy.server.tool_calls import ToolCalls, failure
 from mcp_context_proxy.wire import envelope, era
@@ -48,10 +50,25 @@ class OwnTools:
         changes: Changes,
         sampling: Sampling,
         manage: Callable[[], bool],
+        recorder: InteractionRecorder | None = None,
+        log: InteractionLog | None = None,
     ) -> None:
-        self._sampling = sampling
+        """Prepare to answer.
+
+        Args:
+            fleet: The downstream servers.
+            contexts: The one door to contexts.
+            calls: Passes calls on.
+            handles: Of contexts that clients carry themselves.
+            changes: Tells sessions that their list has changed.
+            sampling: Asks the client's model for those that a search needs it for.
+            manage: Whether models may change contexts by hand.
+            recorder: Has what models may recall; None where they may not.
+            log: Notes what is searched for; None where it is not remembered.
+        """
         self._fleet, self._contexts, self._calls = fleet, contexts, calls
         self._handles, self._changes, self._with_manage = handles, changes, manage
+        self._sampling, self._recorder, self._log = sampling, recorder, log
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
         """The result of calling the meta tool `name`, not yet fitted to an era."""
@@ -66,6 +83,8 @@ class OwnTools:
                 return await self._sampling.answered(params, caller, search)
             if name == meta_tools.MANAGE:
                 return await self._manage(_arguments(raw, meta_tools.ManageArguments), params, caller)
+            if name == meta_tools.RECALL:
+                return await self._recall(_arguments(raw, meta_tools.RecallArguments))
             return await self._call(_arguments(raw, meta_tools.CallArguments), params, caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
@@ -93,6 +112,7 @@ class OwnTools:
             )
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
+        self._note(wanted.query, caller)
         self._show(caller.session, selected)
         return self._answer(selected, wanted.include_schema)
 
@@ -114,6 +134,7 @@ class OwnTools:
             client=client,
             lists=caller.session is not None,
         )
+        self._note(query, caller)
         handle.shown = dict.fromkeys(selected.tool_names)
         self._show(caller.session, selected)
         return self._answer(selected, True, context_id=handle.secret)
@@ -146,6 +167,18 @@ class OwnTools:
                 change(session, Kind(wanted.type), wanted.name, wanted.server)
         except UnknownItemError as error:
             raise _UnusableArgumentsError(str(error)) from error
+
+    async def _recall(self, wanted: meta_tools.RecallArguments) -> bytes:
+        if self._recorder is None:
+            return failure(f"{meta_tools.RECALL} is switched off; [interactions] recall_tool switches it on")
+        try:
+            return await recall.recalled(self._recorder, wanted)
+        except StoreError as error:
+            return failure(f"nothing can be recalled now: {error}")
+
+    def _note(self, query: str, caller: Caller) -> None:
+        if self._log is not None:
+            self._log.searched(query, agent_of(caller.client_info))
 
     def _handle(self, context_id: str | None, params: Members, caller: Caller) -> Handle | None:
         """The context that a call names; what a model gave is answered in words that it can act on."""

@@ -2,6 +2,10 @@
 
 from mcp_context_proxy.store.opening import IN_MEMORY, Store, default_path, open_store
 from mcp_context_proxy.store.protocol import (
+    InteractionRow,
+    InteractionScope,
+    InteractionStore,
+    InteractionVector,
     LearnedRow,
     LearnedStore,
     ListingStore,
@@ -16,6 +20,10 @@ from mcp_context_proxy.store.protocol import (
 
 __all__ = [
     "IN_MEMORY",
+    "InteractionRow",
+    "InteractionScope",
+    "InteractionStore",
+    "InteractionVector",
     "LearnedRow",
     "LearnedStore",
     "ListingStore",

@@ -124,5 +124,34 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE INDEX tool_sessions_by_time ON tool_sessions (time)",
     ),
+    (
+        """
+        CREATE TABLE interactions (
+            id               INTEGER PRIMARY KEY AUTOINCREMENT,  -- in the order of arrival, never used again
+            agent_name       TEXT NOT NULL,
+            interaction_type TEXT NOT NULL,
+            content          TEXT NOT NULL,
+            time             REAL NOT NULL,  -- when it happened, seconds since 1970
+            recorded         REAL NOT NULL   -- when it was put here
+        )
+        """,
+        "CREATE INDEX interactions_by_time ON interactions (time)",
+        "CREATE INDEX interactions_by_agent ON interactions (agent_name, interaction_type, time)",
+        """
+        CREATE TABLE interaction_vectors (
+            seq         INTEGER PRIMARY KEY AUTOINCREMENT,  -- of every change, so that readers can follow
+            interaction INTEGER NOT NULL UNIQUE,
+            model_id    TEXT NOT NULL,
+            vector      BLOB NOT NULL  -- float32, little-endian
+        )
+        """,
+        "CREATE INDEX interaction_vectors_by_model ON interaction_vectors (model_id, seq)",
+        """
+        CREATE TRIGGER interaction_forgotten AFTER DELETE ON interactions
+        BEGIN
+            DELETE FROM interaction_vectors WHERE interaction = OLD.id;
+        END
+        """,
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

@@ -15,9 +15,11 @@ from typing import Final, Literal, Self
 import platformdirs
 
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store.interactions import SqliteInteractions
 from mcp_context_proxy.store.learned import SqliteLearned
 from mcp_context_proxy.store.listings import SqliteListings
 from mcp_context_proxy.store.protocol import (
+    InteractionStore,
     LearnedStore,
     ListingStore,
     RequestStore,
@@ -50,6 +52,7 @@ class Store:
     learned: LearnedStore
     statistics: StatisticsStore
     tool_sessions: ToolSessionStore
+    interactions: InteractionStore
     path: Path | None
     """None when nothing is kept."""
     warning: str | None
@@ -113,6 +116,7 @@ def _opened(path: Path | None, warning: str | None) -> Store:
         SqliteLearned(database),
         SqliteStatistics(database),
         SqliteToolSessions(database),
+        SqliteInteractions(database),
         path,
         warning,
         database,

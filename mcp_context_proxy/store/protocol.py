@@ -178,3 +178,84 @@ class StatisticsStore(Protocol):
 
     def version(self) -> int:
         """Changes whenever another process has changed the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionRow:
+    """An interaction as it is kept."""
+
+    agent_name: str
+    interaction_type: str
+    content: str
+    time: float
+    """When it happened, in seconds since 1970."""
+    id: int = 0
+    """0 until the store has given it one."""
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionScope:
+    """Which interactions are meant; None for all."""
+
+    agent_name: str | None = None
+    interaction_type: str | None = None
+    before: float | None = None
+    """Only what happened before, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InteractionVector:
+    """The embedding of an interaction, with what searches narrow it by."""
+
+    seq: int
+    """Greater than that of every earlier change."""
+    interaction: int
+    agent_name: str
+    interaction_type: str
+    time: float
+    vector: Vector
+
+
+class InteractionStore(Protocol):
+    """Interactions, and their embeddings."""
+
+    def put(
+        self, rows: Sequence[InteractionRow], now: float, keep: int, since: float
+    ) -> list[InteractionRow]:
+        """Keep the rows, all or none, and return them with their ids.
+
+        Then all but the latest ``keep`` to arrive, and what arrived before ``since``, are forgotten.
+        """
+
+    def put_vectors(self, model_id: str, vectors: Mapping[int, Vector]) -> None:
+        """Keep embeddings by interaction, in the place of those there were; what is forgotten gets none."""
+
+    def vectors(self, model_id: str, after: int, limit: int) -> list[InteractionVector]:
+        """Embeddings of a model whose ``seq`` is greater, in its order."""
+
+    def vector_count(self, model_id: str) -> int:
+        """How many embeddings of a model there are."""
+
+    def vector_seqs(self, model_id: str) -> list[int]:
+        """The ``seq`` of each."""
+
+    def unembedded(self, model_id: str, after: int, limit: int) -> list[InteractionRow]:
+        """Interactions that have no embedding of a model and a greater id, in the order of ids."""
+
+    def get(self, ids: Sequence[int]) -> list[InteractionRow]:
+        """Those of some ids that are there, in any order."""
+
+    def latest(self, limit: int, scope: InteractionScope) -> list[InteractionRow]:
+        """The latest to happen, newest first."""
+
+    def count(self, scope: InteractionScope) -> int:
+        """How many there are."""
+
+    def kinds(self) -> list[tuple[str, str, int, float]]:
+        """Agents, types, how many of each, and when the latest happened."""
+
+    def forget(self, scope: InteractionScope) -> int:
+        """Forget for good what is meant; how many it were."""
+
+    def forget_one(self, interaction: int) -> bool:
+        """Forget one for good; whether it was there."""

@@ -121,6 +121,8 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    # What is forgotten is overwritten, not merely unlinked: queries and interactions are somebody's words.
+    connection.execute("PRAGMA secure_delete = ON")
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:

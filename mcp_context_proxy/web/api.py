@@ -25,21 +25,16 @@ from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.ranking import Result
 from mcp_context_proxy.retrieval.traits import described
 from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.server.interaction_log import InteractionLog
 from mcp_context_proxy.web import messages
 from mcp_context_proxy.web.describing import Describer
-from mcp_context_proxy.web.operation import Given, Operation, RefusedError
+from mcp_context_proxy.web.operation import REFUSED, WITH_BODY, Given, Operation, RefusedError
 from mcp_context_proxy.wire import envelope
 
 TOOLS_ONLY = frozenset({Kind.TOOL})
 
-_REFUSED = (HTTPStatus.UNPROCESSABLE_ENTITY,)
-_UNKNOWN = (*_REFUSED, HTTPStatus.NOT_FOUND)
-_WITH_BODY = (
-    *_UNKNOWN,
-    HTTPStatus.BAD_REQUEST,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-)
+_UNKNOWN = (*REFUSED, HTTPStatus.NOT_FOUND)
+_WITH_BODY = (*_UNKNOWN, *WITH_BODY)
 
 _RERANK: Mapping[bool | None, RerankMode | None] = {None: None, True: "always", False: "never"}
 """What ``use_llm`` means."""
@@ -54,6 +49,7 @@ class Api:
         catalog: Catalog,
         changes: Changes,
         reindex: Callable[[bool], Awaitable[Indexed]],
+        log: InteractionLog | None = None,
     ) -> None:
         """Prepare to answer.
 
@@ -62,9 +58,10 @@ class Api:
             catalog: Has descriptions.
             changes: Tells hosts of what is changed here.
             reindex: Indexes what is new, or everything.
+            log: Notes what is searched for; None where it is not remembered.
         """
         self._contexts, self._catalog, self._changes = contexts, catalog, changes
-        self._reindexed = reindex
+        self._reindexed, self._log = reindex, log
 
     def operations(self) -> tuple[Operation, ...]:
         """Everything that can be asked."""
@@ -77,7 +74,7 @@ class Api:
                 handler=self._list_sessions,
                 query=messages.Describe,
                 answer=messages.SessionsAnswer,
-                problems=_REFUSED,
+                problems=REFUSED,
             ),
             Operation(
                 method="GET",
@@ -107,7 +104,7 @@ class Api:
                 handler=self._list_requests,
                 query=messages.RequestsWanted,
                 answer=messages.RequestsAnswer,
-                problems=_REFUSED,
+                problems=REFUSED,
             ),
             Operation(
                 method="GET",
@@ -127,6 +124,7 @@ class Api:
                 handler=self._build_context,
                 body=messages.ContextWanted,
                 answer=messages.RequestAnswer,
+                names_agent=True,
                 problems=_WITH_BODY,
             ),
             Operation(
@@ -137,6 +135,7 @@ class Api:
                 handler=self._search_tools,
                 query=messages.SearchWanted,
                 answer=messages.SearchAnswer,
+                names_agent=True,
                 problems=_UNKNOWN,
             ),
             Operation(
@@ -147,7 +146,7 @@ class Api:
                 handler=self._reindex,
                 query=messages.ReindexWanted,
                 answer=messages.ReindexAnswer,
-                problems=(*_REFUSED, HTTPStatus.SERVICE_UNAVAILABLE),
+                problems=(*REFUSED, HTTPStatus.SERVICE_UNAVAILABLE),
             ),
         )
 
@@ -194,6 +193,8 @@ class Api:
             wanted.options.overrides(),
             remember=wanted.record,
         )
+        if wanted.record:
+            self._note(context.query, given.agent)
         return _request_answer(context, self._describer(wanted.describe))
 
     async def _search_tools(self, given: Given) -> messages.SearchAnswer:
@@ -208,6 +209,7 @@ class Api:
             )
         except UnknownFilterError as error:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+        self._note(selected.context.query, given.agent)
         return await anyio.to_thread.run_sync(_search_answer, selected, wanted)
 
     async def _reindex(self, given: Given) -> messages.ReindexAnswer:
@@ -217,6 +219,10 @@ class Api:
             detail = f"The vectors cannot be forgotten: {error}."
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
         return messages.ReindexAnswer(done.tools, done.documents, done.indexed, done.total, done.complete)
+
+    def _note(self, query: str, agent: str | None) -> None:
+        if self._log is not None:
+            self._log.searched(query, agent)
 
     def _session(self, session_id: str) -> SessionContext:
         session = self._contexts.find_session(session_id)

@@ -11,9 +11,17 @@ import msgspec
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.items import JSON
-from mcp_context_proxy.web.operation import JSON_TYPE, PROBLEM_TYPE, Operation, Problem
+from mcp_context_proxy.web.operation import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE, Operation, Problem
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
+
+_AGENT = {
+    "name": AGENT_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "The agent on whose behalf this is asked, where interactions are remembered.",
+    "schema": {"type": "string"},
+}
 
 
 def document(base: str, operations: Iterable[Operation]) -> JSON:
@@ -56,7 +64,11 @@ def _operation(
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query, components)],
+        "parameters": [
+            *_path_parameters(operation.path),
+            *_query_parameters(operation.query, components),
+            *([_AGENT] if operation.names_agent else []),
+        ],
         "responses": {
             "200": _response("The answer.", JSON_TYPE, schemas[operation.answer]),
             **{

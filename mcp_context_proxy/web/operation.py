@@ -30,6 +30,19 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """Of every answer: what it says is private, and it is what its type says."""
 
 
+AGENT_HEADER = "X-Agent-Name"
+"""Says on behalf of which agent something is asked."""
+
+REFUSED = (HTTPStatus.UNPROCESSABLE_ENTITY,)
+WITH_BODY = (
+    *REFUSED,
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+)
+"""What a request with parameters, or with a body, can be refused as."""
+
+
 class Problem(msgspec.Struct, frozen=True):
     """What is wrong with a request."""
 
@@ -52,6 +65,8 @@ class Given:
     """Of the operation's `query` type."""
     body: Any
     """Of the operation's `body` type; None where it takes none."""
+    agent: str | None = None
+    """Who asks, by the header `AGENT_HEADER`."""
 
 
 Handler: TypeAlias = Callable[[Given], Awaitable[object]]
@@ -61,7 +76,7 @@ Handler: TypeAlias = Callable[[Given], Awaitable[object]]
 class Operation:
     """One method on one path."""
 
-    method: Literal["GET", "POST", "PATCH"]
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     name: str
     """Its ``operationId``."""
@@ -73,6 +88,8 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     problems: tuple[HTTPStatus, ...] = field(default=(HTTPStatus.UNPROCESSABLE_ENTITY,))
     """Beside those that every operation can answer."""
+    names_agent: bool = False
+    """Whether it minds which agent asks."""
 
 
 class RefusedError(Exception):
@@ -113,14 +130,14 @@ async def _given(operation: Operation, request: Request, body_limit: int) -> Giv
     try:
         query = msgspec.convert(dict(pairs), operation.query, strict=False)
         if operation.body is None:
-            return Given(dict(request.path_params), query, None)
+            return Given(dict(request.path_params), query, None, request.headers.get(AGENT_HEADER))
         decoded = msgspec.json.decode(await _body(request, body_limit))
         body = msgspec.convert(_with_integers(decoded), operation.body)
     except (msgspec.ValidationError, RecursionError) as error:
         raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}.") from None
     except msgspec.DecodeError as error:
         raise RefusedError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from None
-    return Given(dict(request.path_params), query, body)
+    return Given(dict(request.path_params), query, body, request.headers.get(AGENT_HEADER))
 
 
 def _with_integers(value: JSON) -> JSON:

@@ -42,7 +42,9 @@ def test_every_key_is_in_it(uncommented):
     tables = tomllib.loads(uncommented)
 
     assert tables.keys() == set(Config.keys())
-    for name in ("expose", "search", "learning", "statistics", "store", "http", "embedding", "limits"):
+    for name in (
+        "expose", "search", "learning", "statistics", "interactions", "store", "http", "embedding", "limits",
+    ):  # fmt: skip
         model = Config.model_fields[name].annotation
         keys = model.model_fields.keys()
         assert tables[name].keys() == keys, name
@@ -52,7 +54,7 @@ def test_the_commented_values_are_the_defaults(uncommented):
     tables = tomllib.loads(uncommented)
 
     assert Limits(**tables["limits"]) == Limits()
-    for name in ("expose", "learning", "statistics"):
+    for name in ("expose", "learning", "statistics", "interactions"):
         assert tables[name] == getattr(Config(), name).model_dump(), name
     for name in ("preset", "top_k", "top_n", "include_score", "warm_up"):
         assert tables["search"][name] == getattr(Config().search, name)

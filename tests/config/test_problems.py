@@ -116,8 +116,8 @@ def test_the_message_names_file_and_line_of_each_mistake(load_text, tmp_path):
         ),
         pytest.param(
             "path = 'x'",
-            "1 path: unknown key; allowed here: expose, search, context, learning, statistics, store, http, "
-            "embedding, rerank, limits, servers, documents",
+            "1 path: unknown key; allowed here: expose, search, context, learning, statistics, "
+            "interactions, store, http, embedding, rerank, limits, servers, documents",
             id="derived",
         ),
         pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),

@@ -44,6 +44,7 @@ def shop(workshop: Workshop) -> dict[str, Any]:
     return {
         "documents": [{"kind": "rule", "path": str(rules)}, {"kind": "reference", "path": str(references)}],
         "expose": {"list_all_below": 0},
+        "interactions": {"enabled": True},
     }
 
 

@@ -1,0 +1,1 @@
+"""Memory of interactions: what agents searched, called and said, found again by meaning and age."""

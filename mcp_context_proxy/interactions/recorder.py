@@ -1,0 +1,185 @@
+"""Takes interactions in without holding anybody up: written together, then embedded when there is time.
+
+Searches and calls only leave a note here. Whoever posts an interaction hears of it once it is in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
+from mcp_context_proxy.interactions.interaction import Interaction
+from mcp_context_proxy.interactions.memory import InteractionMemory
+
+logger = logging.getLogger(__name__)
+
+WAITING: Final = 1_000
+"""Searches and calls that wait to be written, or interactions that wait for their embedding. Of more, the
+oldest are not written, or stay without."""
+
+EMBEDDED_AT_ONCE: Final = 16
+"""Some 50 ms of work with the packaged model, beside which a search gets its turn."""
+
+REST: Final = 2.0
+"""Times that embedding rests for as long as it took, while more waits than it can do at once: then it takes a
+third of one processor, never all of it."""
+
+PATIENCE_SECONDS: Final = 1.0
+"""How long a search waits for what was recorded a moment ago: the model may have to be opened first."""
+
+LAST_WRITE_SECONDS: Final = 2.0
+"""For what is unwritten when the proxy stops."""
+
+
+@dataclass(slots=True, eq=False)
+class _Posted:
+    """An interaction that somebody waits for."""
+
+    interaction: Interaction
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    kept: Interaction | None = None
+    error: StoreError | None = None
+
+
+class InteractionRecorder:
+    """Takes interactions in. Its `run` owns the work."""
+
+    def __init__(self, memory: InteractionMemory) -> None:
+        self.memory = memory
+        """Where they go."""
+        self._noted: deque[Callable[[], Interaction]] = deque(maxlen=WAITING)
+        self._posted: deque[_Posted] = deque()
+        self._unembedded: deque[Interaction] = deque(maxlen=WAITING)
+        self._wake, self._to_embed, self._idle = anyio.Event(), anyio.Event(), anyio.Event()
+        self._busy = 0
+        self._store_failed = False
+
+    def note(self, interaction: Callable[[], Interaction]) -> None:
+        """Keep what the function returns, soon. It is called in another thread. Does not block."""
+        self._noted.append(interaction)
+        self._wake.set()
+
+    async def post(self, interaction: Interaction) -> Interaction:
+        """Keep an interaction, and return it as it is kept: it is in the store by then.
+
+        Raises:
+            StoreError: it is not.
+        """
+        posted = _Posted(interaction)
+        self._posted.append(posted)
+        self._wake.set()
+        await posted.settled.wait()
+        if posted.error is not None:
+            raise posted.error
+        assert posted.kept is not None
+        return posted.kept
+
+    async def settled(self) -> None:
+        """Wait until everything given so far is written, and embedded where it can be."""
+        while self._noted or self._posted or self._unembedded or self._busy:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    async def caught_up(self) -> None:
+        """Wait a moment for what was recorded just now to be embedded."""
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            await self.settled()
+
+    async def run(self) -> None:
+        """Write and embed what comes, until cancelled; then write what is left."""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._embed_all)
+                while True:
+                    await self._wake.wait()
+                    self._wake = anyio.Event()
+                    await self._write()
+        finally:
+            with anyio.move_on_after(LAST_WRITE_SECONDS, shield=True):
+                await self._write()
+
+    async def _write(self) -> None:
+        """What waits, all in one transaction."""
+        noted, posted = list(self._noted), list(self._posted)
+        self._noted.clear()
+        self._posted.clear()
+        if not noted and not posted:
+            return
+        self._busy += 1
+        try:
+            # What is in the store must not be written again, nor whoever waits for it be left waiting.
+            with anyio.CancelScope(shield=True):
+                self._unembedded += await anyio.to_thread.run_sync(self._put, noted, posted)
+        finally:
+            for one in posted:
+                one.settled.set()
+            self._done()
+        self._to_embed.set()
+
+    def _put(
+        self, noted: Sequence[Callable[[], Interaction]], posted: Sequence[_Posted]
+    ) -> list[Interaction]:
+        made = [one for make in noted if (one := _made(make)) is not None]
+        try:
+            kept = self.memory.add([*(one.interaction for one in posted), *made])
+        except StoreError as error:
+            self._warn(error)
+            for waiting in posted:
+                waiting.error = error
+            return []
+        for waiting, row in zip(posted, kept, strict=False):
+            waiting.kept = row
+        return kept
+
+    async def _embed_all(self) -> None:
+        while True:
+            await self._to_embed.wait()
+            self._to_embed = anyio.Event()
+            while self._unembedded:
+                count = min(len(self._unembedded), EMBEDDED_AT_ONCE)
+                batch = [self._unembedded.popleft() for _ in range(count)]
+                began = time.perf_counter()
+                self._busy += 1
+                try:
+                    await anyio.to_thread.run_sync(self._embed, batch, abandon_on_cancel=True)
+                finally:
+                    self._done()
+                if count == EMBEDDED_AT_ONCE:
+                    await anyio.sleep(REST * (time.perf_counter() - began))
+
+    def _embed(self, batch: Sequence[Interaction]) -> None:
+        try:
+            self.memory.embed(batch)
+        except (ModelError, EmbeddingCancelledError) as error:
+            logger.debug("%d interactions stay without an embedding: %s", len(batch), error)
+        except StoreError as error:
+            self._warn(error)
+        except Exception:
+            # boundary: what cannot be embedded must not end the memory
+            logger.exception("interactions could not be embedded")
+
+    def _done(self) -> None:
+        self._busy -= 1
+        self._idle.set()
+
+    def _warn(self, error: StoreError) -> None:
+        if not self._store_failed:
+            self._store_failed = True
+            logger.warning("%s. Interactions are not kept.", error)
+
+
+def _made(make: Callable[[], Interaction]) -> Interaction | None:
+    try:
+        return make()
+    except Exception:
+        # boundary: one that cannot be told must not cost the others
+        logger.exception("an interaction could not be recorded")
+        return None

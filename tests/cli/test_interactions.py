@@ -1,0 +1,212 @@
+"""``recall``, ``backfill`` and ``interactions``, over a store that a proxy could have left."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from support.embeddings import Asked, Service, embedding_service
+from support.servers import Workshop, tool
+
+from mcp_context_proxy import Interactions
+from mcp_context_proxy.interactions.interaction import Interaction
+
+from .conftest import Run
+
+DAY = 86_400.0
+
+LATE = "let the others know that I shall be late"
+SAID = [
+    ("planner", "message", "the deployment is on friday", 0),
+    ("planner", "search", LATE, 3),
+    ("coder", "call", 'ci__run_tests {"suite":"parser"}', 40),
+]
+
+
+@pytest.fixture
+def store(workshop: Workshop) -> Path:
+    return workshop.folder / "store.sqlite3"
+
+
+@pytest.fixture
+def config(workshop: Workshop, store: Path) -> Path:
+    with Interactions(store) as interactions:
+        for agent, kind, content, days in SAID:
+            interactions.record(agent, kind, content, time.time() - days * DAY)
+    workshop.server("desk", tools=[tool("post_message")])
+    return workshop.config(store={"path": str(store)}, interactions={"enabled": True})
+
+
+def add(store: Path, *contents: str) -> None:
+    """Without embeddings."""
+    with Interactions(store) as interactions:
+        interactions.add([Interaction("planner", "message", content, time.time()) for content in contents])
+
+
+def recalled(run: Run, config: Path, *arguments: str) -> dict[str, object]:
+    done = run("recall", *arguments, "--json", "--config", config)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def contents(data: dict[str, object]) -> list[str]:
+    return [result["content"] for result in data["results"]]
+
+
+def test_recall_finds_what_it_was_about_and_says_whose_it_is(run: Run, config: Path) -> None:
+    done = run("recall", "when do we ship the new version", "--config", config)
+
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()[:2]
+    assert "message of planner" in first
+    assert second.strip() == "the deployment is on friday"
+
+
+def test_recall_is_narrowed_by_agent_and_type_and_number(run: Run, config: Path) -> None:
+    everything = recalled(run, config, "deployment tests")
+
+    assert len(contents(everything)) == everything["known"] == 3
+    assert contents(recalled(run, config, "deployment", "--agent", "coder")) == [SAID[2][2]]
+    assert contents(recalled(run, config, "deployment", "--type", "search")) == [LATE]
+    assert len(contents(recalled(run, config, "deployment", "--top-k", "1"))) == 1
+
+
+def test_recall_ages_by_the_factor_that_is_given(run: Run, config: Path) -> None:
+    usual = recalled(run, config, SAID[2][2], "--agent", "coder")["results"]
+    never = recalled(run, config, SAID[2][2], "--agent", "coder", "--decay", "1")["results"]
+
+    assert usual[0]["score"] == pytest.approx(0.95**40, abs=1e-3)
+    assert never[0]["score"] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--decay", "0"], ["--decay", "1.1"], ["--top-k", "0"], [" "]],
+    ids=" ".join,
+)
+def test_recall_refuses_what_makes_no_sense(run: Run, config: Path, wrong: list[str]) -> None:
+    query = [] if wrong == [" "] else ["query"]
+
+    assert run("recall", *query, *wrong, "--config", config).returncode == 2
+
+
+def test_recall_says_what_could_not_be_compared(run: Run, config: Path, store: Path) -> None:
+    add(store, "the party is on friday")
+    done = run("recall", "friday", "--config", config)
+
+    assert "1 interaction has no embedding" in " ".join(done.stdout.split())
+    assert "mcp-context-proxy backfill" in " ".join(done.stdout.split())
+    assert recalled(run, config, "friday")["without_embedding"] == 1
+
+
+def test_recall_without_a_model_lists_the_latest_and_says_so(
+    run: Run, workshop: Workshop, store: Path
+) -> None:
+    add(store, "the first", "the second")
+    nowhere = workshop.config(
+        store={"path": str(store)}, embedding={"endpoint": "http://127.0.0.1:9/v1", "model": "m"}
+    )
+    data = recalled(run, nowhere, "anything")
+
+    assert (data["method"], contents(data)) == ("recent", ["the second", "the first"])
+    assert "no embedding, so these are the latest" in data["note"]
+
+
+def test_recall_says_where_nothing_is_recorded(run: Run, workshop: Workshop) -> None:
+    done = run("recall", "anything", "--config", workshop.config())
+
+    assert 'Nothing like "anything" among 0 interactions.' in done.stdout
+    assert "enabled = true under [interactions]" in " ".join(done.stdout.split())
+
+
+def test_what_a_terminal_would_obey_is_not_shown(run: Run, config: Path, store: Path) -> None:
+    with Interactions(store) as interactions:
+        interactions.record("pla\x1b[31mnner", "message", "party\x1b]0;taken\x07 on friday")
+
+    assert "\x1b" not in run("recall", "party on friday", "--config", config).stdout
+
+
+def test_backfill_embeds_what_has_no_embedding_and_then_has_nothing_to_do(
+    run: Run, config: Path, store: Path
+) -> None:
+    add(store, "the party is on friday", "bring a cake")
+    first = run("backfill", "--batch-size", "1", "--config", config)
+    second = run("backfill", "--json", "--config", config)
+
+    assert (first.returncode, first.stdout) == (0, "Embedded 2 interactions.\n")
+    assert json.loads(second.stdout) == {"embedded": 0, "failed": 0, "left": 0, "error": None}
+    assert contents(recalled(run, config, "bring a cake"))[0] == "bring a cake"
+
+
+def refuses(word: str):
+    def answer(asked: Asked) -> None:
+        if any(word in text for text in asked.texts):
+            asked.answer(400, {"error": "it is too long"})
+        else:
+            asked.well()
+
+    return answer
+
+
+def test_backfill_counts_what_cannot_be_embedded_and_embeds_the_rest(
+    run: Run, workshop: Workshop, store: Path
+) -> None:
+    add(store, "one", "two", "a bad one", "three")
+    with embedding_service() as service:
+        service.always = refuses("bad")
+        config = workshop.config(store={"path": str(store)}, embedding=service_table(service))
+        done = run("backfill", "--config", config)
+        data = recalled(run, config, "two")
+
+    assert done.returncode == 1
+    assert "Embedded 3 interactions." in done.stdout
+    assert "1 error; the last:" in done.stdout
+    assert "it is too long" in " ".join(done.stdout.split())
+    assert (contents(data)[0], data["without_embedding"]) == ("two", 1)
+
+
+def service_table(service: Service) -> dict[str, str]:
+    return {"endpoint": service.url, "model": "m"}
+
+
+def test_stats_tell_how_many_there_are_of_whom(run: Run, config: Path) -> None:
+    done = run("interactions", "stats", "--config", config)
+    data = json.loads(run("interactions", "stats", "--json", "--config", config).stdout)
+
+    assert done.stdout.startswith("3 interactions.\n")
+    assert {(one["agent_name"], one["interaction_type"], one["count"]) for one in data["kinds"]} == {
+        (agent, kind, 1) for agent, kind, *_ in SAID
+    }
+    assert (data["interactions"], data["enabled"]) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("what", "left"),
+    [
+        (["--agent", "planner"], 1),
+        (["--agent", "planner", "--type", "search"], 2),
+        (["--type", "call"], 2),
+        (["--older-than", "30"], 2),
+        (["--older-than", "2"], 1),
+        (["--id", "1"], 2),
+        (["--id", "99"], 3),
+        (["--agent", "nobody"], 3),
+        (["--all"], 0),
+    ],
+    ids=lambda what: " ".join(what) if isinstance(what, list) else None,
+)
+def test_what_is_unwanted_is_forgotten(run: Run, config: Path, what: list[str], left: int) -> None:
+    done = run("interactions", "forget", *what, "--config", config)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Forgot {3 - left} interaction")
+    data = json.loads(run("interactions", "stats", "--json", "--config", config).stdout)
+    assert data["interactions"] == left
+
+
+@pytest.mark.parametrize("what", [[], ["--all", "--agent", "a"], ["--id", "1", "--type", "call"]])
+def test_forgetting_wants_to_know_what(run: Run, config: Path, what: list[str]) -> None:
+    done = run("interactions", "forget", *what, "--config", config)
+
+    assert done.returncode == 2
+    assert "say what to forget: --agent, --type, --older-than, or --id, or --all" in done.stderr

@@ -1,0 +1,124 @@
+"""A memory whose vectors and clock a test can read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.errors import ModelError
+from mcp_context_proxy.interactions.interaction import MESSAGE, Interaction
+from mcp_context_proxy.interactions.memory import InteractionMemory, Retention
+from mcp_context_proxy.store import Store, open_store
+
+T = TypeVar("T")
+
+DAY = 86_400.0
+NOW = 20_000 * DAY
+
+SECRET = "hunter2-and-more"
+
+
+class Words:
+    """A model in which a text is the sum of its words; a number is a text with that cosine to every query."""
+
+    def __init__(self, model_id: str = "words", dimensions: int = 64) -> None:
+        self.model_id, self.dimensions = model_id, dimensions
+        self.error: ModelError | None = None
+        self.unusable: set[str] = set()
+        """Texts for which it has no vector."""
+        self.asked: list[Sequence[str]] = []
+
+    def used(self, use: Callable[[Any], T]) -> T:
+        if self.error is not None:
+            raise self.error
+        return use(self)
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        self.asked.append(texts)
+        if self.unusable.intersection(texts):
+            raise ModelError("words", "no vector for that", "say something else")
+        return np.array([self.one(text) for text in texts], np.float32).reshape(len(texts), self.dimensions)
+
+    embed_queries = embed
+
+    def close(self) -> None:
+        pass
+
+    def one(self, text: str) -> np.ndarray:
+        try:
+            cosine = float(text)
+        except ValueError:
+            total = sum(self._direction(word.strip(".,:")) for word in text.lower().split())
+            return (total / np.linalg.norm(total)).astype(np.float32)
+        vector = np.zeros(self.dimensions, np.float32)
+        vector[0], vector[1] = cosine, np.sqrt(max(1 - cosine**2, 0))
+        return vector
+
+    def _direction(self, word: str) -> np.ndarray:
+        seed = hashlib.sha256(f"{self.model_id} {word}".encode()).digest()[:8]
+        return np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(self.dimensions)
+
+
+QUERY = "1"
+"""To which a text that is a number has that cosine."""
+
+
+class Clock:
+    """Seconds since 1970, as a test sets them."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def said(content: str, days: float = 0.0, agent: str = "planner", kind: str = MESSAGE) -> Interaction:
+    """An interaction of some days ago."""
+    return Interaction(agent, kind, content, NOW - days * DAY)
+
+
+def remembered(memory: InteractionMemory, *interactions: Interaction) -> list[Interaction]:
+    """Kept and embedded."""
+    kept = memory.add(interactions)
+    memory.embed(kept)
+    return kept
+
+
+@pytest.fixture
+def words() -> Words:
+    return Words()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.sqlite3"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with open_store(path) as opened:
+        yield opened
+
+
+def memory_in(
+    store: Store, words: Words, clock: Clock, rows: int = 10_000, days: float = 90.0
+) -> InteractionMemory:
+    retention = Retention(rows, days, characters=4000)
+    return InteractionMemory(words, store.interactions, retention, Redactor([("PASSWORD", SECRET)]), clock)
+
+
+@pytest.fixture
+def memory(store: Store, words: Words, clock: Clock) -> InteractionMemory:
+    return memory_in(store, words, clock)

@@ -1,0 +1,61 @@
+"""What is kept of a call."""
+
+import json
+
+import pytest
+
+from mcp_context_proxy.interactions.content import ARGUMENTS_BYTES, call
+
+
+def test_a_call_says_its_goal_its_tool_and_its_arguments() -> None:
+    said = call("post__send", b'{ "to": "team", "n": 1 }', "tell them")
+
+    assert said == 'tell them\npost__send {"to":"team","n":1}'
+
+
+@pytest.mark.parametrize("arguments", [b"{}", b"null", b'""', b"[]"])
+def test_a_call_without_arguments_says_its_tool_alone(arguments: bytes) -> None:
+    assert call("clock__now", arguments, None) == "clock__now"
+
+
+def test_arguments_that_a_model_sent_as_text_are_read_as_well() -> None:
+    assert call("s__t", json.dumps('{"password": "x"}').encode(), None) == 's__t {"password":"[redacted]"}'
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "api_key", "apiKey", "Authorization", "client_secret", "access_token", "passphrase"]
+)
+def test_arguments_that_are_secret_by_their_name_are_not_kept(name: str) -> None:
+    said = call("s__login", json.dumps({"user": "bob", "deep": [{name: "s3cr3t"}]}).encode(), None)
+
+    assert "s3cr3t" not in said
+    assert '"user":"bob"' in said
+
+
+@pytest.mark.parametrize("name", ["key", "author", "keywords", "monkey"])
+def test_arguments_that_only_sound_like_it_are_kept(name: str) -> None:
+    assert "PROJ-1" in call("s__t", json.dumps({name: "PROJ-1"}).encode(), None)
+
+
+def test_numbers_are_no_secrets() -> None:
+    assert '"max_tokens":500' in call("s__t", b'{"max_tokens": 500}', None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        b"{",
+        b'"{"',
+        b"\xff",
+        b"[" * 5000,
+        b'{"a":' * 300 + b"1" + b"}" * 300,
+        b'"' + b"x" * ARGUMENTS_BYTES + b'"',
+    ],
+    ids=["broken", "broken text", "no text", "never ending", "deep", "long"],
+)
+def test_what_cannot_be_looked_into_is_left_out(arguments: bytes) -> None:
+    said = call("s__t", arguments, None)
+
+    assert said.startswith("s__t ")
+    assert "..." in said
+    assert len(said) < 1000

@@ -1,0 +1,259 @@
+"""What is found again, in which order, whose it is, and what is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcp_context_proxy.errors import ModelError, StoreError
+from mcp_context_proxy.interactions.interaction import CALL, Recall
+from mcp_context_proxy.interactions.memory import InteractionMemory
+from mcp_context_proxy.store import InteractionScope, Store, open_store
+
+from .conftest import DAY, NOW, QUERY, SECRET, Clock, Words, memory_in, remembered, said
+
+
+def contents(found: Recall) -> list[str]:
+    return [one.interaction.content for one in found.results]
+
+
+def test_what_was_said_yesterday_goes_before_what_was_nearer_a_month_ago(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.9", days=30), said("0.7", days=1))
+    found = memory.semantic_search_interactions(QUERY)
+
+    assert contents(found) == ["0.7", "0.9"]
+    assert [one.score for one in found.results] == pytest.approx([0.665, 0.193], abs=5e-4)
+    assert [one.cosine for one in found.results] == pytest.approx([0.7, 0.9], abs=1e-6)
+    assert (found.method, found.known, found.without_embedding, found.note) == ("semantic", 2, 0, None)
+
+
+def test_without_decay_the_nearest_goes_first(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.9", days=30), said("0.7", days=1))
+
+    assert contents(memory.semantic_search_interactions(QUERY, time_decay_factor=1.0)) == ["0.9", "0.7"]
+
+
+def test_of_equals_the_latest_goes_first(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.5", agent="a"), said("0.5", agent="b"), said("0.5", days=3, agent="c"))
+    found = memory.semantic_search_interactions(QUERY, time_decay_factor=1.0)
+
+    assert [one.interaction.agent_name for one in found.results] == ["b", "a", "c"]
+
+
+def test_as_many_are_found_as_are_asked_for(memory: InteractionMemory) -> None:
+    remembered(memory, *(said(f"0.{n}") for n in range(11, 40)))
+
+    assert len(memory.semantic_search_interactions(QUERY).results) == 10
+    assert contents(memory.semantic_search_interactions(QUERY, top_k=2)) == ["0.39", "0.38"]
+
+
+def test_what_has_nothing_in_common_with_the_query_is_not_found(memory: InteractionMemory) -> None:
+    remembered(memory, said("0"), said("-0.5"), said("0.1"))
+
+    assert contents(memory.semantic_search_interactions(QUERY)) == ["0.1"]
+
+
+def test_agents_are_kept_apart_or_searched_across(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.9", agent="planner"), said("0.8", agent="coder"), said("0.7", agent="coder"))
+
+    assert contents(memory.semantic_search_interactions(QUERY, "coder")) == ["0.8", "0.7"]
+    assert contents(memory.semantic_search_interactions(QUERY, "nobody")) == []
+    assert contents(memory.semantic_search_interactions(QUERY)) == ["0.9", "0.8", "0.7"]
+    assert memory.semantic_search_interactions(QUERY, "coder").known == 2
+
+
+def test_one_type_alone_can_be_searched(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.9"), said("0.8", kind=CALL), said("0.7", kind=CALL, agent="coder"))
+
+    assert contents(memory.semantic_search_interactions(QUERY, interaction_type=CALL)) == ["0.8", "0.7"]
+    assert contents(memory.semantic_search_interactions(QUERY, "coder", interaction_type=CALL)) == ["0.7"]
+
+
+def test_an_agent_is_found_under_the_name_it_gave_however_it_is_spaced(memory: InteractionMemory) -> None:
+    (kept,) = remembered(memory, said("0.9", agent="  the\u200b planner \n"))
+
+    assert kept.agent_name == "the planner"
+    assert contents(memory.semantic_search_interactions(QUERY, "the  planner")) == ["0.9"]
+
+
+def test_what_has_no_embedding_is_left_out_and_counted(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.5"))
+    memory.add([said("0.9"), said("0.8", agent="coder")])
+    found = memory.semantic_search_interactions(QUERY)
+
+    assert contents(found) == ["0.5"]
+    assert (found.known, found.without_embedding) == (3, 2)
+    assert found.note is not None
+    assert "2 interactions have no embedding" in found.note
+    assert memory.semantic_search_interactions(QUERY, "planner").without_embedding == 1
+
+
+def test_where_the_query_has_no_embedding_the_latest_are_found_and_the_answer_says_so(
+    memory: InteractionMemory, words: Words
+) -> None:
+    remembered(memory, said("0.9", days=3), said("0.1", days=1), said("0.5", days=2, agent="coder"))
+    words.error = ModelError("words", "it is gone", "bring it back")
+    found = memory.semantic_search_interactions(QUERY)
+
+    assert contents(found) == ["0.1", "0.5", "0.9"]
+    assert (found.method, found.results[0].score) == ("recent", None)
+    assert found.note is not None
+    assert "it is gone" in found.note
+    assert contents(memory.semantic_search_interactions(QUERY, "planner", top_k=1)) == ["0.1"]
+
+
+def test_the_latest_can_be_asked_for(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.9", days=3), said("0.1", days=1), said("0.5", days=2, agent="coder"))
+
+    assert contents(memory.recent(limit=2)) == ["0.1", "0.5"]
+    assert contents(memory.recent("coder")) == ["0.5"]
+
+
+def test_another_model_compares_only_what_it_has_embedded(store: Store, words: Words, clock: Clock) -> None:
+    remembered(memory_in(store, words, clock), said("0.9"))
+    other = memory_in(store, Words("others", 32), clock)
+    found = other.semantic_search_interactions(QUERY)
+
+    assert (contents(found), found.without_embedding) == ([], 1)
+    other.embed(other.unembedded(0, 10))
+    assert contents(other.semantic_search_interactions(QUERY)) == ["0.9"]
+
+
+def test_what_another_process_records_or_forgets_is_followed(path, words: Words, clock: Clock) -> None:
+    with open_store(path) as mine, open_store(path) as theirs:
+        memory, other = memory_in(mine, words, clock), memory_in(theirs, words, clock)
+        first, second = remembered(memory, said("0.9"), said("0.5"))
+        assert contents(other.semantic_search_interactions(QUERY)) == ["0.9", "0.5"]
+        remembered(other, said("0.7"))
+        assert contents(memory.semantic_search_interactions(QUERY)) == ["0.9", "0.7", "0.5"]
+        other.forget_one(first.id)
+        remembered(other, said("0.3"))
+        assert contents(memory.semantic_search_interactions(QUERY)) == ["0.7", "0.5", "0.3"]
+        assert not memory.forget_one(first.id)
+        assert memory.forget_one(second.id)
+        assert contents(other.semantic_search_interactions(QUERY)) == ["0.7", "0.3"]
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_whatever_comes_and_goes_a_search_finds_what_is_there(data: st.DataObject) -> None:
+    """Against the definition: everything that is there, scored one by one."""
+    words, clock = Words(), Clock()
+    with open_store("memory") as store:
+        memory = memory_in(store, words, clock)
+        there: dict[int, tuple[float, float]] = {}
+        for _ in range(data.draw(st.integers(1, 8))):
+            fresh = data.draw(st.lists(st.tuples(st.integers(1, 99), st.integers(0, 80)), max_size=4))
+            kept = remembered(memory, *(said(f"0.{cosine:02}", days) for cosine, days in fresh))
+            there |= {one.id: (c / 100, d) for one, (c, d) in zip(kept, fresh, strict=True)}
+            if there and data.draw(st.booleans()):
+                gone = data.draw(st.sampled_from(sorted(there)))
+                memory.forget_one(gone)
+                del there[gone]
+            found = memory.semantic_search_interactions(QUERY, top_k=100)
+            expected = sorted((cosine * 0.95**days for cosine, days in there.values()), reverse=True)
+            assert [one.score for one in found.results] == pytest.approx(expected, abs=1e-6)
+            assert {one.interaction.id for one in found.results} == there.keys()
+
+
+def test_secrets_are_not_kept(memory: InteractionMemory, path) -> None:
+    (kept,) = memory.add([said(f"log in with {SECRET} and sk-abcdefghijklmnopqrstuvwxyz")])
+
+    assert kept.content == "log in with [redacted PASSWORD] and [redacted]"
+    assert SECRET.encode() not in b"".join(file.read_bytes() for file in path.parent.glob("store.sqlite3*"))
+
+
+def test_a_secret_is_known_where_the_text_is_cut(memory: InteractionMemory) -> None:
+    (kept,) = memory.add([said("x" * 3995 + SECRET)])
+
+    assert len(kept.content) == 4000
+    assert SECRET[:5] not in kept.content
+
+
+def test_half_a_character_and_what_nobody_sees_are_not_kept(memory: InteractionMemory) -> None:
+    (kept,) = remembered(memory, said("good\ud800 mor\u200bning\x1b[31m\x00"))
+
+    assert kept.content == "good morning"
+
+
+def test_a_moment_that_is_yet_to_come_is_taken_for_now(memory: InteractionMemory) -> None:
+    (kept,) = remembered(memory, said("0.5", days=-400))
+
+    assert kept.time == NOW
+    assert memory.semantic_search_interactions(QUERY).results[0].score == pytest.approx(0.5)
+
+
+def test_of_too_many_the_latest_to_arrive_are_kept(store: Store, words: Words, clock: Clock) -> None:
+    memory = memory_in(store, words, clock, rows=3)
+    remembered(memory, said("0.1"), said("0.2"))
+    remembered(memory, said("0.3", days=50), said("0.4"))
+
+    assert sorted(contents(memory.recent())) == ["0.2", "0.3", "0.4"]
+    assert contents(memory.semantic_search_interactions(QUERY, time_decay_factor=1.0)) == [
+        "0.4",
+        "0.3",
+        "0.2",
+    ]
+
+
+def test_what_was_recorded_too_long_ago_is_forgotten_by_the_next_one(
+    store: Store, words: Words, clock: Clock
+) -> None:
+    memory = memory_in(store, words, clock, days=7)
+    remembered(memory, said("0.1", days=400))
+    assert contents(memory.recent()) == ["0.1"], "what is told late is kept for as long as anything"
+    clock.now += 8 * DAY
+    remembered(memory, said("0.2"))
+
+    assert contents(memory.recent()) == ["0.2"]
+    assert contents(memory.semantic_search_interactions(QUERY)) == ["0.2"]
+
+
+def test_what_is_forgotten_is_in_no_file_any_more(memory: InteractionMemory, path) -> None:
+    remembered(memory, said("the treasure is under the oak", agent="pirate"), said("0.5"))
+    gone = memory.forget(InteractionScope(agent_name="pirate"))
+
+    kept = b"".join(file.read_bytes() for file in path.parent.glob("store.sqlite3*"))
+    assert gone == 1
+    assert b"treasure" not in kept
+    assert contents(memory.recent()) == ["0.5"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "left"),
+    [
+        (InteractionScope(), []),
+        (InteractionScope(agent_name="coder"), ["0.1", "0.2"]),
+        (InteractionScope(interaction_type=CALL), ["0.1", "0.3"]),
+        (InteractionScope(before=NOW - 5 * DAY), ["0.1", "0.3"]),
+        (InteractionScope("planner", "message"), ["0.2", "0.3"]),
+    ],
+)
+def test_what_is_meant_is_forgotten_and_nothing_else(
+    memory: InteractionMemory, scope: InteractionScope, left: list[str]
+) -> None:
+    remembered(memory, said("0.1"), said("0.2", days=9, kind=CALL), said("0.3", days=1, agent="coder"))
+    assert memory.forget(scope) == 3 - len(left)
+
+    assert sorted(contents(memory.semantic_search_interactions(QUERY))) == left
+    assert sorted(contents(memory.recent())) == left
+
+
+def test_a_damaged_embedding_is_found_by_no_search_and_harms_none(
+    memory: InteractionMemory, store: Store
+) -> None:
+    remembered(memory, said("0.9"), said("0.5"))
+    with store.database.transaction() as connection:
+        connection.execute("UPDATE interaction_vectors SET vector = X'0102' WHERE interaction = 1")
+
+    assert contents(memory.semantic_search_interactions(QUERY)) == ["0.5"]
+
+
+def test_a_store_that_fails_is_told(memory: InteractionMemory, store: Store) -> None:
+    store.close()
+
+    with pytest.raises(StoreError):
+        memory.add([said("0.5")])
+    with pytest.raises(StoreError):
+        memory.semantic_search_interactions(QUERY)

@@ -1,0 +1,173 @@
+"""Interactions over the REST API: posted, found again, forgotten."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from support.proxies import http_proxy
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/api/v1/interactions"
+DAY = 86_400.0
+
+
+@pytest.fixture
+async def forgetful(api: httpx2.AsyncClient) -> AsyncIterator[httpx2.AsyncClient]:
+    """The API of a proxy that remembers nothing yet."""
+    await forget(api)
+    yield api
+
+
+async def forget(api: httpx2.AsyncClient, **narrowed: Any) -> int:
+    answer = await api.delete(PATH, params={"older_than_days": 0, **narrowed})
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["forgotten"])
+
+
+async def post(api: httpx2.AsyncClient, content: str, **more: Any) -> dict[str, Any]:
+    answer = await api.post(PATH, json={"content": content, **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def found(api: httpx2.AsyncClient, **wanted: Any) -> dict[str, Any]:
+    answer = await api.get(PATH, params=wanted)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def contents(answer: dict[str, Any]) -> list[str]:
+    return [result["content"] for result in answer["results"]]
+
+
+async def test_what_was_posted_is_found_by_what_it_was_about(forgetful: httpx2.AsyncClient) -> None:
+    before = time.time()
+    kept = await post(forgetful, "the deployment is on friday", agent_name="planner")
+    await post(forgetful, "lunch is at noon", agent_name="planner")
+    answer = await found(forgetful, query="when do we ship the new version")
+
+    assert kept["agent_name"] == "planner"
+    assert kept["interaction_type"] == "message"
+    assert before <= kept["time"] <= time.time()
+    assert contents(answer)[0] == "the deployment is on friday"
+    assert answer["results"][0]["id"] == kept["id"]
+    assert (answer["method"], answer["known"], answer["without_embedding"]) == ("semantic", 2, 0)
+    assert answer["results"][0]["score"] == pytest.approx(answer["results"][0]["cosine"], abs=1e-3)
+
+
+async def test_what_is_long_past_counts_less(forgetful: httpx2.AsyncClient) -> None:
+    text = "the deployment is on friday"
+    await post(forgetful, text, time=time.time() - 30 * DAY)
+    answer = await found(forgetful, query=text)
+    undecayed = await found(forgetful, query=text, time_decay_factor=1)
+
+    assert answer["results"][0]["score"] == pytest.approx(0.95**30, abs=1e-3)
+    assert answer["results"][0]["cosine"] == pytest.approx(1, abs=1e-3)
+    assert undecayed["results"][0]["score"] == pytest.approx(1, abs=1e-3)
+
+
+async def test_agents_and_types_are_kept_apart_or_searched_across(forgetful: httpx2.AsyncClient) -> None:
+    await post(forgetful, "deploy on friday", agent_name="planner")
+    await post(forgetful, "deploy it now", agent_name="coder", interaction_type="decision")
+    forgetful.headers["x-agent-name"] = "hook"
+    await post(forgetful, "deploy with care")
+    del forgetful.headers["x-agent-name"]
+
+    assert contents(await found(forgetful, query="deploy", agent_name="planner")) == ["deploy on friday"]
+    assert contents(await found(forgetful, query="deploy", agent_name="hook")) == ["deploy with care"]
+    assert contents(await found(forgetful, interaction_type="decision")) == ["deploy it now"]
+    assert len((await found(forgetful, query="deploy"))["results"]) == 3
+    assert len((await found(forgetful, query="deploy", top_k=2))["results"]) == 2
+
+
+async def test_without_a_query_the_latest_come_first(forgetful: httpx2.AsyncClient) -> None:
+    await post(forgetful, "the first", time=time.time() - 2 * DAY)
+    await post(forgetful, "the last")
+    await post(forgetful, "the second", time=time.time() - DAY)
+    answer = await found(forgetful, top_k=2)
+
+    assert contents(answer) == ["the last", "the second"]
+    assert (answer["query"], answer["method"], answer["results"][0]["score"]) == (None, "recent", None)
+
+
+async def test_searches_over_the_api_are_remembered_for_the_agent_in_the_header(
+    forgetful: httpx2.AsyncClient,
+) -> None:
+    headers = {"X-Agent-Name": "hook"}
+    await forgetful.get("/api/v1/tools/search", params={"query": "send a mail"}, headers=headers)
+    await forgetful.post("/api/v1/context", json={"query": "find an old mail"}, headers=headers)
+    looked = {"query": "only looked at", "record": False}
+    await forgetful.post("/api/v1/context", json=looked, headers=headers)
+    answer = await found(forgetful, agent_name="hook", interaction_type="search")
+
+    assert sorted(contents(answer)) == ["find an old mail", "send a mail"]
+
+
+async def test_what_is_unwanted_is_forgotten(forgetful: httpx2.AsyncClient) -> None:
+    kept = await post(forgetful, "one", agent_name="planner")
+    await post(forgetful, "two", agent_name="planner", time=time.time() - 9 * DAY)
+    await post(forgetful, "three", agent_name="coder")
+
+    gone = await forgetful.delete(f"{PATH}/{kept['id']}")
+    again = await forgetful.delete(f"{PATH}/{kept['id']}")
+    assert (gone.json(), again.status_code) == ({"forgotten": 1}, 404)
+    assert await forget(forgetful, older_than_days=7) == 1
+    assert contents(await found(forgetful)) == ["three"]
+    assert await forget(forgetful, agent_name="coder") == 1
+
+
+@pytest.mark.parametrize("unknown", ["abc", "-1", "1.5", "%C2%B2", "9" * 30])
+async def test_an_interaction_that_is_not_there_cannot_be_forgotten(
+    api: httpx2.AsyncClient, unknown: str
+) -> None:
+    assert (await api.delete(f"{PATH}/{unknown}")).status_code == 404
+
+
+async def test_forgetting_wants_to_know_what(api: httpx2.AsyncClient) -> None:
+    answer = await api.delete(PATH)
+
+    assert answer.status_code == 422
+    assert "older_than_days" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"content": " \n"},
+        {"content": "x", "interaction_type": "two words"},
+        {"content": "x", "agent_name": ""},
+        {"content": "x", "time": -1},
+        {"content": "x", "unknown": 1},
+        {"agent_name": "planner"},
+    ],
+)
+async def test_what_is_no_interaction_is_refused(api: httpx2.AsyncClient, body: dict[str, Any]) -> None:
+    assert (await api.post(PATH, json=body)).status_code == 422
+
+
+async def test_a_long_text_is_cut_and_the_answer_has_what_is_kept(forgetful: httpx2.AsyncClient) -> None:
+    kept = await post(forgetful, "word" * 5000)
+
+    assert len(kept["content"]) == 4000
+    assert contents(await found(forgetful)) == [kept["content"]]
+
+
+async def test_where_nothing_is_remembered_everything_is_refused_in_words(workshop: Workshop) -> None:
+    workshop.server("work", tools=[tool("echo")])
+    with http_proxy(workshop.config()) as running:
+        async with httpx2.AsyncClient(base_url=running.base) as client:
+            answers = [
+                await client.post(PATH, json={"content": "x"}),
+                await client.get(PATH),
+                await client.delete(PATH, params={"older_than_days": 0}),
+                await client.delete(f"{PATH}/1"),
+            ]
+
+    assert [answer.status_code for answer in answers] == [403] * 4
+    assert all("enabled = true under [interactions]" in answer.json()["detail"] for answer in answers)
