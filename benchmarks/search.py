@@ -40,6 +40,7 @@ from mcp_context_proxy.retrieval.background import packaged_background
 from mcp_context_proxy.retrieval.fusion import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.query_vectors import query_vectors
+from mcp_context_proxy.retrieval.synonyms import SHARE, synonyms
 from mcp_context_proxy.retrieval.terms import query_terms
 from mcp_context_proxy.retrieval.traits import DESTRUCTIVE, tag_label
 from mcp_context_proxy.store import open_store
@@ -228,7 +229,8 @@ def every_score(index: Index, query: str, queries: QueryEmbedder) -> np.ndarray:
     vectors = query_vectors(query, queries.embed)
     assert vectors is not None
     cosines = index.dense.vectors.cosines(vectors)[:, index.dense.rows]
-    lexical = index.lexical.weigh(query_terms(query)).scores
+    asked = query_terms(query)
+    lexical = index.lexical.weigh(asked, synonyms(asked), SHARE).scores
     return np.round(index.dense.by_item(cosines).max(axis=0) + LEXICAL_FACTOR * lexical, 6)
 
 

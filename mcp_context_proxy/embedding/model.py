@@ -36,6 +36,9 @@ class OnnxModel:
         outputs = [output.name for output in session.get_outputs()]
         self._output = next((name for name in WHOLE_OUTPUTS if name in outputs), outputs[0])
         self._inputs = inputs_of(session)
+        # Apart, so that a query does not wait for a catalog that is being indexed.
+        self._passages = ThreadPoolExecutor(BULK_THREADS, "embedding")
+        self._queries = ThreadPoolExecutor(BULK_THREADS, "embedding-queries")
         self.dimensions = folder.dimensions or self._embed_one("").shape[1]
         """Length of every vector."""
 
@@ -46,21 +49,18 @@ class OnnxModel:
 
     def embed(self, texts: Sequence[str]) -> Matrix:
         """One unit vector per text. Only the first word pieces count, as many as the model reads."""
-        return self._embed_all([self._folder.passage_prefix + text[:MAX_CHARACTERS] for text in texts])
+        return self._embed_all(texts, self._folder.passage_prefix, self._passages)
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix:
         """The same for queries."""
-        return self._embed_all([self._folder.query_prefix + text[:MAX_CHARACTERS] for text in texts])
+        return self._embed_all(texts, self._folder.query_prefix, self._queries)
 
     def close(self) -> None:
-        """Nothing to do: a run takes milliseconds, and the memory goes with the object."""
+        """Nothing to do: a run takes milliseconds; memory and idle threads go with the object."""
 
-    def _embed_all(self, texts: Sequence[str]) -> Matrix:
-        if len(texts) <= 1:
-            rows = [self._embed_one(text) for text in texts]
-        else:
-            with ThreadPoolExecutor(BULK_THREADS, "embedding") as pool:
-                rows = list(pool.map(self._embed_one, texts))
+    def _embed_all(self, texts: Sequence[str], prefix: str, pool: ThreadPoolExecutor) -> Matrix:
+        cut = [prefix + text[:MAX_CHARACTERS] for text in texts]
+        rows = list(map(self._embed_one, cut) if len(cut) <= 1 else pool.map(self._embed_one, cut))
         return np.concatenate(rows) if rows else np.empty((0, self.dimensions), np.float32)
 
     def _embed_one(self, text: str) -> Matrix:

@@ -25,6 +25,9 @@ FIRST_SLAB, LARGEST_SLAB = 2_048, 16_384
 ROWS_A_TURN = 512
 """Rows that meet all texts of a query in turn, while they are in the processor's cache."""
 
+QUERIES_A_TURN = 4
+"""Texts of a query that meet these rows together."""
+
 DECIMALS = 6
 """Cosines are rounded to it: what is below is noise and must not break ties."""
 
@@ -137,12 +140,19 @@ def _slab(first: int, dimensions: int) -> Slab:
 def _products(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """[queries, rows]: of each query with each row.
 
-    Not by `@`: what that makes of a row depends on what other rows there are, and its threads wait for each
+    Always so many rows by so many queries at a time, filled up with zeros: what a matrix product makes of a
+    row would otherwise depend on how many others there are, and a large one has threads that wait for each
     other on a busy machine.
     """
     products = np.empty((len(queries), len(rows)), np.float32)
-    for start in range(0, len(rows), ROWS_A_TURN):
-        turn = slice(start, start + ROWS_A_TURN)
-        for query, found in zip(queries, products, strict=True):
-            np.einsum("rd,d->r", rows[turn], query, out=found[turn])
+    for first in range(0, len(queries), QUERIES_A_TURN):
+        some = queries[first : first + QUERIES_A_TURN]
+        columns = np.zeros((queries.shape[1], QUERIES_A_TURN), np.float32)
+        columns[:, : len(some)] = some.T
+        for start in range(0, len(rows), ROWS_A_TURN):
+            turn = rows[start : start + ROWS_A_TURN]
+            if len(turn) < ROWS_A_TURN:
+                turn = np.concatenate([turn, np.zeros((ROWS_A_TURN - len(turn), rows.shape[1]), np.float32)])
+            found = (turn @ columns).T[: len(some), : len(rows) - start]
+            products[first : first + len(some), start : start + ROWS_A_TURN] = found
     return products
