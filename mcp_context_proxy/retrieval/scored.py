@@ -237,8 +237,8 @@ class Scored:
             near = np.where(self.allowed[item_of], self.similarities, -np.inf)
             chosen[item_of[best(near, top_k)]] = True
         if self.cosine is not None:
-            # The best chunks may all be of a few long items.
-            chosen[best(self.cosine, min(wanted, top_k))] = True
+            # The best chunks may all be of a few long items, and what is best altogether be best in neither.
+            chosen[best(self.fused, min(wanted, top_k))] = True
         chosen |= self.fused > self.plain
         chosen[list(self.supports)] = True
         # In a large catalog far down the words an item may have no score: its cosine was not computed.
