@@ -95,7 +95,7 @@ class LearnedTier:
         state = self._loaded()
         if state.matrix.shape[-1] != query.shape[-1] or not state.pairs:
             return {}
-        cosines = state.matrix @ query
+        cosines = state.cosines(query)
         found: dict[ToolKey, Support] = {}
         now = self._clock()
         for at in np.flatnonzero(cosines >= GATE):
@@ -110,7 +110,7 @@ class LearnedTier:
         state = self._loaded()
         if state.matrix.shape[-1] != query.shape[-1] or not state.pairs:
             return None
-        return confidence(state.pairs, state.matrix @ query)
+        return confidence(state.pairs, state.cosines(query))
 
     def generation(self) -> object:
         """Equal to that of another time as long as the pairs are the same."""
@@ -191,7 +191,7 @@ class LearnedTier:
         """The pair of each tool whose query is the same as this one."""
         if state.matrix.shape[-1] != vector.shape[-1]:
             return {}
-        cosines = state.matrix @ vector
+        cosines = state.cosines(vector)
         same = sorted(np.flatnonzero(cosines >= SAME), key=lambda at: cosines[at])
         return {state.pairs[at].tool: state.pairs[at] for at in same}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 REST_SECONDS: Final = 30.0
 """How long a model that failed is left alone: searches wait for a dead service once in this time."""
+
+ORDERS_KEPT: Final = 256
+"""That are remembered: a question that is put again, of the same tools, is not asked again."""
 
 NOBODY: Final = "there is no model to ask: set rerank.model, or use a client that lets its own be asked"
 
@@ -66,6 +70,7 @@ class Reranker:
         self.mode, self._judge = mode, judge
         self._seconds, self._clock = limits.rerank_seconds, clock
         self._rested: dict[str, tuple[float, str]] = {}
+        self._orders: OrderedDict[tuple[str, str, tuple[Candidate, ...]], list[int]] = OrderedDict()
 
     @property
     def asks_clients(self) -> bool:
@@ -89,15 +94,20 @@ class Reranker:
         judge = self._judge or client
         if skipped is not None or judge is None:
             return ranking, Reranking(False, f"skipped: {skipped or NOBODY}")
+        texts = tuple(_candidate(result) for result in candidates(ranking))
+        if (order := self._orders.get((judge.key, ranking.query, texts))) is not None:
+            return reordered(ranking, order), Reranking(True, f"ordered by {judge.name}, as before")
         if (resting := self._resting(judge)) is not None:
             return ranking, Reranking(False, resting)
-        return await self._asked(judge, ranking)
+        return await self._asked(judge, ranking, texts)
 
-    async def _asked(self, judge: Judge, ranking: Ranking) -> tuple[Ranking, Reranking]:
-        began, texts = self._clock(), [_candidate(result) for result in candidates(ranking)]
+    async def _asked(
+        self, judge: Judge, ranking: Ranking, texts: tuple[Candidate, ...]
+    ) -> tuple[Ranking, Reranking]:
+        began = self._clock()
         try:
             with anyio.fail_after(self._seconds):
-                order = await judge.order(ranking.query, texts)
+                order = completed(await judge.order(ranking.query, texts), len(texts))
         except TimeoutError:
             failure = str(RerankError(judge.name, f"no answer within {self._seconds:g} s"))
         except RerankError as error:
@@ -108,8 +118,11 @@ class Reranker:
             failure = str(RerankError(judge.name, f"{type(error).__name__}: {error}"))
         else:
             self._rested.pop(judge.key, None)
+            self._orders[judge.key, ranking.query, texts] = order
+            if len(self._orders) > ORDERS_KEPT:
+                self._orders.popitem(last=False)
             told = Reranking(True, f"ordered by {judge.name}", self._clock() - began)
-            return reordered(ranking, completed(order, len(texts))), told
+            return reordered(ranking, order), told
         self._leave_alone(judge, failure)
         return ranking, Reranking(False, failure, self._clock() - began)
 

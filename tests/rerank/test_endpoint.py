@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,7 +128,7 @@ async def test_a_service_that_takes_no_temperature_is_asked_without(service, clo
     service.reply = reply
     async with reranker(service) as asking:
         ranking, _ = await asking.rerank(close)
-        await asking.rerank(close)
+        await asking.rerank(replace(close, query="another"))
 
     assert names(ranking.results) == ["c", "a", "b"]
     assert ["temperature" in asked.body for asked in service.requests] == [True, False, False]
@@ -182,6 +183,18 @@ async def test_a_service_that_failed_is_left_alone_for_a_while(service, close):
         service.reply, clock.now = saying("2, 1"), REST_SECONDS + 1
         _, outcome = await asking.rerank(close)
     assert outcome.used
+
+
+async def test_the_same_question_is_not_asked_twice(service, close):
+    async with reranker(service) as asking:
+        first, _ = await asking.rerank(close)
+        again, outcome = await asking.rerank(close)
+        await asking.rerank(replace(close, query="another"))
+
+    assert names(first.results) == names(again.results) == ["b", "a", "c"]
+    assert outcome.used
+    assert outcome.reason.endswith("as before")
+    assert len(service.requests) == 2
 
 
 async def test_without_any_model_to_ask_the_outcome_says_what_to_set(close):

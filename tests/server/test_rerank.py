@@ -162,7 +162,7 @@ async def test_with_an_endpoint_the_client_is_left_in_peace(workshop: Workshop, 
     assert host.asked == []
     assert order(result) == before[::-1]
     assert json.dumps(service.requests[0].data[0]) == json.dumps({"request": QUERY})
-    assert explained.rerank == f"ordered by small at {service.url}"
+    assert explained.rerank == f"ordered by small at {service.url}, as before"
 
 
 async def test_auto_leaves_a_clear_case_alone(workshop: Workshop, service: ChatService) -> None:

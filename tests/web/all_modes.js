@@ -12,7 +12,7 @@ import("/ui/view.js").then(({ contextView }) => {
     description: "https://example.com/a/very/long/address/without/any/place/to/break/it/anywhere/at/all",
     priority: 5,
   }));
-  const told = { time: 1, query: "q", origin: "search", session: "s", failure: "failed", note: "noted", seconds: 1 };
+  const told = { time: 1, query: "q", origin: "search", session: "s", failure: "failed", note: "noted", seconds: 1, rerank: { reason: "by" } };
   const request = { ...told, id: "1", tokens: 6, items, dropped: items, near_misses: items };
   document.getElementById("context").replaceChildren(...contextView(request, 100, "name", false));
   return true;
