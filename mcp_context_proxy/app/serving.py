@@ -35,12 +35,14 @@ def store_location(config: Config) -> Path | Literal["memory"] | None:
 
 
 @asynccontextmanager
-async def open_proxy(config: Config) -> AsyncIterator[Proxy]:
-    """A running proxy, without a front."""
+async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[Proxy]:
+    """A running proxy, without a front; if it is to have one, most servers wait for that."""
     redact_logs(config)
     store = await anyio.to_thread.run_sync(open_store, store_location(config))
     try:
         proxy = Proxy(config, store)
+        if serves:
+            proxy.fleet.starts.hold_back()
         async with proxy.running():
             yield proxy
     finally:
@@ -56,8 +58,8 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
         async with anyio.create_task_group() as listening:
             asked, reloader = anyio.Event(), Reloader(config, load_again)
             listening.start_soon(listen_for_signals, signals, asked, reloader.ask)
-            async with open_proxy(config) as proxy:
-                # Half a second of imports, in which the servers start.
+            async with open_proxy(config, serves=True) as proxy:
+                # Half a second of imports, in which the first servers start.
                 await load_sdk()
                 from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
                 from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415
@@ -79,6 +81,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     group.start_soon(_stop_when_asked, asked, proxy, group.cancel_scope)
                     group.start_soon(reloader.run, apply)
                     group.start_soon(_spare_the_collector, proxy)
+                    proxy.fleet.starts.let_all()
                     await front(proxy, server)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()

@@ -24,6 +24,7 @@ from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.requests import Requests
 from mcp_context_proxy.downstream.rest import Rest
+from mcp_context_proxy.downstream.starts import Starts
 from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.wishes import Wishes
 from mcp_context_proxy.errors import ServerUnavailableError
@@ -189,16 +190,16 @@ class DownstreamClient:
         """Begin with what is remembered of a lazy server, so that it need not be started to be searched."""
         await self._connection.recall()
 
-    async def run(self, starting: anyio.Semaphore) -> None:
+    async def run(self, starts: Starts) -> None:
         """Own the connection until `stop`: connect, list, watch, and connect again after a failure.
 
         Args:
-            starting: Bounds how many servers are being started at a time.
+            starts: Bounds how many servers are being started at a time.
         """
         try:
             await self.recall()
             async with anyio.create_task_group() as group:
-                group.start_soon(self._connection.keep, starting)
+                group.start_soon(self._connection.keep, starts)
                 group.start_soon(self._lanes.run)
                 await self._stop.wait()
                 group.cancel_scope.cancel()

@@ -20,7 +20,7 @@ from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, de
 from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.rest import Rest
-from mcp_context_proxy.downstream.slot import Slot
+from mcp_context_proxy.downstream.starts import Slot, Starts
 from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.subscription import Subscription
 from mcp_context_proxy.downstream.wishes import Wishes
@@ -89,18 +89,18 @@ class Connection:
             self._rest.refresh_first = known.stale
             self._sleep()
 
-    async def keep(self, starting: anyio.Semaphore) -> None:
+    async def keep(self, starts: Starts) -> None:
         """Connect, list, watch, and connect again after a failure, until cancelled.
 
         Args:
-            starting: Bounds how many servers are being started at a time.
+            starts: Bounds how many servers are being started at a time.
         """
         restarts = self._condition.restarts
         while True:
             if self._rest.allowed and self._condition.introduction is not None:
                 self._rest.begin()
                 await self._rest.until_called()
-            lasted = await self._connect_once(starting)
+            lasted = await self._connect_once(starts)
             if self._condition.state is State.ASLEEP:
                 continue
             seconds = restarts.wait_seconds(lasted)
@@ -117,10 +117,10 @@ class Connection:
             else:
                 await anyio.sleep_forever()
 
-    async def _connect_once(self, starting: anyio.Semaphore) -> float:
+    async def _connect_once(self, starts: Starts) -> float:
         """Connect and stay so until the connection is lost; return for how many seconds it was ready."""
         ready_at: float | None = None
-        slot, seconds = Slot(starting), self._config.connect_timeout
+        slot, seconds = Slot(starts), self._config.connect_timeout
         self._login_wanted = False
         try:
             await slot.take()

@@ -16,6 +16,7 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.condition import State
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.memory import Memory
+from mcp_context_proxy.downstream.starts import Starts
 from mcp_context_proxy.errors import ServerUnavailableError
 
 
@@ -67,7 +68,8 @@ class Fleet:
         """Started with a changed configuration, and not yet in their predecessors' places."""
         self._retiring: set[DownstreamClient] = set()
         self._group: TaskGroup | None = None
-        self._starting = anyio.Semaphore(limits.starts_at_once)
+        self.starts = Starts(limits.starts_at_once)
+        """Says when servers are started."""
 
     def client(self, name: str) -> DownstreamClient:
         """The client of a server.
@@ -212,7 +214,7 @@ class Fleet:
 
     def _start(self, client: DownstreamClient) -> None:
         assert self._group is not None
-        self._group.start_soon(client.run, self._starting, name=f"server {client.name}")
+        self._group.start_soon(client.run, self.starts, name=f"server {client.name}")
 
     def _retire(self, client: DownstreamClient | None) -> None:
         if client is not None:

@@ -1,0 +1,62 @@
+"""How many servers are being started at a time, and before the proxy itself is ready."""
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import inside
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.downstream.starts import Slot, Starts
+
+pytestmark = pytest.mark.anyio
+
+
+class Starting:
+    """Servers that want to start, and those that may."""
+
+    def __init__(self, starts: Starts, count: int) -> None:
+        self.slots = [Slot(starts) for _ in range(count)]
+        self.may: list[int] = []
+
+    async def start(self, number: int) -> None:
+        await self.slots[number].take()
+        self.may.append(number)
+
+
+async def test_a_server_waits_for_one_of_the_places() -> None:
+    starting = Starting(Starts(2), 3)
+    async with anyio.create_task_group() as group:
+        for number in range(3):
+            group.start_soon(starting.start, number)
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0, 1]
+        starting.slots[1].free()
+        starting.slots[1].free()
+        await anyio.wait_all_tasks_blocked()
+
+    assert starting.may == [0, 1, 2]
+
+
+async def test_before_the_proxy_serves_only_a_first_wave_is_started() -> None:
+    starts = Starts(2)
+    starts.hold_back()
+    starting = Starting(starts, 4)
+    async with anyio.create_task_group() as group:
+        for number in range(4):
+            group.start_soon(starting.start, number)
+        await anyio.wait_all_tasks_blocked()
+        for slot in starting.slots[:2]:
+            slot.free()
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0, 1]
+        starts.let_all()
+        await anyio.wait_all_tasks_blocked()
+
+    assert starting.may == [0, 1, 2, 3]
+
+
+async def test_without_a_front_to_wait_for_all_are_started(workshop: Workshop) -> None:
+    for number in range(5):
+        workshop.server(f"s{number}", tools=[tool("work")])
+    async with inside(workshop.config(limits={"starts_at_once": 2})) as proxy:
+        await until(lambda: all(client.link is not None for client in proxy.fleet.serving()))
