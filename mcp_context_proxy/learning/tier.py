@@ -96,14 +96,22 @@ class LearnedTier:
         if state.matrix.shape[-1] != query.shape[-1] or not state.pairs:
             return {}
         cosines = state.cosines(query)
-        found: dict[ToolKey, Support] = {}
+        near = np.flatnonzero(cosines >= GATE)
+        nearest_first = near[np.argsort(-cosines[near], kind="stable")]
+        best: dict[ToolKey, tuple[float, Pair]] = {}
         now = self._clock()
-        for at in np.flatnonzero(cosines >= GATE):
+        for at, cosine in zip(nearest_first.tolist(), cosines[nearest_first].tolist(), strict=True):
             pair = state.pairs[at]
-            counted = float(cosines[at]) - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
-            if pair.tool not in found or counted > found[pair.tool].cosine:
-                found[pair.tool] = Support(counted, pair.query, pair.uses, state.is_general(pair.tool))
-        return found
+            known = best.get(pair.tool)
+            # Most are ruled out by their cosine alone; thousands of pairs can be near to one query.
+            if known is None or cosine - DISCOUNT > known[0]:
+                counted = cosine - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
+                if known is None or counted > known[0]:
+                    best[pair.tool] = counted, pair
+        return {
+            tool: Support(counted, pair.query, pair.uses, state.is_general(tool))
+            for tool, (counted, pair) in best.items()
+        }
 
     def confidence(self, query: NDArray[np.float32]) -> float | None:
         """How much is known of requests like this; None where too little was learned to tell."""

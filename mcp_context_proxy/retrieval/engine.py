@@ -253,11 +253,10 @@ class Engine:
 
 def _by_item(index: Index, by_tool: Mapping[tuple[str, str], T]) -> Iterator[tuple[int, T]]:
     """Values by server and own name of a tool, by its position."""
-    for (server, name), value in by_tool.items():
-        for item in index.named(name_key(name)):
-            tool = index.items[item]
-            if isinstance(tool, Tool) and (tool.server, tool.name) == (server, name):
-                yield item, value
+    for item in index.named_any(name_key(name) for _, name in by_tool):
+        tool = index.items[item]
+        if isinstance(tool, Tool) and (tool.server, tool.name) in by_tool:
+            yield item, by_tool[tool.server, tool.name]
 
 
 def _unfinished(indexed: tuple[int, int], unread: int, filters: Filters) -> str | None:

@@ -6,7 +6,7 @@ be unfinished: then some of its items have no vectors yet, or some of the snapsh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -60,6 +60,11 @@ class Index:
     def named(self, key: str) -> list[int]:
         """Items that have a name, given as `name_key` has it."""
         return [int(item) for item in np.flatnonzero((self.names == hash(key)).any(axis=1))]
+
+    def named_any(self, keys: Iterable[str]) -> list[int]:
+        """Items that have one of some names."""
+        wanted = np.array([hash(key) for key in keys], np.int64)
+        return [int(item) for item in np.flatnonzero(np.isin(self.names, wanted).any(axis=1))]
 
     def labelled(self, label: str) -> NDArray[np.bool_]:
         """Which items have a label (`traits`)."""

@@ -254,3 +254,24 @@ def test_a_pair_that_was_learned_survives_kill_9(tmp_path):
             assert store.warning is None
             kept = {row.tool for row in store.learned.all()}
         assert {f"tool{number}" for number in range(last + 1)} <= kept
+
+
+def test_of_many_pairs_near_a_query_each_tool_has_the_one_that_counts_most(tier, words, clock):
+    """Against the definition, pair by pair."""
+    for number in range(60):
+        clock.now += SECONDS_A_DAY / 3
+        for again in range(number % 3 + 1):
+            tier.learn(
+                use(f"{QUERY} number {number % 20} {number}", ("office", f"t{number % 7}"), f"s{again}")
+            )
+    query = words.one(f"{QUERY} number 5")
+    found = tier.supported(query)
+
+    expected: dict[tuple[str, str], float] = {}
+    for pair in tier.pairs:
+        cosine = float(pair.vector @ query)
+        if cosine >= 0.5:
+            counted = cosine - 0.10 - 0.10 * (1 - pair.confidence_at(clock.now))
+            expected[pair.tool] = max(counted, expected.get(pair.tool, -1))
+    assert len(expected) == 7
+    assert {tool: support.cosine for tool, support in found.items()} == pytest.approx(expected)
