@@ -74,7 +74,7 @@ class State:
         return State.of(pair for pair in self.pairs if id(pair) not in ids)
 
     def cosines(self, query: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of each pair's query with this one; not by `@`, whose threads wait for each other on a busy machine."""
+        """Of each pair's query with this one; not by `@`, whose threads wait for each other."""
         cosines: NDArray[np.float32] = np.einsum("pd,d->p", self.matrix, query)
         return cosines
 
