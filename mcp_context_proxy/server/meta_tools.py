@@ -285,6 +285,7 @@ def _recall() -> dict[str, Any]:
 
 
 def _found_schema(**more: Any) -> dict[str, Any]:
+    """Of what a search answers. Hosts may put it into every request, so it says what is there and no more."""
     item = {
         "type": "object",
         "properties": {
@@ -292,7 +293,7 @@ def _found_schema(**more: Any) -> dict[str, Any]:
             "name": {"type": "string"},
             "score": {"type": "number"},
             "why": {"type": "string"},
-            "learned": {"type": "number", "description": "Part of the score that earlier use added"},
+            "learned": {"type": "number"},
         },
         "required": ["type", "name", "score", "why"],
     }
@@ -300,13 +301,13 @@ def _found_schema(**more: Any) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "query": {"type": "string"},
-            "fits": {"type": "boolean", "description": "Whether anything matches well"},
+            "fits": {"type": "boolean"},
             "results": {"type": "array", "items": item},
-            "near_misses": {"type": "array", "items": item},
+            "near_misses": {"type": "array"},
             "method": {"type": "string", "enum": ["hybrid", "lexical"]},
-            "known": {"type": "integer", "description": "Items searched"},
+            "known": {"type": "integer"},
             "request_id": {"type": "string"},
-            "indexed": {"type": "object", "description": "Done, of total"},
+            "indexed": {"type": "object"},
             "note": {"type": "string"},
             **more,
         },
