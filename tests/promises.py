@@ -52,7 +52,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A server that fails again and again is left alone, and tried once a minute.",
+        "A server that fails again and again without having answered anything is left alone, and tried once "
+        "a minute.",
         ("downstream/test_restarts.py::test_after_five_failures_it_is_left_alone_and_tried_once_a_minute",),
     ),
     Promise(

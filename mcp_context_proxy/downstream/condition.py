@@ -55,6 +55,8 @@ class Condition:
         self.introduction: Introduction | None = None
         self.cause = ""
         """Why the connection failed last; empty while there is nothing to say."""
+        self.useful = False
+        """It has answered a request of a client since it was connected."""
         self.restarts = Restarts(limits)
         self.settled = anyio.Event()
         """The first attempt to connect has succeeded or failed."""
@@ -64,6 +66,11 @@ class Condition:
         """Follow other limits."""
         self._limits = limits
         self.restarts.configure(limits)
+
+    def start(self) -> None:
+        """The server is being connected."""
+        self.useful = False
+        self.enter(State.STARTING)
 
     def enter(self, state: State) -> None:
         """Be in a state, and tell if that is another one."""

@@ -103,7 +103,7 @@ class Connection:
             lasted = await self._connect_once(starts)
             if self._condition.state is State.ASLEEP:
                 continue
-            seconds = restarts.wait_seconds(lasted)
+            seconds = restarts.wait_seconds(lasted, self._condition.useful)
             if restarts.left_alone:
                 logger.info("server %s: failed %d times in a row", self._config.name, restarts.failures)
             await self._pause(seconds)
@@ -124,7 +124,7 @@ class Connection:
         self._login_wanted = False
         try:
             await slot.take()
-            self._condition.enter(State.STARTING)
+            self._condition.start()
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
                 async with connect(

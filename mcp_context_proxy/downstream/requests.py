@@ -70,6 +70,7 @@ class Requests:
         self.under_way += 1
         try:
             result = await self._sent(await self._connected(), method, params, outgoing)
+            self._condition.useful = True
             if nests_deeper(bytes(result), limits.nesting_results):
                 what = f"with a result nested deeper than {limits.nesting_results} levels"
                 raise BadAnswerError(name, what)

@@ -1,7 +1,8 @@
 """Decides when a server whose connection was lost is connected again. Knows no clock and no server.
 
-One that worked and died is wanted back at once. Then waiting begins, twice as long each time, with jitter, so
-that many do not come back together. One that fails again and again is left alone, and tried once in a while.
+One that worked and died is wanted back at once, as often as it has answered something meanwhile. Else waiting
+begins, twice as long each time, with jitter, so that many do not come back together. One that fails again and
+again is left alone, and tried once in a while.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class Restarts:
         """Whether the breaker is open."""
         return self.failures >= self._limits.breaker_failures
 
-    def wait_seconds(self, lasted: float) -> float:
+    def wait_seconds(self, lasted: float, useful: bool = False) -> float:
         """How long to wait, now that a connection was lost that had been ready for `lasted` seconds.
 
-        0 for `lasted` means that it never was.
+        0 for `lasted` means that it never was; `useful`, that it has answered a request of a client.
         """
-        if lasted >= self._limits.backoff_reset_seconds:
+        if useful or lasted >= self._limits.backoff_reset_seconds:
             self.failures = 0
             return 0.0
         self.failures += 1

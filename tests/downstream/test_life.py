@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from functools import partial
 from typing import Any
 
@@ -169,6 +170,21 @@ async def test_a_kill_during_a_call_names_the_signal(workshop: Workshop) -> None
         result = await Host(proxy, "handshake").call("frail__die")
 
     assert "killed by signal 9" in text(result)
+
+
+async def test_one_that_is_killed_again_and_again_is_there_for_the_next_call(workshop: Workshop) -> None:
+    workshop.server("frail", tools=[tool("pid")], calls={"pid": [{"pid": True}]})
+    pids = []
+    limits = {"backoff_first_seconds": 9000.0, "backoff_max_seconds": 9000.0, "breaker_seconds": 9000.0}
+    async with inside(workshop.config(limits=limits)) as proxy:
+        host = Host(proxy, "handshake")
+        for _ in range(12):
+            while (result := await host.call("frail__pid")).get("isError"):  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.01)
+            pids.append(int(result["content"][0]["text"]))
+            os.kill(pids[-1], signal.SIGKILL)
+
+    assert len(set(pids)) == 12
 
 
 async def test_a_crash_fails_every_call_that_is_under_way_once(workshop: Workshop) -> None:

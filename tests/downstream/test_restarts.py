@@ -41,6 +41,13 @@ def test_after_five_failures_it_is_left_alone_and_tried_once_a_minute() -> None:
     assert restarts.left_alone
 
 
+def test_one_that_has_answered_something_is_wanted_back_at_once_however_often_it_dies() -> None:
+    restarts = Restarts(Limits(), most)
+
+    assert [restarts.wait_seconds(0.01, useful=True) for _ in range(50)] == [0.0] * 50
+    assert not restarts.left_alone
+
+
 def test_a_minute_of_health_forgets_everything() -> None:
     restarts = Restarts(Limits(), most)
     for _ in range(6):
