@@ -89,9 +89,14 @@ def _tools(index: Index, keys: frozenset[tuple[str, str]]) -> list[int]:
     """Where the tools are that are given by server and own name."""
     if not keys:
         return []
-    named = _named(index, (name for _, name in keys))
+    # One number for server and name: many servers have a tool of the same name.
+    own = np.array([hash(key) for key in index.keys], np.int64)[index.sources] ^ index.names[:, 0]
+    wanted = np.array([hash(server) ^ _hashed(name) for server, name in keys], np.int64)
+    found = np.flatnonzero(np.isin(own, wanted))
     return [
-        at for at in named if isinstance(tool := index.items[at], Tool) and (tool.server, tool.name) in keys
+        int(at)
+        for at in found
+        if isinstance(tool := index.items[at], Tool) and (tool.server, tool.name) in keys
     ]
 
 

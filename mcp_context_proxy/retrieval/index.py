@@ -7,7 +7,7 @@ be unfinished: then some of its items have no vectors yet, or some of the snapsh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -19,6 +19,9 @@ from mcp_context_proxy.retrieval.dense import DenseIndex
 from mcp_context_proxy.retrieval.lexical import LexicalIndex
 from mcp_context_proxy.retrieval.parts import Identity, Part
 from mcp_context_proxy.retrieval.vectors import Pool
+
+MASKS_KEPT = 64
+"""Labels whose items are remembered: a byte for each item."""
 
 NO_MODEL = "no embedding model is configured; searched by words only"
 
@@ -56,6 +59,8 @@ class Index:
     """Why there will be no vectors."""
     complete: bool
     """Whether nothing is to be added to it; after a failure that may pass, there is."""
+    masks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Which items have a label, for labels that were asked for."""
 
     def named(self, key: str) -> list[int]:
         """Items that have a name, given as `name_key` has it."""
@@ -67,9 +72,13 @@ class Index:
         return [int(item) for item in np.flatnonzero(np.isin(self.names, wanted).any(axis=1))]
 
     def labelled(self, label: str) -> NDArray[np.bool_]:
-        """Which items have a label (`traits`)."""
-        found = np.zeros(len(self.items), bool)
-        found[self.label_items[self.labels == hash(label)]] = True
+        """Which items have a label (`traits`); not to be changed."""
+        found = self.masks.get(label)
+        if found is None:
+            found = np.zeros(len(self.items), bool)
+            found[self.label_items[self.labels == hash(label)]] = True
+            if len(self.masks) < MASKS_KEPT:
+                self.masks[label] = found
         return found
 
     def has_label(self, label: str) -> bool:

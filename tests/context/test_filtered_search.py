@@ -47,7 +47,7 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
             tool("send_mail", "Send an email message to a recipient"),
         ],
     )
-    workshop.server("away", settings={"category": "far"}, at_start=[{"exit": 3}])
+    workshop.server("away").settings = {"url": "http://127.0.0.1:9/mcp", "category": "far"}
     rules = workshop.folder / "rules"
     document(rules, "mailing", "Every email message ends with our address.", tags="[post]")
     documents = [{"kind": "rule", "path": str(rules)}]
