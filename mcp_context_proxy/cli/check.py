@@ -116,11 +116,22 @@ async def _running(config: Config) -> list[Verdict]:
             if warning := diagnosis.unpinned(server):
                 verdicts.append(Verdict(Level.WARNING, name, warning))
         verdicts += _findings(proxy)
+        verdicts += await _rerank(proxy)
     if not config.servers:
         verdicts.append(
             Verdict(Level.WARNING, "servers", "none are configured: add one under [servers.NAME]")
         )
     return verdicts
+
+
+async def _rerank(proxy: Proxy) -> list[Verdict]:
+    """Whether the model that is to put tools in order answers; without one the client's own is asked."""
+    found = await proxy.searching.reranker.tried()
+    if found is None:
+        return []
+    if not found.used:
+        return [Verdict(Level.WARNING, "rerank", found.reason, remedy="until then, search orders alone")]
+    return [Verdict(Level.OK, "rerank", f"{found.reason}, answered in {found.seconds * 1000:,.0f} ms")]
 
 
 def _documents(proxy: Proxy) -> Iterator[Verdict]:

@@ -34,6 +34,9 @@ REST_SECONDS: Final = 30.0
 ORDERS_KEPT: Final = 256
 """That are remembered: a question that is put again, of the same tools, is not asked again."""
 
+PLAIN_CASE: Final = (Candidate("send_mail", "Send a mail"), Candidate("read_file", "Read a file"))
+"""What a configured model is tried with."""
+
 NOBODY: Final = "there is no model to ask: set rerank.model, or use a client that lets its own be asked"
 
 
@@ -101,30 +104,44 @@ class Reranker:
             return ranking, Reranking(False, resting)
         return await self._asked(judge, ranking, texts)
 
+    async def tried(self) -> Reranking | None:
+        """What becomes of asking the configured model about a plain case; None for the client's own."""
+        if self._judge is None:
+            return None
+        began, query = self._clock(), "send a mail"
+        try:
+            await self._order(self._judge, query, PLAIN_CASE)
+        except RerankError as error:
+            return Reranking(False, str(error), self._clock() - began)
+        return Reranking(True, self._judge.name, self._clock() - began)
+
     async def _asked(
         self, judge: Judge, ranking: Ranking, texts: tuple[Candidate, ...]
     ) -> tuple[Ranking, Reranking]:
         began = self._clock()
         try:
-            with anyio.fail_after(self._seconds):
-                order = completed(await judge.order(ranking.query, texts), len(texts))
-        except TimeoutError:
-            failure = str(RerankError(judge.name, f"no answer within {self._seconds:g} s"))
+            order = await self._order(judge, ranking.query, texts)
         except RerankError as error:
-            failure = str(error)
+            self._leave_alone(judge, str(error))
+            return ranking, Reranking(False, str(error), self._clock() - began)
+        self._rested.pop(judge.key, None)
+        self._orders[judge.key, ranking.query, texts] = order
+        if len(self._orders) > ORDERS_KEPT:
+            self._orders.popitem(last=False)
+        return reordered(ranking, order), Reranking(True, f"ordered by {judge.name}", self._clock() - began)
+
+    async def _order(self, judge: Judge, query: str, texts: tuple[Candidate, ...]) -> list[int]:
+        try:
+            with anyio.fail_after(self._seconds):
+                return completed(await judge.order(query, texts), len(texts))
+        except TimeoutError:
+            raise RerankError(judge.name, f"no answer within {self._seconds:g} s") from None
+        except RerankError:
+            raise
         except Exception as error:
             # boundary: a search must not fail because of a second opinion on it
             logger.exception("reranking failed")
-            failure = str(RerankError(judge.name, f"{type(error).__name__}: {error}"))
-        else:
-            self._rested.pop(judge.key, None)
-            self._orders[judge.key, ranking.query, texts] = order
-            if len(self._orders) > ORDERS_KEPT:
-                self._orders.popitem(last=False)
-            told = Reranking(True, f"ordered by {judge.name}", self._clock() - began)
-            return reordered(ranking, order), told
-        self._leave_alone(judge, failure)
-        return ranking, Reranking(False, failure, self._clock() - began)
+            raise RerankError(judge.name, f"{type(error).__name__}: {error}") from error
 
     def _resting(self, judge: Judge) -> str | None:
         until, failure = self._rested.get(judge.key, (0.0, ""))

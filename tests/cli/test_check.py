@@ -4,6 +4,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from support.chat import chat_service
 from support.servers import Workshop, tool
 
 from .conftest import Run
@@ -134,3 +135,17 @@ def test_a_runner_without_a_version_is_warned_about(
 
     assert (warning is None) == (package is None)
     assert package is None or f"version of {package} is newest" in str(warning)
+
+
+def test_the_model_that_orders_tools_is_tried(run: Run, workshop: Workshop) -> None:
+    workshop.server("desk", tools=[tool("echo")])
+    with chat_service() as service:
+        config = workshop.config(rerank={"endpoint": service.url, "model": "small"})
+        well = run("check", "--config", config)
+        service.reply = lambda asked: asked.answer(401, b"no")
+        badly = run("check", "--config", config)
+
+    assert well.returncode == badly.returncode == 0
+    assert f"rerank: small at {service.url}, answered in" in " ".join(well.stdout.split())
+    assert "set rerank.api_key" in " ".join(badly.stdout.split())
+    assert "warning" in badly.stdout
