@@ -210,4 +210,15 @@ PROMISES = (
         "configured.",
         ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
     ),
+    Promise(
+        "A model that is asked for a second opinion decides about nothing but the order of five tools, and "
+        "can neither hold up a search beyond `limits.rerank_seconds` nor fail it.",
+        (
+            "rerank/test_order.py::test_any_answer_gives_an_order",
+            "rerank/test_prompt.py::test_each_candidate_is_one_line_of_data_and_none_can_pose_as_another",
+            "rerank/test_endpoint.py::test_what_cannot_be_used_leaves_the_order_as_it_was",
+            "rerank/test_endpoint.py::test_an_answer_that_never_comes_is_waited_for_no_longer_than_the_limit",
+            "rerank/test_endpoint.py::test_an_answer_that_trickles_in_is_late_too",
+        ),
+    ),
 )
