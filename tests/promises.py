@@ -180,6 +180,7 @@ PROMISES = (
             "front/test_slow_clients.py::test_who_does_not_go_on_is_disconnected",
             "front/test_slow_clients.py::test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same",
             "front/test_slow_clients.py::test_who_reads_nothing_of_a_large_answer_is_disconnected",
+            "front/test_slow_clients.py::test_a_session_that_reads_nothing_keeps_no_other_from_hearing",
             "front/test_slow_clients.py::test_a_crowd_that_asks_for_nothing_keeps_nobody_out",
         ),
     ),

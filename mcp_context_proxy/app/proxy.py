@@ -190,7 +190,7 @@ class Proxy:
         async with anyio.create_task_group() as group, self.searching.reranker, self.fleet:
             group.start_soon(self.upkeep.run)
             group.start_soon(self.changes.run)
-            group.start_soon(self.broadcast.run)
+            group.start_soon(self.open_sessions.run)
             group.start_soon(self.parked.run)
             group.start_soon(self.searcher.run)
             group.start_soon(self.records.run)

@@ -97,7 +97,7 @@ class Changes:
             for method in changed:
                 await self._publish_event(method, {})
                 for session in self._sessions:
-                    await self._sessions.send(session, method, {})
+                    self._sessions.tell(session, method, {})
             if changed:
                 await anyio.sleep(LISTS_PAUSE_SECONDS)
 
@@ -112,10 +112,10 @@ class Changes:
                 await self._publish_event(RESOURCE_UPDATED, params)
             for session in self._sessions:
                 if session in grown:
-                    await self._sessions.send(session, TOOLS_CHANGED, {})
+                    self._sessions.tell(session, TOOLS_CHANGED, {})
                 for uri, params in updated.items():
                     if session.subscribes(uri):
-                        await self._sessions.send(session, RESOURCE_UPDATED, params)
+                        self._sessions.tell(session, RESOURCE_UPDATED, params)
             await anyio.sleep(PAUSE_SECONDS)
 
     async def _publish_event(self, method: str, params: Members) -> None:

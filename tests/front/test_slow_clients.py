@@ -11,6 +11,7 @@ import anyio
 import httpx2
 import pytest
 from support.proxies import HttpProxy, http_proxy
+from support.raw_client import HttpWire, http
 from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.anyio
@@ -23,6 +24,7 @@ LIMITS = {
     "stalled_seconds": 0.6,
 }
 HTTP = "http://"
+MESSAGE = "notifications/message"
 HEAD = "POST /mcp HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n"
 
 
@@ -133,3 +135,26 @@ def test_a_request_in_pieces_that_comes_in_time_is_served(proxy: HttpProxy) -> N
             peer.sendall(piece.encode())
 
         assert until_closed(peer).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_session_that_reads_nothing_keeps_no_other_from_hearing(workshop: Workshop) -> None:
+    go, count = workshop.flag("go"), 300
+    message = {"method": MESSAGE, "params": {"level": "error", "data": "x" * 50_000}}
+    workshop.server(
+        "loud",
+        tools=[tool("work")],
+        capabilities={"tools": {}, "logging": {}},
+        after_initialized=[{"wait": str(go)}, *[{"announce": message}] * count],
+    )
+    with http_proxy(workshop.config(limits={"stalled_seconds": 600.0})) as proxy:
+        async with http(proxy.base, opened=False) as deaf, http(proxy.base) as listening:
+            await deaf.open()
+            assert isinstance(deaf.wire, HttpWire)
+            for client in (deaf, listening):
+                await client.request("logging/setLevel", {"level": "debug"})
+            await listening.until_listed("loud__work")
+            headers = deaf.wire.headers({}) | {"accept": "text/event-stream"}
+            async with deaf.wire._http.stream("GET", f"{proxy.base}/mcp", headers=headers) as unread:
+                assert unread.status_code == 200
+                go.touch()
+                await listening.until(lambda client: len(client.notified(MESSAGE)) == count)
