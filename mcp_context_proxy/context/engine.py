@@ -6,6 +6,7 @@ Runs on the event loop; what blocks is done by what it is given.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -116,7 +117,7 @@ class ContextEngine:
         on_progress: OnProgress | None = None,
         rerank: RerankMode | None = None,
         client: Judge | None = None,
-        lists: bool = False,
+        listed: Collection[str] | None = None,
     ) -> Selected:
         """The same, with what the search found.
 
@@ -131,7 +132,7 @@ class ContextEngine:
             rerank: When another model is asked for the order of the best tools; by default as configured, and
                 never for a list, which has an order of its own, or where somebody only looks.
             client: The model of whoever asks, where it may be asked.
-            lists: Whether it decides what a handshake-era session has in its list.
+            listed: Exposed names in the list of a handshake-era session, where this decides on that list.
 
         Raises:
             UnknownFilterError: the scope has a server, category or tag that there is not.
@@ -140,7 +141,7 @@ class ContextEngine:
         options = overridden(self._options, of_session, overrides)
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
         scope = replace(scope or EVERYTHING, without=view.removed)
-        request = Request(query, origin, options, view, scope, lists)
+        request = Request(query, origin, options, view, scope, listed)
         draft = Draft(query, origin, view.id, options)
         try:
             snapshot = await self._searcher.ready(self._catalog, on_progress)

@@ -5,7 +5,7 @@ Nothing here fails because the search did: its failure is part of what is record
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from mcp_context_proxy.context import budget, trust
@@ -40,8 +40,8 @@ class Request:
     options: ContextOptions
     session: SessionView = NO_SESSION
     scope: Scope = EVERYTHING
-    lists: bool = False
-    """Whether it decides what a handshake-era session has in its list."""
+    listed: Collection[str] | None = None
+    """What the list of a handshake-era session has, where this request decides on it; None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ class Selection:
         draft.add(self._companion(companion) for companion in brought)
         budget.keep(draft)
         if trust.is_doubted(draft.confidence):
-            draft.add(trust.filling(found.tools, snapshot, request.scope, draft, self._uncertain))
+            room = trust.Room(snapshot, request.scope, request.listed or ())
+            draft.add(trust.filling(found.tools, room, draft, self._uncertain))
         return Selected(draft.finished(), snapshot, _taken(found, brought, draft))
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
@@ -123,7 +124,7 @@ class Selection:
         if draft.failure is not None:
             return None
         try:
-            if request.lists:
+            if request.listed is not None:
                 draft.confidence = self._searcher.confidence(request.query, snapshot)
                 depth = trust.RANKED if trust.is_doubted(draft.confidence) else depth
             return self._searcher.find(

@@ -108,7 +108,7 @@ class OwnTools:
                 scope=Scope(kinds, wanted.constraints()),
                 on_progress=_progress(params, notify),
                 client=client,
-                lists=caller.session is not None,
+                listed=None if caller.session is None else tuple(caller.session.shown),
             )
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
@@ -132,7 +132,7 @@ class OwnTools:
             origin="set_context",
             on_progress=_progress(params, notify),
             client=client,
-            lists=caller.session is not None,
+            listed=None if caller.session is None else tuple(caller.session.shown),
         )
         self._note(query, caller)
         handle.shown = dict.fromkeys(selected.tool_names)

@@ -165,7 +165,7 @@ class ToolList:
             query.session,
             origin="list",
             scope=Scope(kinds=TOOL_ONLY),
-            lists=isinstance(query.session, Session),
+            listed=() if isinstance(query.session, Session) else None,
         )
         context = selected.context
         if context.failure is not None:

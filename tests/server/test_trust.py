@@ -46,7 +46,9 @@ def other_needs() -> list[str]:
 
 
 def config(workshop: Workshop, **more: object) -> object:
-    return workshop.config(expose={"mode": "search", "list_all_below": 1000}, search={"top_n": 1}, **more)
+    return workshop.config(
+        expose={"mode": "search", "list_all_below": 1000}, search={"top_n": 1, "include_score": 1.0}, **more
+    )
 
 
 async def test_a_new_installation_lists_what_was_found_and_nothing_else(workshop: Workshop) -> None:
@@ -116,3 +118,19 @@ async def test_who_asks_for_one_server_or_keeps_no_list_gets_no_more(workshop: W
         (context,) = await proxy.contexts.requests()
 
     assert [item.name for item in context.items] == ["desk__send_mail"]
+
+
+async def test_the_list_of_a_session_never_outgrows_its_room_however_many_doubtful_searches_there_are(
+    workshop: Workshop,
+) -> None:
+    async with inside(config(workshop)) as proxy:
+        await learn(proxy, other_needs(), "tool_00")
+        host = Host(proxy, "handshake")
+        for number in (7, 21, 33):
+            await host.call(SEARCH, {"query": f"measure gauge number {number} of the plant"})
+        listed = [name for name in await host.names() if name.startswith("desk")]
+        costs = {item.name: item.tokens for one in await proxy.contexts.requests() for item in one.items}
+
+    assert len(listed) > 5
+    # What a search finds is always listed, also where there is no room left.
+    assert sum(costs[name] for name in listed) <= 1000 + 2 * max(costs.values())
