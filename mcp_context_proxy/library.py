@@ -19,12 +19,13 @@ import msgspec
 from mcp_context_proxy.catalog.naming import exposed_name
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import engine
+from mcp_context_proxy.context.background import OnProgress
 from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.options import DomainOptions, DomainOverrides, Overrides, configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.request import ContextItem, Draft, Mode, RequestContext
-from mcp_context_proxy.context.search import OnProgress, Searcher, Snapshots
+from mcp_context_proxy.context.search import Searcher, Snapshots
 from mcp_context_proxy.context.selection import Request
 from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.context.session import Sessions, key_of

@@ -22,13 +22,13 @@ from mcp_context_proxy.catalog.library import DocumentLibrary
 from mcp_context_proxy.config import Config, DocumentsConfig
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.context.background import Indexed
 from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.handles import Handles
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
-from mcp_context_proxy.context.search import Indexed
 from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party

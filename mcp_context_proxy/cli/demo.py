@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mcp.shared.dispatcher import ProgressFnT
     from mcp.types import CallToolResult, Tool
 
-    from mcp_context_proxy.context.search import OnProgress
+    from mcp_context_proxy.context.background import OnProgress
     from mcp_context_proxy.embedding.tokens import TokenCounter
 
 SEARCHES: Final = (

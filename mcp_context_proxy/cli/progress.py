@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
-    from mcp_context_proxy.context.search import OnProgress
+    from mcp_context_proxy.context.background import OnProgress
     from mcp_context_proxy.downstream.client import DownstreamClient
 
 NAMED: Final = 4

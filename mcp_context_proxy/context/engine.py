@@ -14,13 +14,14 @@ import anyio
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import answers, session_items
+from mcp_context_proxy.context.background import OnProgress
 from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.explanation import Explanation, explain
 from mcp_context_proxy.context.options import NO_OVERRIDES, ContextOptions, Overrides, overridden
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.request import ContextItem, Draft, Origin, RequestContext
-from mcp_context_proxy.context.search import EVERYTHING, OnProgress, Scope, Searcher, Snapshots
+from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, Snapshots
 from mcp_context_proxy.context.selection import Request, Selected, Selection
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
 from mcp_context_proxy.errors import UnknownFilterError

@@ -1,38 +1,29 @@
-"""Runs searches: off the event loop, a few at a time, with progress for whoever waits.
-
-The first search of a snapshot has it indexed in the background, and waits for that a moment only.
-"""
+"""Runs searches: off the event loop, a few at a time, with progress for whoever waits."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
-from anyio.from_thread import check_cancelled
-from anyio.from_thread import run_sync as on_loop
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import constraints, known_values
+from mcp_context_proxy.context.background import BackgroundIndexing, Indexed, OnProgress
 from mcp_context_proxy.context.constraints import NO_CONSTRAINTS, Constraints, Figures
 from mcp_context_proxy.context.found import Excluded, Found
 from mcp_context_proxy.context.options import ContextOptions, DomainOptions, configured
 from mcp_context_proxy.context.remembered import RememberedAnswers
 from mcp_context_proxy.context.session import ItemKey
-from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import DOCUMENT_KINDS, Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.filters import Filters
 from mcp_context_proxy.retrieval.ranking import Ranking, SearchOptions
-
-logger = logging.getLogger(__name__)
 
 STARTING_PATIENCE_SECONDS = 1.0
 """How long a search waits for servers that are still starting: a host's first question should not miss
@@ -50,9 +41,6 @@ EXCLUDED_NAMED = 3
 TOOL_ONLY = frozenset({Kind.TOOL})
 
 T = TypeVar("T")
-
-OnProgress = Callable[[int, int], None]
-"""Takes how many texts are indexed, of how many. Called on the event loop; must not block."""
 
 
 class Snapshots(Protocol):
@@ -78,31 +66,6 @@ class Scope:
 EVERYTHING = Scope()
 
 
-@dataclass(frozen=True, slots=True)
-class Indexed:
-    """How far indexing is."""
-
-    tools: int
-    """All there are."""
-    documents: int
-    """All there are."""
-    indexed: int
-    total: int
-    """Tools and documents that can be found."""
-    complete: bool
-    """Whether nothing more is to come: where there is no model, with nothing indexed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Wanted:
-    """A snapshot that searches want indexed."""
-
-    snapshot: Snapshot
-    since: float = field(default_factory=anyio.current_time)
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    """Indexed, or given up."""
-
-
 class Searcher:
     """The engine as the server uses it: asynchronous, with the configured options."""
 
@@ -123,14 +86,11 @@ class Searcher:
             open_model: Makes the model ready, in a thread, while servers are waited for and words are read.
             figures: What is known of tools from their calls, now.
         """
-        self._open_model = open_model
         self._engine, self._caught_up, self._figures = engine, caught_up, figures
         self.remembered = RememberedAnswers[Found]()
         self.configure(config)
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
-        self._wanted: _Wanted | None = None
-        self._asked, self._begun = anyio.Event(), anyio.Event()
-        self._listeners: list[OnProgress] = []
+        self._indexing = BackgroundIndexing(engine, open_model)
 
     def configure(self, config: Config) -> None:
         """Search with these options from now on."""
@@ -140,61 +100,11 @@ class Searcher:
 
     async def run(self) -> None:
         """Index what searches want, in a thread, until cancelled; a newer snapshot goes first."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._have_model)
-            while True:
-                await self._asked.wait()
-                self._asked = anyio.Event()
-                if self._wanted is not None:
-                    await self._index_wanted(self._wanted)
-
-    async def _have_model(self) -> None:
-        await self._begun.wait()
-        # Whoever needs it hears the same, and the log has it.
-        with contextlib.suppress(ModelError):
-            await anyio.to_thread.run_sync(self._open_model, abandon_on_cancel=True)
-
-    async def _index_wanted(self, wanted: _Wanted) -> None:
-        def superseded() -> bool:
-            return _stopped() or self._wanted is not wanted
-
-        indexed = partial(self._engine.index, wanted.snapshot, _from_thread(self._tell), superseded)
-        try:
-            await anyio.to_thread.run_sync(indexed)
-        except EmbeddingCancelledError as stopped:
-            logger.debug("%s", stopped)
-        except Exception:
-            # boundary: after a fault in indexing, search goes on by what is ready
-            logger.exception("indexing failed")
-        finally:
-            wanted.ended.set()
-
-    def _tell(self, done: int, total: int) -> None:
-        for listener in self._listeners:
-            listener(done, total)
+        await self._indexing.run()
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Have a snapshot indexed in the background."""
-        self._begun.set()
-        if self._engine.indexed(snapshot):
-            return
-        if self._wanted is None or self._wanted.snapshot is not snapshot or self._wanted.ended.is_set():
-            self._wanted = _Wanted(snapshot)
-        self._asked.set()
-
-    async def _indexed(self, snapshot: Snapshot, until: float, on_progress: OnProgress | None) -> None:
-        """Wait until a snapshot is indexed, but not for ever."""
-        self.prepare(snapshot)
-        if self._engine.indexed(snapshot) or self._wanted is None:
-            return
-        listeners = [on_progress] if on_progress is not None else []
-        self._listeners += listeners
-        try:
-            with anyio.move_on_at(min(until, self._wanted.since + self._patience)):
-                await self._wanted.ended.wait()
-        finally:
-            for listener in listeners:
-                self._listeners.remove(listener)
+        self._indexing.prepare(snapshot)
 
     async def search(
         self,
@@ -225,11 +135,11 @@ class Searcher:
 
     async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
         """What to search: servers that are still starting, and indexing, are waited for a moment."""
-        self._begun.set()
+        self._indexing.begin()
         until = anyio.current_time() + self._patience
         await self._caught_up(STARTING_PATIENCE_SECONDS)
         snapshot = catalog.snapshot
-        await self._indexed(snapshot, until, on_progress)
+        await self._indexing.wait(snapshot, until, self._patience, on_progress)
         return snapshot
 
     async def off_loop(self, function: Callable[[], T]) -> T:
@@ -336,8 +246,7 @@ class Searcher:
 
     async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
         """Index a snapshot ahead of the first search, to the end."""
-        indexed = partial(self._engine.index, snapshot, _from_thread(on_progress), _stopped)
-        await anyio.to_thread.run_sync(indexed, limiter=self._limiter)
+        await self._indexing.index(snapshot, on_progress, self._limiter)
 
 
 def tool_search(options: DomainOptions) -> SearchOptions:
@@ -350,13 +259,3 @@ def document_search(options: DomainOptions) -> SearchOptions:
     """How the engine is asked for rules and references."""
     # A document that hardly fits costs a model more than a tool that does: it is read, not skipped.
     return replace(tool_search(options), share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
-
-
-def _stopped() -> bool:
-    """Never true: raises what ends the thread, when the task that waits for it is cancelled."""
-    check_cancelled()
-    return False
-
-
-def _from_thread(on_progress: OnProgress | None) -> OnProgress | None:
-    return None if on_progress is None else lambda done, total: on_loop(on_progress, done, total)

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw
 
+from mcp_context_proxy.context.background import OnProgress
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.handles import Handle, Handles
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.query import handle_of
-from mcp_context_proxy.context.search import OnProgress, Scope
+from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.selection import Selected
 from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.fleet import Fleet

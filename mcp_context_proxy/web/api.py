@@ -13,11 +13,12 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.exposed import tool_definition
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session_items
+from mcp_context_proxy.context.background import Indexed
 from mcp_context_proxy.context.engine import ContextEngine, SessionState
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.query import QUERY_CHARACTERS
 from mcp_context_proxy.context.request import RequestContext
-from mcp_context_proxy.context.search import Indexed, Scope
+from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.selection import Selected
 from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.errors import StoreError, UnknownFilterError, UnknownItemError
