@@ -12,7 +12,7 @@ from support.servers import Workshop, tool
 pytestmark = pytest.mark.anyio
 
 CHANGED = "notifications/tools/list_changed"
-SOON = 5
+SOON = 20
 """Seconds within which a host must be answered: ten times what it takes, a fraction of what a server may."""
 
 
