@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 GUARDIAN = Path(__file__).with_name("guardian.py")
 
+LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""What of the environment Python itself may need to start."""
+
 DISMISSAL_SECONDS = 0.5
 """For the guardian to go when there is nothing left to guard."""
 
@@ -77,7 +80,7 @@ def _start_guardian() -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            env={},
+            env={name: os.environ[name] for name in LIBRARIES if name in os.environ},
             bufsize=0,
             start_new_session=True,
         )
