@@ -80,6 +80,8 @@ def _show_all(console: Terminal, found: Sequence[RequestContext]) -> None:
 
 
 def _show_one(console: Terminal, context: RequestContext) -> None:
+    from mcp_context_proxy.context.found import said
+
     console.say(Text(f'"{one_line(context.query)}"', style="bold"))
     facts = [_moment(context.time), context.origin, f"about {context.tokens:,} tokens"]
     if context.session is not None:
@@ -87,6 +89,9 @@ def _show_one(console: Terminal, context: RequestContext) -> None:
     console.say(Text(", ".join(facts), style="dim"))
     if context.failure is not None:
         console.prose(Text(f"The selection failed: {context.failure}", style="yellow"))
+    if context.filters:
+        asked = ", ".join(f"{name} {said(value)}" for name, value in context.filters.items())
+        console.prose(Text(f"Filters: {one_line(asked)}", style="dim"), hanging=9)
     if context.rerank is not None:
         console.prose(Text(f"Rerank: {one_line(context.rerank.reason)}", style="dim"), hanging=8)
     _show_items(console, "Items", context.items)

@@ -12,7 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
+from pydantic_core import PydanticCustomError
 
 from mcp_context_proxy.config.limits import Count, Limits, Seconds
 from mcp_context_proxy.items import IncludeMode
@@ -25,7 +26,19 @@ Flag = Annotated[bool, Field(strict=True)]
 Amount = Annotated[int, Field(strict=True, ge=0)]
 Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
-Tag = Annotated[str, Field(pattern=r"^[^,\s]([^,\n]*[^,\s])?$", max_length=64)]
+
+TAG_CHARACTERS: Final = 64
+"""Of a category or a tag: a word or two."""
+
+
+def _is_tag(text: str) -> str:
+    if not 1 <= len(text) <= TAG_CHARACTERS or text != text.strip() or set(text) & {",", "\n"}:
+        message = "must be 1 to {most} characters, without commas, and without spaces at its ends"
+        raise PydanticCustomError("tag", message, {"most": TAG_CHARACTERS})
+    return text
+
+
+Tag = Annotated[str, AfterValidator(_is_tag)]
 """A category or tag: no commas, which divide several of them where they are asked for."""
 
 

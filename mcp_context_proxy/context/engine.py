@@ -143,7 +143,7 @@ class ContextEngine:
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
         scope = replace(scope or EVERYTHING, without=view.removed)
         request = Request(query, origin, options, view, scope, listed)
-        draft = Draft(query, origin, view.id, options)
+        draft = Draft(query, origin, view.id, options, filters=scope.constraints.applied())
         try:
             snapshot = await self._searcher.ready(self._catalog, on_progress)
             await self._searcher.check(request.scope, snapshot)

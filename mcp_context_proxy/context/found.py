@@ -71,7 +71,7 @@ class Found:
         """What the constraints left out, for who reads the answer; None where they left what fits."""
         if not self.constraints or self.results:
             return None
-        asked = ", ".join(f"{name} {_said(value)}" for name, value in self.constraints.applied().items())
+        asked = ", ".join(f"{name} {said(value)}" for name, value in self.constraints.applied().items())
         if self.considered:
             items = "1 item" if self.considered == 1 else f"{self.considered:,} items"
             note = f"Nothing fits among the {items} that the filters leave ({asked})."
@@ -83,7 +83,8 @@ class Found:
         return f"{note} Left out by them: {'; '.join(named)}."
 
 
-def _said(value: object) -> str:
+def said(value: object) -> str:
+    """The value of a filter, for a person."""
     if isinstance(value, list):
         return "+".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

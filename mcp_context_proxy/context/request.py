@@ -99,6 +99,8 @@ class RequestContext:
     """How much use has taught of such requests, 0 to 1; None where nothing hangs on it, or it is unknown."""
     rerank: Reranking | None = None
     """What became of asking another model for the order; None where that is not configured."""
+    filters: dict[str, JSON] = field(default_factory=dict)
+    """What the search was asked to keep to, by name."""
     seconds: float = 0.0
     """How long it took to build."""
 
@@ -127,6 +129,7 @@ class Draft:
     note: str | None = None
     confidence: float | None = None
     rerank: Reranking | None = None
+    filters: dict[str, JSON] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, items: Iterable[ContextItem]) -> None:
@@ -157,6 +160,7 @@ class Draft:
             note=self.note,
             confidence=self.confidence,
             rerank=self.rerank,
+            filters=self.filters,
             seconds=time.perf_counter() - self.began,
         )
 

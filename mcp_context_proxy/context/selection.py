@@ -87,7 +87,7 @@ class Selection:
         draft.add(self.session_items(snapshot, request.session))
         if found is None:
             return Selected(draft.finished(), snapshot, self._instead(request, snapshot, draft))
-        draft.note = found.tools.note
+        draft.note = found.tools.note or found.filter_note
         draft.near_misses = tuple(self._selected(result) for result in found.near_misses)
         draft.add(self._selected(result) for result in found.results)
         brought = self._brought(request, snapshot, found, draft)

@@ -262,6 +262,7 @@ def _request_answer(context: RequestContext, describer: Describer) -> messages.R
         note=context.note,
         confidence=context.confidence,
         rerank=context.rerank,
+        filters=context.filters,
         seconds=context.seconds,
         tokens=context.tokens,
     )

@@ -180,6 +180,8 @@ class RequestAnswer(Struct, frozen=True):
     note: str | None
     confidence: float | None
     rerank: Reranking | None
+    filters: dict[str, bool | float | str | list[str]]
+    """What the search was asked to keep to, by name."""
     seconds: float
     tokens: int
     """Of all items together."""

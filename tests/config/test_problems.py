@@ -207,6 +207,18 @@ def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
             id="tool",
         ),
         pytest.param(
+            "command = 'x'\n[servers.s.tools.t]\ntags = ['fine', 'a,b']",
+            "4 servers.s.tools.t.tags[1]: must be 1 to 64 characters, without commas, and without spaces at "
+            "its ends",
+            id="tag",
+        ),
+        pytest.param(
+            "command = 'x'\ncategory = ' '",
+            "3 servers.s.category: must be 1 to 64 characters, without commas, and without spaces at "
+            "its ends",
+            id="category",
+        ),
+        pytest.param(
             "command = 'x'\ntools.t.include = 'no'",
             f'3 servers.s.tools.t.include: {MODES}, not "no"',
             id="dotted",

@@ -12,7 +12,11 @@ from support.servers import Workshop, tool
 from mcp_context_proxy import Catalog, ContextEngine
 from mcp_context_proxy import tool as library_tool
 from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.config import load
+from mcp_context_proxy.context.constraints import Constraints
 from mcp_context_proxy.context.remembered import ANSWERS, SECONDS, RememberedAnswers
+from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.learning.signals import Signal, Use
 
 pytestmark = pytest.mark.anyio
@@ -152,3 +156,20 @@ async def test_what_is_searched_while_indexing_goes_on_is_not_remembered(worksho
     assert first.context.note is not None
     assert after.context.note is None
     assert after.found.tools.method == "hybrid"
+
+
+async def test_changed_tags_count_at_once_and_restart_nothing(workshop: Workshop) -> None:
+    server = workshop.server("s", tools=[tool("send_mail", "Send a mail"), tool("read_mail", "Read a mail")])
+    scope = Scope(None, Constraints(tags=("careful",)))
+    config = workshop.config()
+    async with inside(config) as proxy:
+        with pytest.raises(UnknownFilterError):
+            await proxy.contexts.select("a mail", scope=scope)
+        await names(proxy, "a mail")
+        server.settings["tools"] = {"send_mail": {"tags": ["careful"]}}
+        await proxy.apply(load(workshop.config(), environ={}))
+        await proxy.settled()
+        selected = await proxy.contexts.select("a mail", scope=scope)
+
+    assert [result.item.name for result in selected.found.results] == ["send_mail"]
+    assert len(server.ledger.entries("start")) == 1

@@ -231,7 +231,8 @@ async def test_a_search_keeps_to_its_filters_and_says_which_it_kept_to(api: http
     answer = (await api.get(f"{API}/tools/search", params=parameters)).json()
 
     assert [one["name"] for one in answer["results"]] == ["post__list_mail"]
-    assert answer["metadata"]["filters_applied"] == {"tags": ["post", "read"]}
+    record = (await api.get(f"{API}/requests/{answer['metadata']['request_id']}")).json()
+    assert answer["metadata"]["filters_applied"] == record["filters"] == {"tags": ["post", "read"]}
     (found,) = answer["results"]
     assert found["category"] == {"name": "post", "origin": "derived"}
     assert found["tags"] == [{"name": "post", "origin": "derived"}, {"name": "read", "origin": "derived"}]
