@@ -101,6 +101,8 @@ class RequestContext:
     """What became of asking another model for the order; None where that is not configured."""
     seconds: float = 0.0
     """How long it took to build."""
+    owner: str | None = None
+    """Who asked over MCP, by a digest of the credentials; None without any, and where no host asked."""
 
     @property
     def tokens(self) -> int:
@@ -128,6 +130,7 @@ class Draft:
     confidence: float | None = None
     rerank: Reranking | None = None
     began: float = field(default_factory=time.perf_counter)
+    owner: str | None = None
 
     def add(self, items: Iterable[ContextItem]) -> None:
         """Take items that are not in it yet; one that is keeps its mode and gains its score."""
@@ -158,12 +161,15 @@ class Draft:
             confidence=self.confidence,
             rerank=self.rerank,
             seconds=time.perf_counter() - self.began,
+            owner=self.owner,
         )
 
 
 def as_data(context: RequestContext) -> dict[str, JSON]:
-    """As JSON has it, with its tokens in all."""
-    return {**msgspec.to_builtins(context), "tokens": context.tokens}
+    """As JSON has it, with its tokens in all; whose it is stays here."""
+    data: dict[str, JSON] = {**msgspec.to_builtins(context), "tokens": context.tokens}
+    del data["owner"]
+    return data
 
 
 def encoded(context: RequestContext) -> bytes:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.interactions.decay import all_aged
 from mcp_context_proxy.items import Vector
+from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import InteractionScope, InteractionStore, InteractionVector
 
 READ_AT_ONCE = 1_000
@@ -57,7 +58,7 @@ class InteractionVectors:
         """Those with the best scores, the best first and of equals the latest, and how many were compared."""
         facts = self._known
         (at,) = np.nonzero(self._within(scope))
-        cosines = (self._matrix[: self._count] @ query)[at].astype(np.float64)
+        cosines = dots(self._matrix[: self._count], query)[at].astype(np.float64)
         scores = all_aged(cosines, facts["time"][at], now, factor)
         best = np.lexsort((-facts["id"][at], -facts["time"][at], -scores))[:top_k]
         near = [

@@ -153,5 +153,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         END
         """,
     ),
+    (
+        "ALTER TABLE requests ADD COLUMN owner TEXT",  # NULL: whoever has no credentials
+        "CREATE INDEX requests_by_owner ON requests (owner, time)",
+    ),
 )
 """Statements per version; each version is applied in one transaction."""
