@@ -119,6 +119,7 @@ class ContextEngine:
         rerank: RerankMode | None = None,
         client: Judge | None = None,
         listed: Collection[str] | None = None,
+        owner: str | None = None,
     ) -> Selected:
         """The same, with what the search found.
 
@@ -134,6 +135,7 @@ class ContextEngine:
                 never for a list, which has an order of its own, or where somebody only looks.
             client: The model of whoever asks, where it may be asked.
             listed: Exposed names in the list of a handshake-era session, where this decides on that list.
+            owner: Who asks, where a host does.
 
         Raises:
             UnknownFilterError: the scope has a server, category or tag that there is not.
@@ -143,7 +145,8 @@ class ContextEngine:
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
         scope = replace(scope or EVERYTHING, without=view.removed)
         request = Request(query, origin, options, view, scope, listed)
-        draft = Draft(query, origin, view.id, options, filters=scope.constraints.applied())
+        filters = scope.constraints.applied()
+        draft = Draft(query, origin, view.id, options, filters=filters, owner=owner)
         try:
             snapshot = await self._searcher.ready(self._catalog, on_progress)
             await self._searcher.check(request.scope, snapshot)
@@ -291,6 +294,10 @@ class ContextEngine:
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
         """The latest request contexts, of one session (by public id) or of all, newest first."""
         return await self._records.latest(limit, session)
+
+    async def requests_of(self, owner: str | None, limit: int = 50) -> list[RequestContext]:
+        """The same, of one who asked."""
+        return await self._records.latest_of(owner, limit)
 
     async def request(self, request_id: str) -> RequestContext | None:
         """One request context; None when it is unknown or forgotten."""

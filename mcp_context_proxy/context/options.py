@@ -58,6 +58,8 @@ class ContextOptions:
     """For how many requests a tool that was used stays selected."""
     expand_results: bool = False
     """Whether the answer of the latest call may bring items."""
+    calibrated: bool = True
+    """Whether the ``include_score`` of presets means anything: cosines of another model are other numbers."""
     list_tokens: int = 0
     """What a list may hold where a selection is not to be relied on, without ``max_tokens``."""
 
@@ -103,6 +105,7 @@ def configured(config: Config) -> ContextOptions:
         history=context.history,
         retain_requests=context.retain_requests,
         expand_results=context.expand_results,
+        calibrated=calibrated,
         list_tokens=config.expose.list_all_below,
     )
 
@@ -116,16 +119,18 @@ def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:
         changed = {name: value for name in own if (value := getattr(level, name)) is not None}
         options = replace(
             options,
-            tools=_domain(options.tools, level.tools),
-            documents=_domain(options.documents, level.documents),
+            tools=_domain(options.tools, level.tools, options.calibrated),
+            documents=_domain(options.documents, level.documents, options.calibrated),
             **changed,
         )
     return options
 
 
-def _domain(options: DomainOptions, level: DomainOverrides) -> DomainOptions:
+def _domain(options: DomainOptions, level: DomainOverrides, calibrated: bool) -> DomainOptions:
     if level.preset is not None:
         options = DomainOptions.of(PRESETS[level.preset])
+        if not calibrated:
+            options = replace(options, include_score=None)
     numbers = {
         name: value
         for name in ("top_k", "top_n", "include_score")

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -68,10 +69,23 @@ class RequestRecords:
 
     async def latest(self, limit: int, session: str | None = None) -> list[RequestContext]:
         """The latest, of one session or of all, newest first; also those of other proxies on the store."""
-        recent = [*reversed(self._recent.values())]
-        found = {one.id: one for one in recent if session is None or one.session == session}
+        recent = (one for one in self.recent() if session is None or one.session == session)
+        return await self._with_stored(recent, limit, lambda store: store.latest(limit, session))
+
+    async def latest_of(self, owner: str | None, limit: int) -> list[RequestContext]:
+        """The same, of one who asked."""
+        recent = (one for one in self.recent() if one.owner == owner)
+        return await self._with_stored(recent, limit, lambda store: store.latest_of(owner, limit))
+
+    async def _with_stored(
+        self,
+        recent: Iterable[RequestContext],
+        limit: int,
+        read: Callable[[RequestStore], list[RequestRow]],
+    ) -> list[RequestContext]:
+        found = {one.id: one for one in recent}
         if self._store is not None:
-            rows = await anyio.to_thread.run_sync(self._latest, limit, session)
+            rows = await anyio.to_thread.run_sync(self._rows, partial(read, self._store))
             stored = (_read(row) for row in rows if row.id not in found)
             found |= {one.id: one for one in stored if one is not None}
         return sorted(found.values(), key=lambda one: -one.time)[:limit]
@@ -97,7 +111,7 @@ class RequestRecords:
 
     def _put(self, contexts: Iterable[RequestContext]) -> None:
         assert self._store is not None
-        rows = [RequestRow(one.id, one.time, one.session, encoded(one)) for one in contexts]
+        rows = [RequestRow(one.id, one.time, one.session, encoded(one), one.owner) for one in contexts]
         try:
             self._store.put(rows, self._keep, time.time() - self._age)
         except StoreError as error:
@@ -111,10 +125,9 @@ class RequestRecords:
             self._warn(error)
             return None
 
-    def _latest(self, limit: int, session: str | None) -> list[RequestRow]:
-        assert self._store is not None
+    def _rows(self, read: Callable[[], list[RequestRow]]) -> list[RequestRow]:
         try:
-            return self._store.latest(limit, session)
+            return read()
         except StoreError as error:
             self._warn(error)
             return []

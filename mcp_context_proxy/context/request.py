@@ -103,6 +103,8 @@ class RequestContext:
     """What the search was asked to keep to, by name."""
     seconds: float = 0.0
     """How long it took to build."""
+    owner: str | None = None
+    """Who asked over MCP, by a digest of the credentials; None without any, and where no host asked."""
 
     @property
     def tokens(self) -> int:
@@ -131,6 +133,7 @@ class Draft:
     rerank: Reranking | None = None
     filters: dict[str, JSON] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
+    owner: str | None = None
 
     def add(self, items: Iterable[ContextItem]) -> None:
         """Take items that are not in it yet; one that is keeps its mode and gains its score."""
@@ -162,12 +165,15 @@ class Draft:
             rerank=self.rerank,
             filters=self.filters,
             seconds=time.perf_counter() - self.began,
+            owner=self.owner,
         )
 
 
 def as_data(context: RequestContext) -> dict[str, JSON]:
-    """As JSON has it, with its tokens in all."""
-    return {**msgspec.to_builtins(context), "tokens": context.tokens}
+    """As JSON has it, with its tokens in all; whose it is stays here."""
+    data: dict[str, JSON] = {**msgspec.to_builtins(context), "tokens": context.tokens}
+    del data["owner"]
+    return data
 
 
 def encoded(context: RequestContext) -> bytes:

@@ -28,9 +28,12 @@ oldest are not written, or stay without."""
 EMBEDDED_AT_ONCE: Final = 16
 """Some 50 ms of work with the packaged model, beside which a search gets its turn."""
 
-REST: Final = 2.0
-"""Times that embedding rests for as long as it took, while more waits than it can do at once: then it takes a
-third of one processor, never all of it."""
+GATHERING_SECONDS: Final = 0.5
+"""Before what came is embedded, unless somebody wants to find it: an agent works in bursts, and is not to
+share the processor with its own memory."""
+
+REST: Final = 5.0
+"""Times that embedding rests for as long as it took. It may take two threads, so a third of one processor."""
 
 PATIENCE_SECONDS: Final = 1.0
 """How long a search waits for what was recorded a moment ago: the model may have to be opened first."""
@@ -59,6 +62,8 @@ class InteractionRecorder:
         self._posted: deque[_Posted] = deque()
         self._unembedded: deque[Interaction] = deque(maxlen=WAITING)
         self._wake, self._to_embed, self._idle = anyio.Event(), anyio.Event(), anyio.Event()
+        self._hurry = anyio.Event()
+        self._complete = False
         self._busy = 0
         self._store_failed = False
 
@@ -85,6 +90,7 @@ class InteractionRecorder:
     async def settled(self) -> None:
         """Wait until everything given so far is written, and embedded where it can be."""
         while self._noted or self._posted or self._unembedded or self._busy:
+            self._hurry.set()
             self._idle = anyio.Event()
             await self._idle.wait()
 
@@ -143,28 +149,40 @@ class InteractionRecorder:
         while True:
             await self._to_embed.wait()
             self._to_embed = anyio.Event()
+            pause = GATHERING_SECONDS
             while self._unembedded:
+                with anyio.move_on_after(pause):
+                    await self._hurry.wait()
                 count = min(len(self._unembedded), EMBEDDED_AT_ONCE)
                 batch = [self._unembedded.popleft() for _ in range(count)]
                 began = time.perf_counter()
                 self._busy += 1
                 try:
-                    await anyio.to_thread.run_sync(self._embed, batch, abandon_on_cancel=True)
+                    left = await anyio.to_thread.run_sync(self._embed, batch, abandon_on_cancel=True)
+                    waiting = {one.id for one in self._unembedded}
+                    self._unembedded.extend(one for one in left if one.id not in waiting)
                 finally:
                     self._done()
-                if count == EMBEDDED_AT_ONCE:
-                    await anyio.sleep(REST * (time.perf_counter() - began))
+                pause = REST * (time.perf_counter() - began)
+            self._hurry = anyio.Event()
 
-    def _embed(self, batch: Sequence[Interaction]) -> None:
+    def _embed(self, batch: Sequence[Interaction]) -> list[Interaction]:
+        """Embed some; returns what is left of an earlier run, or of a time without a model."""
         try:
             self.memory.embed(batch)
+            if self._complete:
+                return []
+            self._complete = True
+            return self.memory.unembedded(0, WAITING)
         except (ModelError, EmbeddingCancelledError) as error:
+            self._complete = False
             logger.debug("%d interactions stay without an embedding: %s", len(batch), error)
         except StoreError as error:
             self._warn(error)
         except Exception:
             # boundary: what cannot be embedded must not end the memory
             logger.exception("interactions could not be embedded")
+        return []
 
     def _done(self) -> None:
         self._busy -= 1

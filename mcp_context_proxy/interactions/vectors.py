@@ -13,12 +13,18 @@ from numpy.typing import NDArray
 from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.interactions.decay import all_aged
 from mcp_context_proxy.items import Vector
+from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import InteractionScope, InteractionStore, InteractionVector
 
 READ_AT_ONCE = 1_000
 """Embeddings of one reading, 1.5 MB: others who use the store wait a few milliseconds at most."""
 
-_FACTS = np.dtype([("seq", "i8"), ("id", "i8"), ("time", "f8"), ("agent", "i4"), ("type", "i4")])
+FORGOTTEN_SHARE = 0.25
+"""Of all rows, from which on those that were forgotten are taken out: that copies all others."""
+
+_FACTS = np.dtype(
+    [("seq", "i8"), ("id", "i8"), ("time", "f8"), ("agent", "i4"), ("type", "i4"), ("there", "?")]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,9 @@ class InteractionVectors:
             self._begin(model_id, dimensions)
         while fresh := self._store.vectors(model_id, self._latest, READ_AT_ONCE):
             self._append(fresh)
-        if self._store.vector_count(model_id) != self._count:
-            self._keep(np.isin(self._known["seq"], self._store.vector_seqs(model_id)))
+        if self._store.vector_count(model_id) != np.count_nonzero(self._known["there"]):
+            self._known["there"] = np.isin(self._known["seq"], self._store.vector_seqs(model_id))
+            self._take_out()
 
     def nearest(
         self, query: Vector, scope: InteractionScope, top_k: int, factor: float, now: float
@@ -57,7 +64,7 @@ class InteractionVectors:
         """Those with the best scores, the best first and of equals the latest, and how many were compared."""
         facts = self._known
         (at,) = np.nonzero(self._within(scope))
-        cosines = (self._matrix[: self._count] @ query)[at].astype(np.float64)
+        cosines = dots(self._matrix[: self._count], query)[at].astype(np.float64)
         scores = all_aged(cosines, facts["time"][at], now, factor)
         best = np.lexsort((-facts["id"][at], -facts["time"][at], -scores))[:top_k]
         near = [
@@ -69,7 +76,7 @@ class InteractionVectors:
 
     def _within(self, scope: InteractionScope) -> NDArray[np.bool_]:
         facts = self._known
-        within = np.ones(self._count, bool)
+        within: NDArray[np.bool_] = facts["there"].copy()
         if scope.agent_name is not None:
             within &= facts["agent"] == self._names.get(scope.agent_name, -1)
         if scope.interaction_type is not None:
@@ -96,14 +103,16 @@ class InteractionVectors:
             self._facts, self._matrix = facts, matrix
         for at, one in enumerate(fresh, self._count):
             agent, kind = self._number(one.agent_name), self._number(one.interaction_type)
-            self._facts[at] = (one.seq, one.interaction, one.time, agent, kind)
+            self._facts[at] = (one.seq, one.interaction, one.time, agent, kind, True)
             # A damaged one is near to nothing.
             self._matrix[at] = one.vector if is_unit(one.vector, dimensions) else 0
         self._count, self._latest = count, fresh[-1].seq
 
-    def _keep(self, kept: NDArray[np.bool_]) -> None:
-        self._facts, self._matrix = self._known[kept], self._matrix[: self._count][kept]
-        self._count = len(self._facts)
+    def _take_out(self) -> None:
+        there = self._known["there"]
+        if np.count_nonzero(there) < (1 - FORGOTTEN_SHARE) * self._count:
+            self._facts, self._matrix = self._known[there], self._matrix[: self._count][there]
+            self._count = len(self._facts)
 
     def _number(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.learning.coherence import Topic
 from mcp_context_proxy.learning.pairs import Pair, ToolKey
+from mcp_context_proxy.retrieval.vectors import dots
 
 PairKey: TypeAlias = tuple[bytes, ToolKey]
 
@@ -74,9 +75,8 @@ class State:
         return State.of(pair for pair in self.pairs if id(pair) not in ids)
 
     def cosines(self, query: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of each pair's query with this one; not by `@`, whose threads wait for each other."""
-        cosines: NDArray[np.float32] = np.einsum("pd,d->p", self.matrix, query)
-        return cosines
+        """Of each pair's query with this one."""
+        return dots(self.matrix, query)
 
     def is_general(self, tool: ToolKey) -> bool:
         """Whether the queries a tool was used for have nothing in common."""

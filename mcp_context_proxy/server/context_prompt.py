@@ -38,7 +38,7 @@ class ContextPrompt:
         """
         query = _query(params)
         session = handle_of(params, self._handles, caller.principal) or caller.session
-        selected = await self._contexts.select(query, session)
+        selected = await self._contexts.select(query, session, owner=caller.principal)
         context, snapshot = selected.context, selected.snapshot
         texts = [context_text.document_text(one) for one in context_text.documents_of(context, snapshot)]
         tools = context_text.tools_text(context_text.tools_of(context, snapshot))

@@ -1,4 +1,7 @@
-"""Contexts as resources: what is in force now, and what was served before."""
+"""Contexts as resources: what is in force now, and what was served before, each to whoever asked for it.
+
+All who have no credentials are one: over standard streams the one person who started the proxy.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +66,17 @@ class ContextResources:
         if uri == CURRENT:
             return _content(uri, "text/markdown", await self._current(params, session))
         if uri == REQUESTS:
-            of = None if session is None else session.id
-            latest = await self._contexts.requests(of, REQUESTS_LISTED)
+            latest = [request.as_data(one) for one in await self._latest(session, caller)]
             return _content(uri, "application/json", envelope.encode(latest).decode())
         found = await self._contexts.request(uri.removeprefix(REQUESTS + "/"))
-        return None if found is None else _content(uri, "application/json", request.encoded(found).decode())
+        if found is None or found.owner != caller.principal:
+            return None
+        return _content(uri, "application/json", envelope.encode(request.as_data(found)).decode())
+
+    async def _latest(self, session: SessionContext | None, caller: Caller) -> list[RequestContext]:
+        if session is None:
+            return await self._contexts.requests_of(caller.principal, REQUESTS_LISTED)
+        return await self._contexts.requests(session.id, REQUESTS_LISTED)
 
     async def _current(self, params: Members, session: SessionContext | None) -> str:
         """Of the query in the request, else of the session's latest, else what is in every session."""

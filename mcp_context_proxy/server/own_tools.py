@@ -110,6 +110,7 @@ class OwnTools:
                 on_progress=_progress(params, notify),
                 client=client,
                 listed=None if caller.session is None else tuple(caller.session.shown),
+                owner=caller.principal,
             )
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
@@ -134,6 +135,7 @@ class OwnTools:
             on_progress=_progress(params, notify),
             client=client,
             listed=None if caller.session is None else tuple(caller.session.shown),
+            owner=caller.principal,
         )
         self._note(query, caller)
         handle.shown = dict.fromkeys(selected.tool_names)

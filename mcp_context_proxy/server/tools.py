@@ -87,7 +87,7 @@ class ToolList:
         if envelope.text(params.get("cursor")):
             raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
         query = query_of(params, caller.session, self._handles, caller.principal)
-        snapshot, names = await self._names(query)
+        snapshot, names = await self._names(query, caller.principal)
         tools = self._encoded(snapshot, names)
         if query is None and not self._fleet.starting:
             return b'{"tools":%b,"ttlMs":%d,"cacheScope":"private"}' % (tools, BASE_TTL_MS)
@@ -152,7 +152,7 @@ class ToolList:
             return base
         return self._of_session(snapshot, session)
 
-    async def _names(self, query: Query | None) -> tuple[Snapshot, tuple[str, ...]]:
+    async def _names(self, query: Query | None, owner: str | None) -> tuple[Snapshot, tuple[str, ...]]:
         """The snapshot that is listed, and the exposed names out of it."""
         snapshot = self._catalog.snapshot
         if query is None or self._expose.mode == "all":
@@ -166,6 +166,7 @@ class ToolList:
             origin="list",
             scope=Scope(kinds=TOOL_ONLY),
             listed=() if isinstance(query.session, Session) else None,
+            owner=owner,
         )
         context = selected.context
         if context.failure is not None:

@@ -153,5 +153,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         END
         """,
     ),
+    (
+        "ALTER TABLE requests ADD COLUMN owner TEXT",  # NULL: whoever has no credentials
+        "CREATE INDEX requests_by_owner ON requests (owner, time)",
+        "CREATE INDEX interactions_by_arrival ON interactions (recorded)",
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

@@ -37,6 +37,8 @@ class RequestRow:
     """Public id of the session it belongs to."""
     context: bytes
     """Encoded; the store does not read it."""
+    owner: str | None = None
+    """Who asked, by a digest of the credentials; None without any."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +131,9 @@ class RequestStore(Protocol):
 
     def latest(self, limit: int, session: str | None = None) -> list[RequestRow]:
         """The latest, of one session or of all, newest first."""
+
+    def latest_of(self, owner: str | None, limit: int) -> list[RequestRow]:
+        """The latest of one who asked, newest first."""
 
 
 class ListingStore(Protocol):

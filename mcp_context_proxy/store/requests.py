@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from mcp_context_proxy.store.protocol import RequestRow
 from mcp_context_proxy.store.sqlite import Database
 
-_COLUMNS = "id, time, session, context"
+_COLUMNS = "id, time, session, context, owner"
 
 
 class SqliteRequests:
@@ -18,10 +18,10 @@ class SqliteRequests:
 
     def put(self, rows: Iterable[RequestRow], keep: int, since: float) -> None:
         """Keep the rows, then only the latest ``keep`` of all and none before ``since``."""
-        values = [(row.id, row.time, row.session, row.context) for row in rows]
+        values = [(row.id, row.time, row.session, row.context, row.owner) for row in rows]
         with self._database.transaction() as connection:
             connection.executemany(
-                f"INSERT OR REPLACE INTO requests ({_COLUMNS}) VALUES (?, ?, ?, ?)", values
+                f"INSERT OR REPLACE INTO requests ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)", values
             )
             connection.execute("DELETE FROM requests WHERE time < ?", (since,))
             connection.execute(
@@ -41,5 +41,13 @@ class SqliteRequests:
         rows = self._database.rows(
             f"SELECT {_COLUMNS} FROM requests {where} ORDER BY time DESC, rowid DESC LIMIT ?",
             [*parameters, limit],
+        )
+        return [RequestRow(*row) for row in rows]
+
+    def latest_of(self, owner: str | None, limit: int) -> list[RequestRow]:
+        """The latest of one who asked, newest first."""
+        rows = self._database.rows(
+            f"SELECT {_COLUMNS} FROM requests WHERE owner IS ? ORDER BY time DESC, rowid DESC LIMIT ?",
+            (owner, limit),
         )
         return [RequestRow(*row) for row in rows]

@@ -27,6 +27,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Count = Annotated[int, Meta(ge=1, le=SELECTED_MOST)]
 Score = Annotated[float, Meta(ge=0, le=1)]
 Tags = Annotated[str, Meta(max_length=1000)]
+Depth = Annotated[int, Meta(ge=0, le=5)]
+Steps = Annotated[int, Meta(ge=0, le=100)]
+"""Requests or queries to look back."""
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
@@ -38,21 +41,39 @@ class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
     top_n: Count | None = None
     include_score: Score | None = None
 
-    def overrides(self) -> DomainOverrides:
-        """As the context layer has it."""
-        return DomainOverrides(self.preset, self.top_k, self.top_n, self.include_score)
+    def overrides(self, preset: Preset | None) -> DomainOverrides:
+        """As the context layer has it; ``preset`` where there is none of its own."""
+        return DomainOverrides(self.preset or preset, self.top_k, self.top_n, self.include_score)
 
 
 class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
     """What a session or a request changes of how much is selected; what is not given stays."""
 
+    preset: Preset | None = None
+    """For tools and documents, where they have none of their own."""
     tools: DomainChanges = DomainChanges()
     documents: DomainChanges = DomainChanges()
     max_tokens: Tokens | None = None
+    expansion_depth: Depth | None = None
+    expansion_threshold: Score | None = None
+    expansion_top_n: Count | None = None
+    history: Steps | None = None
+    retain_requests: Steps | None = None
+    expand_results: bool | None = None
 
     def overrides(self) -> Overrides:
         """As the context layer has it."""
-        return Overrides(self.tools.overrides(), self.documents.overrides(), self.max_tokens)
+        return Overrides(
+            tools=self.tools.overrides(self.preset),
+            documents=self.documents.overrides(self.preset),
+            max_tokens=self.max_tokens,
+            expansion_depth=self.expansion_depth,
+            expansion_threshold=self.expansion_threshold,
+            expansion_top_n=self.expansion_top_n,
+            history=self.history,
+            retain_requests=self.retain_requests,
+            expand_results=self.expand_results,
+        )
 
 
 class ItemName(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,9 +1,9 @@
 """Three levels of context: what every session has, what a session adds, what a query selects."""
 
 from collections.abc import AsyncIterator, Iterable
-from pathlib import Path
 
 import pytest
+from support.documents import Documents
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
@@ -17,21 +17,16 @@ from mcp_context_proxy.items import Kind
 pytestmark = pytest.mark.anyio
 
 
-def document(folder: Path, name: str, text: str, include: str) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.md").write_text(f"---\ninclude: {include}\n---\n{text}\n", encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:
     """Rules A always, B manual, C agent; references X always, Y agent; tools of all three modes."""
     workshop = Workshop(tmp_path_factory.mktemp("levels"))
-    rules, references = workshop.folder / "rules", workshop.folder / "references"
-    document(rules, "A", "Be polite and brief in everything that is written.", "always")
-    document(rules, "B", "Never mention prices of competitors.", "manual")
-    document(rules, "C", "Commit messages: say why, in the imperative mood.", "agent")
-    document(references, "X", "Our company makes bicycles in Utrecht.", "always")
-    document(references, "Y", "How invoices are numbered: year, month, counter.", "agent")
+    documents = Documents(workshop.folder)
+    documents.add("rule", "A", "always", "Be polite and brief in everything that is written.")
+    documents.add("rule", "B", "manual", "Never mention prices of competitors.")
+    documents.add("rule", "C", "agent", "Commit messages: say why, in the imperative mood.")
+    documents.add("reference", "X", "always", "Our company makes bicycles in Utrecht.")
+    documents.add("reference", "Y", "agent", "How invoices are numbered: year, month, counter.")
     workshop.server(
         "work",
         tools=[
@@ -42,11 +37,7 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
         ],
         settings={"tools": {"clock": {"include": "always"}, "wipe": {"include": "manual"}}},
     )
-    documents = [
-        {"kind": "rule", "path": str(rules)},
-        {"kind": "reference", "path": str(references)},
-    ]
-    config = workshop.config(documents=documents, expose={"list_all_below": 0})
+    config = workshop.config(documents=documents.table, expose={"list_all_below": 0})
     async with inside(config, patience=None) as opened:
         yield opened
 

@@ -1,6 +1,8 @@
 """A handshake-era server that asks gets a connection for each session; one that asks nothing is shared."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -55,6 +57,16 @@ async def pid(host: Host) -> int:
 
 async def name_given(host: Host) -> str:
     return str(json.loads(text(await host.call("work__ask")))["content"]["name"])
+
+
+@asynccontextmanager
+async def under_way(host: Host, made: Server) -> AsyncIterator[None]:
+    """A call of a host that does not end before the block does."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(host.call, "work__hang")
+        await made.ledger.until(lambda ledger: ledger.calls("hang"))
+        yield
+        group.cancel_scope.cancel()
 
 
 async def test_a_server_that_asks_nothing_is_one_process_for_all(workshop: Workshop) -> None:
@@ -219,11 +231,8 @@ async def test_a_shared_server_is_refused_its_question_when_two_clients_could_be
     async with inside(workshop.config()) as proxy:
         one, two = person(proxy, "one"), person(proxy, "two")
         assert (await name_given(one), await name_given(two)) == ("one", "two")
-        async with anyio.create_task_group() as group:
-            group.start_soon(one.call, "work__hang")
-            await made.ledger.until(lambda ledger: ledger.calls("hang"))
+        async with under_way(one, made):
             refused = await two.call("work__ask")
-            group.cancel_scope.cancel()
 
     assert refused["isError"] is True
     assert "2 clients" in refused["content"][0]["text"]
@@ -235,11 +244,8 @@ async def test_a_client_that_cannot_be_asked_is_still_never_mistaken_for_another
     made = server(workshop, "shared")
     async with inside(workshop.config()) as proxy:
         one, mute = person(proxy, "one"), person(proxy, "mute", {})
-        async with anyio.create_task_group() as group:
-            group.start_soon(one.call, "work__hang")
-            await made.ledger.until(lambda ledger: ledger.calls("hang"))
+        async with under_way(one, made):
             refused = await mute.call("work__ask")
-            group.cancel_scope.cancel()
 
     assert refused["isError"] is True
     assert one.asked == []
@@ -252,11 +258,8 @@ async def test_at_the_limit_an_idle_lane_makes_room_and_none_is_taken_from_who_u
     async with inside(workshop.config(limits={"lanes_per_server": 1})) as proxy:
         one, two = person(proxy, "one"), person(proxy, "two")
         assert await pid(one) != await pid(two)
-        async with anyio.create_task_group() as group:
-            group.start_soon(two.call, "work__hang")
-            await made.ledger.until(lambda ledger: ledger.calls("hang"))
+        async with under_way(two, made):
             refused = await one.call("work__pid")
-            group.cancel_scope.cancel()
 
     assert refused["isError"] is True
     assert "busy" in refused["content"][0]["text"]
@@ -302,11 +305,8 @@ async def test_modern_calls_that_may_be_asked_have_a_lane_each_and_leave_it_to_t
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
         first = await pid(host)
-        async with anyio.create_task_group() as group:
-            group.start_soon(host.call, "work__hang")
-            await made.ledger.until(lambda ledger: ledger.calls("hang"))
+        async with under_way(host, made):
             second = await pid(host)
-            group.cancel_scope.cancel()
         third = await pid(host)
         stranger = await pid(Host(proxy, "modern", CAPABLE, principal="another"))
 

@@ -98,19 +98,45 @@ async def test_one_that_cannot_be_told_costs_no_other(
     assert "an interaction could not be recorded" in caplog.text
 
 
-async def test_where_there_is_no_embedding_it_is_kept_without(
+async def test_what_came_while_there_was_no_model_is_embedded_once_it_is_back(
     memory: InteractionMemory, words: Words
 ) -> None:
     words.error = ModelError("words", "it is gone", "bring it back")
     async with running(memory) as recorder:
         await recorder.post(said("0.5"))
         await recorder.settled()
+        assert memory.recent().known == 1
         words.error = None
         recorder.note(lambda: said("0.7"))
         await recorder.settled()
 
     found = memory.semantic_search_interactions(QUERY)
-    assert ([one.interaction.content for one in found.results], found.without_embedding) == (["0.7"], 1)
+    assert [one.interaction.content for one in found.results] == ["0.7", "0.5"]
+
+
+async def test_what_an_earlier_proxy_left_without_embedding_comes_along(
+    memory: InteractionMemory, words: Words
+) -> None:
+    memory.add([said(f"0.{n}") for n in range(10, 60)])
+    async with running(memory) as recorder:
+        recorder.note(lambda: said("0.9"))
+        await recorder.settled()
+
+    assert memory.semantic_search_interactions(QUERY).without_embedding == 0
+    assert len([text for texts in words.asked for text in texts if text != QUERY]) == 51
+
+
+async def test_whoever_wants_to_find_what_was_just_said_does_not_wait_for_more_of_it(
+    memory: InteractionMemory,
+) -> None:
+    async with running(memory) as recorder:
+        for text in ("0.9", "0.5"):
+            await recorder.post(said(text))
+            await recorder.caught_up()
+
+            found = memory.semantic_search_interactions(QUERY)
+            assert found.without_embedding == 0
+    assert [one.interaction.content for one in found.results] == ["0.9", "0.5"]
 
 
 async def test_what_is_left_is_written_when_the_proxy_stops(memory: InteractionMemory) -> None:

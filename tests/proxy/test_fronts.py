@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.proxies import HttpProxy, command, http_proxy
-from support.raw_client import OWN, PREFIX, RawClient, RpcError, http, sse, stdio
+from support.fronts import EVERY_FRONT, opening
+from support.proxies import HttpProxy, http_proxy
+from support.raw_client import OWN, PREFIX, RawClient, RpcError
 from support.servers import Server, Workshop, tool
 
 pytestmark = pytest.mark.anyio
 
-FRONTS = ("stdio", "http", "sse")
-ERAS = ("handshake", "modern")
 DOWNSTREAM = {"old": "handshake", "new": "modern"}
 """A server of each era, by name."""
 
@@ -76,20 +75,9 @@ def served(setup: tuple[dict[str, Server], Path]) -> Iterator[HttpProxy]:
         yield proxy
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(front, era) for front in FRONTS for era in ERAS],
-    ids=[f"{front}-{era}" for front in FRONTS for era in ERAS],
-)
+@pytest.fixture(**EVERY_FRONT)
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[RawClient]:
-    front, era = request.param
-    if front == "stdio":
-        config = request.getfixturevalue("setup")[1]
-        opening = stdio(command(config), era)
-    else:
-        base = request.getfixturevalue("served").base
-        opening = http(base, era) if front == "http" else sse(base, era)
-    async with opening as opened:
+    async with opening(request) as opened:
         await opened.until_listed("old__echo", "new__echo")
         yield opened
 

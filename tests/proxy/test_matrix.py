@@ -7,14 +7,13 @@ from typing import Any
 
 import anyio
 import pytest
-from support.proxies import HttpProxy, command, http_proxy
-from support.raw_client import MODERN, OWN, PREFIX, RawClient, RpcError, http, sse, stdio
+from support.fronts import EVERY_FRONT, opening
+from support.proxies import HttpProxy, http_proxy
+from support.raw_client import MODERN, OWN, PREFIX, RawClient, RpcError
 from support.servers import Server, Workshop, tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-FRONTS = ("stdio", "http", "sse")
-ERAS = ("handshake", "modern")
 DOWNSTREAM = {
     "old": ("handshake", "stdio"),
     "oldweb": ("handshake", "http"),
@@ -95,21 +94,10 @@ def served(setup: tuple[dict[str, Server], Path]) -> Iterator[HttpProxy]:
         yield proxy
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(front, era) for front in FRONTS for era in ERAS],
-    ids=[f"{front}-{era}" for front in FRONTS for era in ERAS],
-)
+@pytest.fixture(**EVERY_FRONT)
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[RawClient]:
-    front, era = request.param
     answers = {method: lambda params, given=given: given for method, _, given in QUESTIONS.values()}
-    told = {"capabilities": CAPABLE, "answers": answers}
-    if front == "stdio":
-        opening = stdio(command(request.getfixturevalue("setup")[1]), era, **told)
-    else:
-        base = request.getfixturevalue("served").base
-        opening = http(base, era, **told) if front == "http" else sse(base, era, **told)
-    async with opening as opened:
+    async with opening(request, capabilities=CAPABLE, answers=answers) as opened:
         await opened.until_listed(*(f"{name}__echo" for name in DOWNSTREAM))
         yield opened
 

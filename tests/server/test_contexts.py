@@ -123,6 +123,37 @@ async def test_a_request_context_is_read_by_the_id_that_the_search_gave(proxy: P
     assert "Commit messages in git" not in json.dumps(context)
 
 
+async def test_each_principal_sees_its_own_request_contexts_and_no_others(proxy: Proxy) -> None:
+    hosts = {name: Host(proxy, "modern", principal=name) for name in ("carol", "dave", None)}
+    ids = {}
+    for name, host in hosts.items():
+        answer = await host.call("search_available_tools", {"query": f"asked by {name}"})
+        ids[name] = answer["structuredContent"]["request_id"]
+        await host.request("tools/list", **{OWN + "query": f"listed for {name}"})
+
+    for name, host in hosts.items():
+        text = await read(host, "context://requests")
+        assert [one["query"] for one in json.loads(text)][:2] == [f"listed for {name}", f"asked by {name}"]
+        assert not any(f"asked by {other}" in text for other in hosts if other != name)
+        assert "owner" not in text
+        assert json.loads(await read(host, f"context://requests/{ids[name]}"))["id"] == ids[name]
+    for name, other in (("dave", "carol"), (None, "carol"), ("carol", None)):
+        with pytest.raises(RpcError, match=f"context://requests/{ids[other]}"):
+            await read(hosts[name], f"context://requests/{ids[other]}")
+
+
+async def test_after_a_restart_request_contexts_are_still_their_askers_own(workshop: Workshop) -> None:
+    config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+    async with inside(config) as proxy:
+        for name in ("alice", "mallory"):
+            host = Host(proxy, "modern", principal=name)
+            await host.call("search_available_tools", {"query": f"asked by {name}"})
+    async with inside(config) as proxy:
+        text = await read(Host(proxy, "modern", principal="alice"), "context://requests")
+
+    assert [one["query"] for one in json.loads(text)] == ["asked by alice"]
+
+
 async def test_an_unknown_request_is_an_unknown_resource(proxy: Proxy, era: str) -> None:
     with pytest.raises(RpcError, match="context://requests/0123"):
         await Host(proxy, era).request("resources/read", {"uri": "context://requests/0123"})

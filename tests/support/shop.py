@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
+from support.documents import Documents
 from support.servers import Workshop, tool
 
 TOKEN = "a-token-for-tests"
@@ -17,19 +17,21 @@ PRIORITY = {"tone": 7, "mailing": 900, "secrets": 500, "addresses": 40}
 """Of the documents."""
 
 
-def document(folder: Path, name: str, include: str, text: str) -> None:
-    folder.mkdir(exist_ok=True)
-    front = f"---\ninclude: {include}\npriority: {PRIORITY[name]}\n---\n"
-    (folder / f"{name}.md").write_text(f"{front}{text}\n", encoding="utf-8")
-
-
 def shop(workshop: Workshop) -> dict[str, Any]:
     """Servers and documents, and the tables of their configuration."""
-    rules, references = workshop.folder / "rules", workshop.folder / "references"
-    document(rules, "tone", "always", "Be polite and brief in everything that is written.")
-    document(rules, "mailing", "agent", "Mail to customers: never mention prices.")
-    document(rules, "secrets", "manual", "Never send a password by mail.")
-    document(references, "addresses", "agent", "Addresses for mail: the team is team@example.com.")
+    documents = Documents(workshop.folder)
+    documents.add(
+        "rule", "tone", "always", "Be polite and brief in everything that is written.", PRIORITY["tone"]
+    )
+    documents.add("rule", "mailing", "agent", "Mail to customers: never mention prices.", PRIORITY["mailing"])
+    documents.add("rule", "secrets", "manual", "Never send a password by mail.", PRIORITY["secrets"])
+    documents.add(
+        "reference",
+        "addresses",
+        "agent",
+        "Addresses for mail: the team is team@example.com.",
+        PRIORITY["addresses"],
+    )
     workshop.server(
         "post",
         tools=[
@@ -42,7 +44,7 @@ def shop(workshop: Workshop) -> dict[str, Any]:
     )
     workshop.server("archive", tools=[tool("find_mail", "Find an old mail"), tool("browse", HOSTILE)])
     return {
-        "documents": [{"kind": "rule", "path": str(rules)}, {"kind": "reference", "path": str(references)}],
+        "documents": documents.table,
         "expose": {"list_all_below": 0},
         "interactions": {"enabled": True},
     }

@@ -89,6 +89,20 @@ async def test_a_request_may_change_how_much_is_selected(api: httpx2.AsyncClient
     assert few["options"]["tools"]["top_n"] == 1
 
 
+async def test_a_request_may_change_everything_that_decides_how_much_is_selected(
+    api: httpx2.AsyncClient,
+) -> None:
+    near = {"expansion_depth": 2, "expansion_threshold": 0.2, "expansion_top_n": 2}
+    others = {"history": 3, "retain_requests": 0, "expand_results": True}
+    wanted = {"preset": "aggressive", "documents": {"preset": "conservative"}, **near, **others}
+    answer = await context(api, "send a mail", options=wanted)
+    options = answer["options"]
+
+    assert (options["tools"]["top_n"], options["documents"]["top_n"]) == (3, 10)
+    assert {name: options[name] for name in (*near, *others)} == {**near, **others}
+    assert "expansion" in modes(answer).values()
+
+
 async def test_a_session_is_listed_changed_by_hand_and_its_host_told(
     api: httpx2.AsyncClient, proxy: HttpProxy
 ) -> None:

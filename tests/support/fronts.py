@@ -1,0 +1,33 @@
+"""Every front in every era, as a module's tests meet them one after the other."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from support.proxies import HttpProxy, command
+from support.raw_client import RawClient, http, sse, stdio
+
+FRONTS = ("stdio", "http", "sse")
+ERAS = ("handshake", "modern")
+
+EVERY_FRONT: dict[str, Any] = {
+    "scope": "module",
+    "params": [(front, era) for front in FRONTS for era in ERAS],
+    "ids": [f"{front}-{era}" for front in FRONTS for era in ERAS],
+}
+"""Of a fixture that opens a client with `opening`."""
+
+
+def opening(request: pytest.FixtureRequest, **told: Any) -> AbstractAsyncContextManager[RawClient]:
+    """A client of the front and era that is asked for, which says these things of itself.
+
+    The module's fixture ``setup`` has the configuration second, ``served`` is a proxy over HTTP.
+    """
+    front, era = request.param
+    if front == "stdio":
+        return stdio(command(request.getfixturevalue("setup")[1]), era, **told)
+    served: HttpProxy = request.getfixturevalue("served")
+    return http(served.base, era, **told) if front == "http" else sse(served.base, era, **told)
