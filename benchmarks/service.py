@@ -3,13 +3,16 @@
     python benchmarks/service.py [--rounds 5] [--requests 200] [--json]
 
 Two proxies over stdio in front of the same servers take turns: *empty* has learned and remembers nothing,
-*full* has both in its store and remembers each search as it comes. Each query is new, is embedded, and counts
-as it was answered, decoded. A round's p99 is that of its requests; a figure is the median of the rounds.
+*full* has both in its store and remembers each search as it comes. Queries, pairs and interactions are parts
+of real tools' descriptions. Each query is new, is embedded, and counts once its answer is decoded. A round's
+p99 is that of its requests; a figure is the median of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import random
 import shutil
 import sys
 import tempfile
@@ -22,6 +25,7 @@ from pathlib import Path
 
 import definitions
 import numpy as np
+from catalogs import LISTS, lists_in
 from figures import Figure, as_json, percentile, table
 from raw_clients import StdioClient
 from subjects import SERVERS, Workbench
@@ -38,6 +42,8 @@ TOOLS_EACH = definitions.MOST
 INTERACTIONS = 10_000
 AGENTS = ("coder", "planner", "reviewer")
 DAYS = 60
+LENGTH, STRIDE = 12, 3
+"""Words of a query, and from the beginning of one to that of the next out of the same description."""
 WARM_UP = 20
 P99_MS = 50
 """What a search may take, and a recall."""
@@ -60,7 +66,7 @@ def main() -> None:
 
 
 def measured(bench: Workbench, rounds: int, requests: int) -> list[Figure]:
-    words = definitions.queries()
+    words = requests_made()
     empty, full = bench.folder / "empty.sqlite3", bench.folder / "full.sqlite3"
     switched_off = {"learning": {"enabled": False}, "limits": {"indexing_wait_seconds": 600.0}}
     without = bench.config(TOOLS_EACH, store=empty, **switched_off)
@@ -80,6 +86,19 @@ def measured(bench: Workbench, rounds: int, requests: int) -> list[Figure]:
             "recall": recall,
         }
         return timed(subjects, words, rounds, requests)
+
+
+def requests_made() -> Words:
+    """Parts of the descriptions of real tools, in an order that is always the same; no two are alike."""
+    tools = itertools.chain.from_iterable(lists_in(LISTS).values())
+    parts = dict.fromkeys(
+        " ".join(words[start : start + LENGTH])
+        for words in (tool.get("description", "").split() for tool in tools)
+        for start in range(0, max(len(words) - LENGTH, 1), STRIDE)
+    )
+    shuffled = [part for part in parts if part]
+    random.Random(1).shuffle(shuffled)
+    return iter(shuffled)
 
 
 def timed(

@@ -29,8 +29,8 @@ EMBEDDED_AT_ONCE: Final = 16
 """Some 50 ms of work with the packaged model, beside which a search gets its turn."""
 
 GATHERING_SECONDS: Final = 0.5
-"""Before what came is embedded, unless somebody wants to find it: an agent works in bursts, and is not to
-share the processor with its own memory."""
+"""Before what came is written, unless somebody posted it, and before it is embedded, unless somebody wants to
+find it: an agent works in bursts, and is not to share the processor with its own memory."""
 
 REST: Final = 5.0
 """Times that embedding rests for as long as it took. It may take two threads, so a third of one processor."""
@@ -62,7 +62,7 @@ class InteractionRecorder:
         self._posted: deque[_Posted] = deque()
         self._unembedded: deque[Interaction] = deque(maxlen=WAITING)
         self._wake, self._to_embed, self._idle = anyio.Event(), anyio.Event(), anyio.Event()
-        self._hurry = anyio.Event()
+        self._hurry, self._urgent = anyio.Event(), anyio.Event()
         self._complete = False
         self._busy = 0
         self._store_failed = False
@@ -81,6 +81,7 @@ class InteractionRecorder:
         posted = _Posted(interaction)
         self._posted.append(posted)
         self._wake.set()
+        self._urgent.set()
         await posted.settled.wait()
         if posted.error is not None:
             raise posted.error
@@ -91,6 +92,7 @@ class InteractionRecorder:
         """Wait until everything given so far is written, and embedded where it can be."""
         while self._noted or self._posted or self._unembedded or self._busy:
             self._hurry.set()
+            self._urgent.set()
             self._idle = anyio.Event()
             await self._idle.wait()
 
@@ -107,6 +109,9 @@ class InteractionRecorder:
                 while True:
                     await self._wake.wait()
                     self._wake = anyio.Event()
+                    with anyio.move_on_after(GATHERING_SECONDS):
+                        await self._urgent.wait()
+                    self._urgent = anyio.Event()
                     await self._write()
         finally:
             with anyio.move_on_after(LAST_WRITE_SECONDS, shield=True):

@@ -130,6 +130,8 @@ class InteractionsApi:
         days = unwanted.older_than_days
         before = self._clock() - days * SECONDS_A_DAY if days else None
         scope = InteractionScope(agent, unwanted.interaction_type, before)
+        # What was searched a moment ago may still wait to be written: it is to be forgotten as well.
+        await self._remembering().caught_up()
         return forms.Forgotten(await _in_thread(partial(self._remembering().memory.forget, scope)))
 
     async def _forget_one(self, given: Given) -> forms.Forgotten:
