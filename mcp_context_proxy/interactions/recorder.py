@@ -36,7 +36,8 @@ REST: Final = 5.0
 """Times that embedding rests for as long as it took. It may take two threads, so a third of one processor."""
 
 PATIENCE_SECONDS: Final = 1.0
-"""How long a search waits for what was recorded a moment ago: the model may have to be opened first."""
+"""How long a search waits for a few that were recorded a moment ago: the model may have to be opened first.
+For more than are embedded at once it does not wait; they are counted in its answer."""
 
 LAST_WRITE_SECONDS: Final = 2.0
 """For what is unwritten when the proxy stops."""
@@ -97,8 +98,9 @@ class InteractionRecorder:
             await self._idle.wait()
 
     async def caught_up(self) -> None:
-        """Wait a moment for what was recorded just now to be embedded."""
-        with anyio.move_on_after(PATIENCE_SECONDS):
+        """Wait a moment for what was recorded just now to be embedded, if that is little."""
+        few = len(self._noted) + len(self._unembedded) <= EMBEDDED_AT_ONCE
+        with anyio.move_on_after(PATIENCE_SECONDS if few else 0):
             await self.settled()
 
     async def run(self) -> None:

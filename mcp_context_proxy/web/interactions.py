@@ -8,6 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeVar
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -15,7 +16,7 @@ from mcp_context_proxy.context.query import QUERY_CHARACTERS
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.interactions.decay import SECONDS_A_DAY
 from mcp_context_proxy.interactions.interaction import Interaction, agent_named
-from mcp_context_proxy.interactions.recorder import InteractionRecorder
+from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
 from mcp_context_proxy.server import recall
 from mcp_context_proxy.store import InteractionScope
 from mcp_context_proxy.web import interaction_forms as forms
@@ -131,7 +132,8 @@ class InteractionsApi:
         before = self._clock() - days * SECONDS_A_DAY if days else None
         scope = InteractionScope(agent, unwanted.interaction_type, before)
         # What was searched a moment ago may still wait to be written: it is to be forgotten as well.
-        await self._remembering().caught_up()
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            await self._remembering().settled()
         return forms.Forgotten(await _in_thread(partial(self._remembering().memory.forget, scope)))
 
     async def _forget_one(self, given: Given) -> forms.Forgotten:
