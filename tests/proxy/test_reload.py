@@ -130,6 +130,16 @@ async def test_a_call_that_outlasts_the_drain_is_told_so(workshop: Workshop) -> 
             assert "may or may not have run" in (await answer)["content"][0]["text"]
 
 
+async def until_resources(client: RawClient, *uris: str) -> None:
+    """Documents are read after the tools that a configuration lists are."""
+    with anyio.fail_after(20):
+        while True:
+            listed = (await client.request("resources/list"))["resources"]
+            if [entry["uri"] for entry in listed] == list(uris):
+                return
+            await anyio.sleep(0.01)
+
+
 async def test_what_is_shown_changes_without_a_restart(workshop: Workshop, tmp_path: Path) -> None:
     one, two = two_servers(workshop)
     (tmp_path / "rules").mkdir()
@@ -142,17 +152,12 @@ async def test_what_is_shown_changes_without_a_restart(workshop: Workshop, tmp_p
         await client.until_listed("two__second")
         workshop.config(expose={"mode": "all"}, documents=[{"kind": "rule", "path": "rules"}])
         await client.until_listed("one__first", "two__second")
-        listed = (await client.request("resources/list"))["resources"]
-        assert [entry["uri"] for entry in listed] == [
-            "rule://tone",
-            "context://current",
-            "context://requests",
-        ]
+        await until_resources(client, "rule://tone", "context://current", "context://requests")
 
         (tmp_path / "rules" / "style.md").write_text("Be brief.")
-        with anyio.fail_after(20):
-            while len((await client.request("resources/list"))["resources"]) != 4:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until_resources(
+            client, "rule://style", "rule://tone", "context://current", "context://requests"
+        )
         assert [starts(one), starts(two)] == [1, 1]
 
 
