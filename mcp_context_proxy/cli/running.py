@@ -11,8 +11,9 @@ import anyio
 
 T = TypeVar("T")
 
-STOPPED_BY: Final = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
-"""What ends a command from outside, beside Ctrl-C: servers it has started must not outlive it."""
+STOPPED_BY: Final = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a command from outside: servers it has started must not outlive it. Ctrl-C as well, because
+asyncio cancels for that only once, and whatever happens to swallow that lets the command go on."""
 
 
 def run(function: Callable[..., Awaitable[T]], *args: object) -> T:

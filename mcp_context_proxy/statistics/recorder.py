@@ -81,6 +81,11 @@ class UsageRecorder:
         self._maintained = 0.0
         self._failed = False
 
+    @property
+    def counting(self) -> bool:
+        """Whether there are searches of which it is not known yet what they showed and what was behind."""
+        return bool(self._shown)
+
     def called(self, server: str, tool: str, ms: float | None, failed: bool, result_bytes: int) -> None:
         """A call has ended; `ms` is None where it was never sent."""
         tally = self._tallies.get((server, tool))

@@ -72,9 +72,8 @@ async def searches(proxy: Proxy) -> tuple[SearchUsage, list[SearchRow]]:
 
 async def until_counted(proxy: Proxy) -> SearchUsage:
     """Searches, once it is known what there is."""
-    while usage(proxy).inventory.outdated:
+    while usage(proxy).counting:
         await anyio.lowlevel.checkpoint()
-    await anyio.lowlevel.checkpoint()
     return (await searches(proxy))[0]
 
 
