@@ -135,8 +135,9 @@ class StdioChannel:
 
     async def aclose(self, grace_seconds: float) -> None:
         """End the child and its process group: end of input, SIGTERM, SIGKILL, each after `grace_seconds`."""
-        if self._stdin is not None and not self._writer.closed:
-            # At once, whatever is still unwritten: what the child has not read by now it need not read.
+        if self._stdin is not None and not self._stdin.is_closing():
+            # At once, whatever is still unwritten: what the child has not read by now it need not read. Not
+            # where the child has closed it: asyncio would tell of the end twice, and fail over the second.
             self._stdin.abort()
         with anyio.move_on_after(grace_seconds):
             await self._exited()

@@ -76,7 +76,8 @@ class StandardPipes:
             if self._writer.writable.is_set() or left < unsent:
                 since = loop.time()
             unsent = left
-        self._out.abort()
+        if not self._out.is_closing():
+            self._out.abort()
 
     def close(self) -> None:
         """Close both directions."""
