@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.retrieval.explanation import explain
 from mcp_context_proxy.retrieval.filters import Filters, allowed
-from mcp_context_proxy.retrieval.fitting import LEAST_EVIDENCE, STRONG_COVERAGE, Fitting, evidence
+from mcp_context_proxy.retrieval.fitting import STRONG_COVERAGE, Fitting, evidence, needed
 from mcp_context_proxy.retrieval.fusion import best, count_selected, expected, fuse
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.learned import (
@@ -164,7 +164,7 @@ class Scored:
             return self._has_a_word()
         if isinstance(fitting, np.ndarray):
             found = self.evidence(fitting)
-            return self._has_a_word() if found is None else found >= LEAST_EVIDENCE
+            return self._has_a_word() if found is None else found >= needed(int(self.allowed.sum()))
         near = fitting == "anything" or self.whole >= fitting
         if not self.index.complete:
             return near or self._has_a_word()

@@ -45,8 +45,9 @@ def test_the_formula_has_the_numbers_of_the_code(how_it_works):
     assert f"at least {ADAPTIVE.share_of_best:g} of the mean of the best three" in how_it_works.text
     assert f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools" in how_it_works.text
     assert ADAPTIVE.best == 3
-    assert f"{fitting.COVERAGE_WEIGHT:g} times the share of the query's words" in how_it_works.text
-    assert f"must be {fitting.LEAST_EVIDENCE:g} together" in how_it_works.text
+    assert f"from {fitting.CERTAIN_DEVIATIONS:g} on is proof" in how_it_works.text
+    assert f"{fitting.needed(fitting.FEWEST_ITEMS):.2f} among 20 items" in how_it_works.text
+    assert f"{fitting.needed(1_000):.2f} among 1,000" in how_it_works.text
     assert f"the words cover {fitting.STRONG_COVERAGE:g} of the query's idf" in how_it_works.text
     assert 185 <= len(BACKGROUND) <= 195
     assert f"at most {text.CHUNK_LIMIT} characters" in how_it_works.text

@@ -146,7 +146,7 @@ def test_an_endpoint_that_comes_back_is_used_again_for_the_catalog_and_for_queri
 async def test_another_model_never_says_that_nothing_fits_unless_told_from_which_cosine(
     workshop: Workshop, service: Service, config: Path
 ) -> None:
-    unrelated = "zebra quagga okapi"
+    unrelated = "recommend a red wine to go with grilled lamb"
     untold = await found(config, unrelated)
     told = await found(configured(workshop, service, fitting_cosine=0.99), unrelated)
     packaged = await found(workshop.config(), unrelated)

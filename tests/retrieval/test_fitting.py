@@ -9,7 +9,7 @@ from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.background import BACKGROUND, packaged_background
-from mcp_context_proxy.retrieval.fitting import COVERAGE_WEIGHT, LEAST_EVIDENCE, evidence
+from mcp_context_proxy.retrieval.fitting import CERTAIN_DEVIATIONS, FEWEST_ITEMS, evidence, needed
 from mcp_context_proxy.store import open_store
 
 
@@ -38,12 +38,23 @@ def test_the_vectors_in_the_package_are_those_of_its_model():
     assert (packaged_background() * anew).sum(axis=1).min() > 0.99
 
 
-def test_evidence_is_how_far_a_cosine_stands_out_and_what_the_words_cover():
+def test_evidence_is_how_far_a_cosine_stands_out_or_what_the_words_cover():
     background = np.array([[1, 0], [0, 1]], np.float32)
     query = np.array([0.6, 0.8], np.float32)
+    two_deviations = 2 / CERTAIN_DEVIATIONS
 
-    assert evidence(0.9, query, background, 0.0) == pytest.approx((0.9 - 0.7) / 0.1, abs=1e-3)
-    assert evidence(0.9, query, background, 0.5) == pytest.approx(2 + COVERAGE_WEIGHT / 2, abs=1e-3)
+    assert evidence(0.9, query, background, 0.0) == pytest.approx(two_deviations, abs=1e-3)
+    assert evidence(0.9, query, background, 0.5) == pytest.approx(0.5 + two_deviations / 2, abs=1e-3)
+    assert evidence(0.9, query, background, 1.0) == 1
+    assert evidence(0.2, query, background, 0.25) == pytest.approx(0.25)
+
+
+def test_a_larger_catalog_needs_more_evidence_and_a_tiny_one_no_less_than_a_small_one():
+    sizes = [FEWEST_ITEMS, 100, 1_000, 100_000]
+
+    assert sorted({needed(size) for size in sizes}) == [needed(size) for size in sizes]
+    assert needed(1) == needed(FEWEST_ITEMS) > 0
+    assert needed(100_000) < 1
 
 
 @pytest.mark.parametrize(
@@ -80,7 +91,7 @@ def test_what_five_tools_cannot_do_fits_nothing_and_the_nearest_are_named(engine
     assert not ranking.fits
     assert ranking.results == ()
     assert ranking.evidence is not None
-    assert ranking.evidence < LEAST_EVIDENCE
+    assert ranking.evidence < needed(5)
     assert {result.item.server for result in ranking.near_misses} == {"srv"}
 
 
