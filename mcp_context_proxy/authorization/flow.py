@@ -19,6 +19,7 @@ from mcp_context_proxy.authorization.kept import Kept
 from mcp_context_proxy.authorization.tokens import with_tokens
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
+from mcp_context_proxy.wire import certificates
 
 
 class LoginProvider(OAuthClientProvider):
@@ -59,7 +60,8 @@ async def driven(config: ServerConfig, provider: OAuthClientProvider, kept: Kept
     url = config.url or ""
     try:
         check_encrypted(url)
-        async with httpx2.AsyncClient(timeout=REQUEST_SECONDS) as client:
+        verify = await certificates.trusted()
+        async with httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=verify) as client:
             request = client.build_request("GET", url, headers={"accept": "text/event-stream"})
             flow = provider.async_auth_flow(request)
             try:

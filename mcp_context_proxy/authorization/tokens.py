@@ -15,6 +15,7 @@ from mcp_context_proxy.authorization.credentials import Credentials
 from mcp_context_proxy.authorization.exchange import REQUEST_SECONDS, exchange, explained, reason
 from mcp_context_proxy.authorization.kept import Kept
 from mcp_context_proxy.errors import AuthorizationError
+from mcp_context_proxy.wire import certificates
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ async def _ask_as_client(credentials: Credentials, url: str, data: dict[str, str
     )
     try:
         data, headers = context.prepare_token_auth(data, {})
-        async with httpx2.AsyncClient(timeout=REQUEST_SECONDS) as client:
+        verify = await certificates.trusted()
+        async with httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=verify) as client:
             return await exchange(client, client.build_request("POST", url, data=data, headers=headers))
     except Exception as error:
         # boundary: the network, and whatever the authorization server answered

@@ -30,7 +30,7 @@ from mcp_context_proxy.errors import (
     RemoteError,
     ServerUnavailableError,
 )
-from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire import certificates, envelope, era
 from mcp_context_proxy.wire.envelope import NO_PARAMS, Members
 from mcp_context_proxy.wire.era import Era
 
@@ -189,7 +189,10 @@ async def open_modern_http(
     """A link to the modern-era server at the configured URL. Nothing is sent until the first request."""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     pool = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=KEPT_ALIVE)
-    async with httpx2.AsyncClient(auth=auth, headers=config.headers, timeout=timeout, limits=pool) as client:
+    verify = await certificates.trusted()
+    async with httpx2.AsyncClient(
+        auth=auth, headers=config.headers, timeout=timeout, limits=pool, verify=verify
+    ) as client:
         yield ModernHttp(config, limits, client, on_notification)
 
 

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
-from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire import certificates, envelope
 from mcp_context_proxy.wire.envelope import RequestId
 
 logger = logging.getLogger(__name__)
@@ -269,8 +269,11 @@ async def open_session_http(
     """A session at the configured URL. Nothing is sent until the first frame."""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     pool = httpx2.Limits(max_connections=CONNECTIONS)
+    verify = await certificates.trusted()
     async with (
-        httpx2.AsyncClient(auth=auth, headers=config.headers, timeout=timeout, limits=pool) as client,
+        httpx2.AsyncClient(
+            auth=auth, headers=config.headers, timeout=timeout, limits=pool, verify=verify
+        ) as client,
         anyio.create_task_group() as group,
     ):
         session = HttpSession(config, limits, client, answers, group)

@@ -18,6 +18,7 @@ from mcp.shared._httpx_utils import sse_within_origin
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.errors import DownstreamError
+from mcp_context_proxy.wire import certificates
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +106,9 @@ async def open_sse(
     """
     url = config.url or ""
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
+    verify = await certificates.trusted()
     async with (
-        httpx2.AsyncClient(auth=auth, headers=config.headers, timeout=timeout) as client,
+        httpx2.AsyncClient(auth=auth, headers=config.headers, timeout=timeout, verify=verify) as client,
         sse_within_origin(client, url, max_event_size=limits.sse_event_bytes) as events,
     ):
         events.response.raise_for_status()

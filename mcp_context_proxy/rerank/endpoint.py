@@ -17,6 +17,7 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.rerank.judge import Candidate
 from mcp_context_proxy.rerank.prompt import ANSWER_TOKENS, SYSTEM, Question
+from mcp_context_proxy.wire import certificates
 
 ANSWER_BYTES: Final = 256 * 1024
 """Of a reply: some numbers, and the thoughts of a model that has some."""
@@ -90,8 +91,7 @@ class EndpointJudge:
             await self._client.aclose()
 
     async def _post(self, question: Question) -> tuple[int, bytes]:
-        if self._client is None:
-            self._client = httpx2.AsyncClient(headers=self._headers, timeout=self._seconds)
+        client = await self._opened()
         body = {
             "model": self._model,
             "messages": [
@@ -102,7 +102,7 @@ class EndpointJudge:
             **self._tuned,
         }
         try:
-            async with self._client.stream("POST", self._url, json=body) as response:
+            async with client.stream("POST", self._url, json=body) as response:
                 return response.status_code, await self._read(response)
         except httpx2.TimeoutException as error:
             raise self._error(f"no answer within {self._seconds:g} s", "use a smaller model") from error
@@ -111,6 +111,13 @@ class EndpointJudge:
         except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile.
             raise self._error(f"the request failed ({type(error).__name__}: {error})", UNREACHABLE) from error
+
+    async def _opened(self) -> httpx2.AsyncClient:
+        verify = await certificates.trusted()
+        # Looked at after the wait: another search may have made it meanwhile.
+        if self._client is None:
+            self._client = httpx2.AsyncClient(headers=self._headers, timeout=self._seconds, verify=verify)
+        return self._client
 
     async def _read(self, response: httpx2.Response) -> bytes:
         content = bytearray()
