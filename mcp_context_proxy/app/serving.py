@@ -14,7 +14,13 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import redact_logs
-from mcp_context_proxy.front.process import SIGNALS, listen_for_signals, raise_file_limit, spare_the_collector
+from mcp_context_proxy.front.process import (
+    SIGNALS,
+    give_back_large_memory,
+    listen_for_signals,
+    raise_file_limit,
+    spare_the_collector,
+)
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.store import open_store
@@ -53,6 +59,7 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
     raise_file_limit()
+    give_back_large_memory()
     # Listened for before any server is started: none may outlive a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as listening:

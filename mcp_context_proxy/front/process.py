@@ -1,8 +1,9 @@
-"""What the process as a whole is told and allowed: signals to stop or to read again, open files."""
+"""What the process as a whole is told and allowed: signals to stop or to read again, open files, memory."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -22,6 +23,12 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
 """All that `listen_for_signals` is to be given."""
+
+LARGE_BYTES = 1024 * 1024
+"""Memory in one piece that the system gets back when it is free: that of large messages."""
+
+MALLOC_MMAP_THRESHOLD = -3
+"""What the C library calls the same; ``M_MMAP_THRESHOLD`` in malloc.h."""
 
 FILES = 65_536
 """Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
@@ -57,6 +64,18 @@ def spare_the_collector() -> None:
     every request waits.
     """
     gc.freeze()
+
+
+def give_back_large_memory() -> None:
+    """Have the memory of large messages go back to the system when they are gone.
+
+    By itself the C library of Linux takes the first large piece that is freed as a sign to keep such pieces
+    from then on: they fall apart into what is small and stays, and the process grows with each.
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(MALLOC_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def raise_file_limit() -> None:

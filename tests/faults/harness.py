@@ -121,9 +121,12 @@ class Bystander:
             group.cancel_scope.cancel()
 
     async def _run(self) -> None:
+        due = anyio.current_time()
         while True:
             await self.call()
-            await anyio.sleep(1 / self.rate)
+            # Not so long after the last call: a slow answer would thin out the calls that would show it.
+            due = max(due + 1 / self.rate, anyio.current_time())
+            await anyio.sleep_until(due)
 
     async def call(self) -> None:
         said, began = nonce(), time.perf_counter()

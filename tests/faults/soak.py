@@ -4,6 +4,10 @@ Thirty servers with random faults behind one proxy; their processes are killed, 
 clients come, call and leave, some in the middle of a call. All of it follows from one printed seed. At the
 end it tells what was lost, doubled or run twice, of which there must be none, and how the healthy neighbour
 fared meanwhile.
+
+The neighbour is called from a process of its own, since calls from here would measure how busy the soak is.
+Its times are by the clock, whatever else the machine does; how long the proxy itself kept its loop is told
+beside them, by processor time.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +35,15 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.cases import STDIO
-from faults.harness import BYSTANDER, PROGRAM, SAFE, Bystander, Ledger, children, faulty, nonce, rss
+from faults.harness import BYSTANDER, PROGRAM, SAFE, Ledger, children, faulty, nonce, rss
 from support.raw_client import RawClient, RpcError, http
 from support.servers import Workshop
 
 SERVERS = 30
-CALLERS = 6
+CALLERS = 12
+VISIT_CALLS = 40
+"""Of one client at most. With so many callers, ten minutes are 100,000 calls."""
+
 CALL_SECONDS = 2.0
 GRACE_SECONDS = 10.0
 """Beyond the time limit of a call, after which it counts as late: a tool that is not known waits for servers
@@ -52,6 +59,7 @@ WARM_SECONDS = 10.0
 """Before memory is looked at for the first time."""
 
 WATCHED = Path(__file__).with_name("watched.py")
+NEIGHBOUR = Path(__file__).with_name("neighbour.py")
 SERVING = re.compile(r"serving (http://\S+)/mcp")
 MODES = [case for case in STDIO if case.mode != "memory-hog"]
 LIMITS = {
@@ -132,7 +140,15 @@ class Soak:
         """The running proxy and its address."""
         log = self.folder / "log"
         command = [sys.executable, str(WATCHED), str(self.folder / "report"), str(self.configure())]
-        with log.open("w", encoding="utf-8") as stderr, subprocess.Popen(command, stderr=stderr) as process:
+        with (
+            log.open("w", encoding="utf-8") as stderr,
+            subprocess.Popen(
+                # In a session of its own, as a host starts it: with the soak it would share one share.
+                command,
+                stderr=stderr,
+                start_new_session=True,
+            ) as process,
+        ):
             try:
                 while not (found := SERVING.search(log.read_text(encoding="utf-8"))):
                     assert process.poll() is None, log.read_text(encoding="utf-8")
@@ -154,21 +170,37 @@ class Soak:
     async def disturb(self, base: str, process: subprocess.Popen[bytes]) -> None:
         async with http(base, "modern") as client:
             await self.until_there(client)
-            async with Bystander(client, rate=50).calling() as bystander, anyio.create_task_group() as group:
-                for _ in range(CALLERS):
-                    group.start_soon(self.caller, base)
-                group.start_soon(self.killer, process.pid)
-                group.start_soon(self.editor)
-                await anyio.sleep(min(WARM_SECONDS, self.seconds / 4))
-                before = rss(process.pid)
-                await anyio.sleep(self.seconds - min(WARM_SECONDS, self.seconds / 4))
-                after = rss(process.pid)
-                group.cancel_scope.cancel()
-        figures, seconds = self.figures, sorted(bystander.seconds)
-        figures.rss_mib, figures.rss_growth_mib = after / 2**20, (after - before) / 2**20
-        figures.bystander_calls, figures.bystander_errors = bystander.calls, len(bystander.errors)
+        async with self.neighbour(base), anyio.create_task_group() as group:
+            for _ in range(CALLERS):
+                group.start_soon(self.caller, base)
+            group.start_soon(self.killer, process.pid)
+            group.start_soon(self.editor)
+            await anyio.sleep(min(WARM_SECONDS, self.seconds / 4))
+            before = rss(process.pid)
+            await anyio.sleep(self.seconds - min(WARM_SECONDS, self.seconds / 4))
+            after = rss(process.pid)
+            group.cancel_scope.cancel()
+        self.figures.rss_mib, self.figures.rss_growth_mib = after / 2**20, (after - before) / 2**20
+
+    @asynccontextmanager
+    async def neighbour(self, base: str) -> AsyncIterator[None]:
+        """Has the healthy server called all the while."""
+        command = [sys.executable, str(NEIGHBOUR), base]
+        async with await anyio.open_process(command, stderr=None) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                yield
+                await process.stdin.aclose()
+                told = b"".join([part async for part in process.stdout])
+            finally:
+                if process.returncode is None:
+                    process.kill()
+        report, figures = json.loads(told), self.figures
+        seconds, errors = sorted(report["seconds"]), report["errors"]
+        figures.bystander_calls, figures.bystander_errors = len(seconds), len(errors)
         figures.bystander_p99_ms = seconds[int(len(seconds) * 0.99)] * 1000 if seconds else 0.0
-        figures.examples += bystander.errors[:5]
+        figures.examples += errors[:5]
 
     async def until_there(self, client: RawClient) -> None:
         """Until the healthy server can be called."""
@@ -186,7 +218,7 @@ class Soak:
                 async with http(base, era) as client:
                     with anyio.move_on_after(self.random.uniform(0.2, 3.0) if rude else None):
                         async with anyio.create_task_group() as group:
-                            for _ in range(self.random.randint(1, 20)):
+                            for _ in range(self.random.randint(1, VISIT_CALLS)):
                                 group.start_soon(self.call, client)
                                 await anyio.sleep(self.random.uniform(0, 0.1))
             except Exception as error:
