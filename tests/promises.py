@@ -212,6 +212,16 @@ PROMISES = (
         ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
     ),
     Promise(
+        "A server leads a login to no address that is nearer to this machine than its own, and to none that "
+        "tells a machine its credentials, whatever a name stands for at which moment.",
+        (
+            "authorization/test_reach.py::test_a_server_elsewhere_never_leads_to_this_machine",
+            "authorization/test_reach.py::test_nobody_leads_to_what_tells_a_machine_its_credentials",
+            "authorization/test_reach.py::test_what_a_name_stands_for_is_looked_up_once_and_connected_to",
+            "authorization/test_reach.py::test_a_renewal_goes_no_nearer_than_the_login_went",
+        ),
+    ),
+    Promise(
         "A model that is asked for a second opinion decides about nothing but the order of five tools, and "
         "can neither hold up a search beyond `limits.rerank_seconds` nor fail it.",
         (

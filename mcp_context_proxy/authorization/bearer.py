@@ -160,7 +160,7 @@ class BearerAuth(httpx2.Auth):
         else:
             renewable = self._check_renewable(old)
             try:
-                new = await tokens.refresh(renewable)
+                new = await tokens.refresh(self._config, renewable)
             except tokens.RefusedError as error:
                 logger.debug("%s", error)
                 await self._keep(msgspec.structs.replace(renewable, refresh_token=None))

@@ -50,6 +50,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """How the client proves itself to the token endpoint."""
     indicator: str | None = None
     """The ``resource`` parameter of token requests (RFC 8707)."""
+    reach: int = 0
+    """How near to this machine its endpoints may be, as a `Reach`."""
     access_token: str
     expires_at: float | None = None
     """In seconds since 1970; None when the issuer does not say."""

@@ -1,13 +1,16 @@
-"""One request to an authorization server: encrypted on its way, bounded in time and size."""
+"""One request to an authorization server: encrypted, where it may go, bounded in time and size."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from typing import Final
 
 import httpx2
 from mcp.client.auth import OAuthFlowError
 
+from mcp_context_proxy.authorization.reach import Destinations
+from mcp_context_proxy.wire import certificates
 from mcp_context_proxy.wire.text import clean
 
 REQUEST_SECONDS: Final = 15.0
@@ -16,19 +19,39 @@ REQUEST_SECONDS: Final = 15.0
 ANSWER_BYTES: Final = 1024 * 1024
 """Of one such answer; an honest one has a few kilobytes."""
 
+ADDRESSES_TRIED: Final = 3
+"""Of a host that has several; more would only make one that is down take longer."""
+
 REASON_SHOWN: Final = 300
 """Characters of a foreign explanation that are passed on."""
 
 
-async def exchange(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
+async def exchange(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
     """Send a request; its whole answer.
 
     Raises:
-        OAuthFlowError: tokens would be readable on the way, or the answer is too large.
+        OAuthFlowError: it may not go there, tokens would be readable on the way, or the answer is too large.
         httpx2.HTTPError: there is no answer.
+        OSError: the host is not known.
     """
     check_encrypted(str(request.url))
-    answer = await client.send(request, stream=True)
+    *others, last = (await destinations.pinned(request))[:ADDRESSES_TRIED]
+    # A client for each: two names of one address must not share a connection that only one has proved.
+    async with httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await certificates.trusted()) as client:
+        for pinned in others:
+            with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+                return await _whole(client, pinned, request, destinations)
+        return await _whole(client, last, request, destinations)
+
+
+async def _whole(
+    client: httpx2.AsyncClient,
+    pinned: httpx2.Request,
+    request: httpx2.Request,
+    destinations: Destinations,
+) -> httpx2.Response:
+    answer = await client.send(pinned, stream=True)
+    destinations.heard_from(answer)
     body = bytearray()
     try:
         async for chunk in answer.aiter_bytes():

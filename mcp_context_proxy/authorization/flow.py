@@ -16,6 +16,7 @@ from mcp.shared.auth import OAuthToken
 from mcp_context_proxy.authorization.credentials import Credentials
 from mcp_context_proxy.authorization.exchange import REQUEST_SECONDS, check_encrypted, exchange, explained
 from mcp_context_proxy.authorization.kept import Kept
+from mcp_context_proxy.authorization.reach import Destinations
 from mcp_context_proxy.authorization.tokens import with_tokens
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
@@ -57,40 +58,42 @@ async def driven(config: ServerConfig, provider: OAuthClientProvider, kept: Kept
     Raises:
         AuthorizationError: it was refused, or is not possible.
     """
-    url = config.url or ""
+    url, destinations = config.url or "", Destinations(config)
     try:
         check_encrypted(url)
-        verify = await certificates.trusted()
-        async with httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=verify) as client:
-            request = client.build_request("GET", url, headers={"accept": "text/event-stream"})
-            flow = provider.async_auth_flow(request)
-            try:
-                outgoing = await flow.__anext__()
-                response = await _challenge(client, outgoing)
-                while kept.tokens is None:
-                    outgoing = await flow.asend(response)
-                    if kept.tokens is None:
-                        response = await exchange(client, outgoing)
-            finally:
-                await flow.aclose()
+        request = httpx2.Request("GET", url, headers={"accept": "text/event-stream"})
+        flow = provider.async_auth_flow(request)
+        try:
+            outgoing = await flow.__anext__()
+            response = await _challenge(destinations, outgoing)
+            while kept.tokens is None:
+                outgoing = await flow.asend(response)
+                if kept.tokens is None:
+                    response = await exchange(destinations, outgoing)
+        finally:
+            await flow.aclose()
     except AuthorizationError:
         raise
     except Exception as error:
         # boundary: the SDK's flow, the network, and whatever the authorization server answered
         raise AuthorizationError(config.name, explained(error)) from None
-    return _credentials(config, provider.context, kept.tokens)
+    return _credentials(config, provider.context, kept.tokens, destinations)
 
 
-async def _challenge(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
+async def _challenge(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
     """How the server refuses a request without a token; one that does not refuse is taken to."""
-    answer = await client.send(request, stream=True)
-    await answer.aclose()
+    async with httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await certificates.trusted()) as client:
+        answer = await client.send(request, stream=True)
+        destinations.heard_from(answer)
+        await answer.aclose()
     headers = answer.headers if answer.status_code == 401 else None
     challenge = {} if headers is None else {"www-authenticate": headers.get("www-authenticate", "")}
     return httpx2.Response(401, headers=challenge, request=request)
 
 
-def _credentials(config: ServerConfig, context: OAuthContext, tokens: OAuthToken | None) -> Credentials:
+def _credentials(
+    config: ServerConfig, context: OAuthContext, tokens: OAuthToken | None, destinations: Destinations
+) -> Credentials:
     metadata, client = context.oauth_metadata, context.client_info
     if metadata is None or client is None or tokens is None:
         raise AuthorizationError(config.name, "it publishes no authorization server (RFC 8414)")
@@ -107,6 +110,7 @@ def _credentials(config: ServerConfig, context: OAuthContext, tokens: OAuthToken
         client_secret=client.client_secret,
         auth_method=client.token_endpoint_auth_method,
         indicator=indicator,
+        reach=destinations.reach,
         access_token="",
     )
     return with_tokens(bare, tokens)

@@ -12,10 +12,11 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAu
 from pydantic import ValidationError
 
 from mcp_context_proxy.authorization.credentials import Credentials
-from mcp_context_proxy.authorization.exchange import REQUEST_SECONDS, exchange, explained, reason
+from mcp_context_proxy.authorization.exchange import exchange, explained, reason
 from mcp_context_proxy.authorization.kept import Kept
+from mcp_context_proxy.authorization.reach import Destinations, Reach
+from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
-from mcp_context_proxy.wire import certificates
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class RefusedError(AuthorizationError):
     """The authorization server has taken the refresh token back: only a new login helps."""
 
 
-async def refresh(credentials: Credentials) -> Credentials:
+async def refresh(config: ServerConfig, credentials: Credentials) -> Credentials:
     """New tokens for a refresh token.
 
     Raises:
@@ -44,7 +45,7 @@ async def refresh(credentials: Credentials) -> Credentials:
     }
     if credentials.indicator is not None:
         data["resource"] = credentials.indicator
-    answer = await _ask_as_client(credentials, credentials.token_endpoint, data)
+    answer = await _ask_as_client(config, credentials, credentials.token_endpoint, data)
     if answer.status_code in {400, 401}:
         raise RefusedError(credentials.server, reason(answer))
     if not answer.is_success:
@@ -58,14 +59,15 @@ async def refresh(credentials: Credentials) -> Credentials:
     return with_tokens(credentials, tokens)
 
 
-async def revoke(credentials: Credentials) -> bool:
+async def revoke(config: ServerConfig, credentials: Credentials) -> bool:
     """Ask the authorization server to forget the tokens; whether it said that it has."""
     if credentials.revocation_endpoint is None:
         return False
     token = credentials.refresh_token or credentials.access_token
     data = {"token": token, "client_id": credentials.client_id}
     try:
-        return (await _ask_as_client(credentials, credentials.revocation_endpoint, data)).is_success
+        answer = await _ask_as_client(config, credentials, credentials.revocation_endpoint, data)
+        return answer.is_success
     except AuthorizationError as error:
         logger.debug("%s", error)
         return False
@@ -85,7 +87,9 @@ def with_tokens(credentials: Credentials, tokens: OAuthToken) -> Credentials:
     return Credentials(**fields)
 
 
-async def _ask_as_client(credentials: Credentials, url: str, data: dict[str, str]) -> httpx2.Response:
+async def _ask_as_client(
+    config: ServerConfig, credentials: Credentials, url: str, data: dict[str, str]
+) -> httpx2.Response:
     context = OAuthContext(credentials.resource, OAuthClientMetadata(redirect_uris=None), Kept(), None, None)
     context.client_info = OAuthClientInformationFull(
         client_id=credentials.client_id,
@@ -93,10 +97,9 @@ async def _ask_as_client(credentials: Credentials, url: str, data: dict[str, str
         token_endpoint_auth_method=credentials.auth_method,
     )
     try:
+        destinations = Destinations(config, Reach(credentials.reach))
         data, headers = context.prepare_token_auth(data, {})
-        verify = await certificates.trusted()
-        async with httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=verify) as client:
-            return await exchange(client, client.build_request("POST", url, data=data, headers=headers))
+        return await exchange(destinations, httpx2.Request("POST", url, data=data, headers=headers))
     except Exception as error:
         # boundary: the network, and whatever the authorization server answered
         raise AuthorizationError(credentials.server, explained(error)) from None

@@ -36,6 +36,6 @@ async def _log_out(config: ServerConfig) -> None:
     if not was_there:
         click.echo(f"There was no login to {config.name}.")
         return
-    revoked = credentials is not None and await tokens.revoke(credentials)
+    revoked = credentials is not None and await tokens.revoke(config, credentials)
     told = "revoked and deleted" if revoked else "deleted; where it was given it may be good until it expires"
     click.echo(f"Logged out of {config.name}. Its token is {told}.")
