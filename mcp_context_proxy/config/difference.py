@@ -25,6 +25,7 @@ _APPLIED_TO_RUNNING: Final = frozenset(
         "call_timeout",
         "start",
         "idle_timeout",
+        "spotlight",
         "enabled",
         "secrets",
     }

@@ -322,6 +322,8 @@ class ServerConfig(Table):
     """``lazy`` starts it at the first call; until then what it listed last time is searched."""
     idle_timeout: Seconds | None = None
     """Seconds without a call after which it is stopped, until the next one; None never stops it."""
+    spotlight: Flag = False
+    """The texts that its tools answer are marked as data from outside."""
     oauth: OAuthConfig | None = None
     """None: as its defaults, once you have logged in."""
     secrets: tuple[tuple[str, str], ...] = Field(default=(), repr=False)

@@ -24,6 +24,7 @@ from mcp_context_proxy.server import forwarding
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.ended_calls import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
+from mcp_context_proxy.server.spotlight import spotlit
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
 
@@ -136,7 +137,7 @@ class ToolCalls:
         if session is not None:
             self._contexts.called(session, tool, result)
         self._ended.answered(tool, params, caller, goal, result, seconds)
-        return result
+        return spotlit(tool.server, result) if client.config.spotlight else result
 
     def _session(self, params: Members, caller: Caller) -> SessionContext | None:
         """The session of a call; a handle that has gone is not worth failing it."""

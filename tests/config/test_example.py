@@ -34,7 +34,7 @@ def test_it_loads_with_every_comment_sign_removed(load_text, uncommented, tmp_pa
 
     config = load_text(uncommented, environ=environ)
 
-    assert list(config.servers) == ["github", "docs", "tickets", "files"]
+    assert list(config.servers) == ["github", "docs", "tickets", "inbox", "files"]
     assert [document.kind for document in config.documents] == ["rule", "reference"]
 
 

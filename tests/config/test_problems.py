@@ -193,7 +193,7 @@ def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
             "command = 'x'\nsecrets = []",
             "3 servers.s.secrets: unknown key; allowed here: command, args, env, cwd, url, headers, "
             "transport, era, isolation, enabled, include, tools, tags, category, connect_timeout, "
-            "call_timeout, start, idle_timeout, oauth",
+            "call_timeout, start, idle_timeout, spotlight, oauth",
             id="secrets",
         ),
         pytest.param(
