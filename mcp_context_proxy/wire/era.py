@@ -52,6 +52,10 @@ CACHEABLE = frozenset(
 )
 """Methods whose modern results must carry ``ttlMs`` and ``cacheScope``."""
 
+LONGEST_TTL_MS = 3_600_000
+"""For which a client may keep a result. A server that says more would have clients keep its mistake for as
+long; an hour saves as many requests."""
+
 RETRY_KEYS = ("inputResponses", "requestState")
 """Params by which a modern client goes on with a call that asked it something."""
 
@@ -180,12 +184,22 @@ def upward(method: str, result: bytes | Raw, era: Era, server_info: Raw) -> byte
     if "resultType" not in parts:
         parts["resultType"] = Raw(b'"complete"')
     if method in CACHEABLE and result_type(parts) == "complete":
-        parts.setdefault("ttlMs", Raw(b"0"))
+        parts["ttlMs"] = _bounded_ttl(parts.get("ttlMs"))
         parts.setdefault("cacheScope", Raw(b'"private"'))
     meta = meta_of(parts)
     meta[SERVER_INFO_KEY] = server_info
     parts["_meta"] = envelope.raw(meta)
     return envelope.encode(parts)
+
+
+def _bounded_ttl(raw: Raw | None) -> Raw:
+    """For how long a result may be kept, as far as it is a time that is no longer than any should be."""
+    said = b"" if raw is None else bytes(raw)
+    if not said.isdigit():
+        return Raw(b"0")
+    # By its length first: a number may have more digits than Python reads.
+    longer = len(said) > len(str(LONGEST_TTL_MS)) or int(said) > LONGEST_TTL_MS
+    return envelope.raw(LONGEST_TTL_MS) if longer else Raw(said)
 
 
 def _to_handshake(method: str, parts: Members, result: bytes | Raw) -> bytes:

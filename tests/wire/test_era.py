@@ -88,6 +88,30 @@ def test_upward_to_the_modern_era_a_cacheable_result_says_for_how_long(method: s
     assert upward(method, {"ttlMs": 7, "cacheScope": "public"}, Era.MODERN)["ttlMs"] == 7
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("0", 0),
+        ("3600000", 3_600_000),
+        ("3600001", 3_600_000),
+        ("9" * 5000, 3_600_000),
+        ("-1", 0),
+        ("1e400", 0),
+        ("60000.5", 0),
+        ("true", 0),
+        ("null", 0),
+        ('"60000"', 0),
+        ("[" * 300 + "]" * 300, 0),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_upward_to_the_modern_era_a_result_is_kept_for_an_hour_at_most(said: str, kept: int) -> None:
+    came = b'{"contents":[],"ttlMs":%b}' % said.encode()
+    fitted = json.loads(era.upward("resources/read", came, Era.MODERN, INFO))
+
+    assert fitted["ttlMs"] == kept
+
+
 def test_upward_to_the_modern_era_a_question_is_not_cacheable() -> None:
     fitted = upward("resources/read", {"resultType": "input_required", "requestState": "s"}, Era.MODERN)
 
