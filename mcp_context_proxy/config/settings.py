@@ -332,7 +332,12 @@ class ServerConfig(Table):
     def _derive_transport(cls, data: Any) -> Any:
         if not isinstance(data, dict) or "transport" in data:
             return data
-        return data | {"transport": "http" if data.get("url") else "stdio"}
+        url = data.get("url")
+        if not url:
+            return data | {"transport": "stdio"}
+        # Servers of HTTP+SSE are at this path nearly all; no server of streamable HTTP is known that is.
+        of_sse = isinstance(url, str) and url.partition("?")[0].rstrip("/").endswith("/sse")
+        return data | {"transport": "sse" if of_sse else "http"}
 
     def include_of(self, tool_name: str) -> IncludeMode:
         """The mode of a tool: its own setting, else the server's."""
