@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.config.notices import NOTICE
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.server.sdk import SdkServer
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     port = bound.getsockname()[1]
     policy = guard.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    logger.warning("serving http://%s:%d/mcp, /api/v1 and /ui%s", host, port, credentials.whereabouts)
+    logger.log(NOTICE, "serving http://%s:%d/mcp, /api/v1 and /ui%s", host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
     async with _watching_stalls(proxy):
         await http.serve(app, bound, limits, on_stop=server.listen.close)
