@@ -88,14 +88,17 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     from mcp_context_proxy.web.api import Api  # noqa: PLC0415
     from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.routes import routes  # noqa: PLC0415
+    from mcp_context_proxy.web.sessions_api import SessionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.usage_api import UsageApi  # noqa: PLC0415
 
     measuring = proxy.measuring
     parts = proxy.remembering
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
-    api = Api(proxy.contexts, proxy.catalog, proxy.changes, proxy.reindex, log)
+    sessions_api = SessionsApi(proxy.contexts, proxy.catalog, proxy.changes)
+    api = Api(proxy.contexts, proxy.catalog, proxy.reindex, log)
     usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
     interactions_api = InteractionsApi(recorder)
-    operations = [*api.operations(), *usage_api.operations(), *interactions_api.operations()]
+    apis = sessions_api, api, usage_api, interactions_api
+    operations = [operation for each in apis for operation in each.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
     return [*routes(operations, proxy.config.limits.http_body_bytes), *metrics]
