@@ -23,7 +23,8 @@ from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.locate import VARIABLE, default_path, expand_home, find
 from mcp_context_proxy.config.mistakes import mistakes
-from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.servers import ServerConfig
+from mcp_context_proxy.config.settings import Config
 from mcp_context_proxy.config.source import Source, dotted, read, writable_by_all
 from mcp_context_proxy.config.toml_lines import KeyPath
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
