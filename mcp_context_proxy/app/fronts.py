@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.config.notices import NOTICE
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.server.sdk import SdkServer
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     port = bound.getsockname()[1]
     policy = guard.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    logger.warning("serving http://%s:%d/mcp, /api/v1 and /ui%s", host, port, credentials.whereabouts)
+    logger.log(NOTICE, "serving http://%s:%d/mcp, /api/v1 and /ui%s", host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
     async with _watching_stalls(proxy):
         await http.serve(app, bound, limits, on_stop=server.listen.close)
@@ -87,14 +88,17 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     from mcp_context_proxy.web.api import Api  # noqa: PLC0415
     from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.routes import routes  # noqa: PLC0415
+    from mcp_context_proxy.web.sessions_api import SessionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.usage_api import UsageApi  # noqa: PLC0415
 
     measuring = proxy.measuring
     parts = proxy.remembering
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
-    api = Api(proxy.contexts, proxy.catalog, proxy.changes, proxy.reindex, log)
+    sessions_api = SessionsApi(proxy.contexts, proxy.catalog, proxy.changes)
+    api = Api(proxy.contexts, proxy.catalog, proxy.reindex, log)
     usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
     interactions_api = InteractionsApi(recorder)
-    operations = [*api.operations(), *usage_api.operations(), *interactions_api.operations()]
+    apis = sessions_api, api, usage_api, interactions_api
+    operations = [operation for each in apis for operation in each.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
     return [*routes(operations, proxy.config.limits.http_body_bytes), *metrics]

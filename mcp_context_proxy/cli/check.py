@@ -112,7 +112,7 @@ async def _running(config: Config) -> list[Verdict]:
             if client is None:
                 verdicts.append(Verdict(Level.OK, name, "switched off"))
                 continue
-            verdicts.append(await _server(client, seconds[name]))
+            verdicts.append(await _server(client, _offered(proxy, name), seconds[name]))
             if warning := diagnosis.unpinned(server):
                 verdicts.append(Verdict(Level.WARNING, name, warning))
         verdicts += _findings(proxy)
@@ -144,7 +144,11 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
 
-async def _server(client: DownstreamClient, seconds: float) -> Verdict:
+def _offered(proxy: Proxy, server: str) -> int:
+    return sum(tool.server == server for tool in proxy.catalog.snapshot.tools.values())
+
+
+async def _server(client: DownstreamClient, offered: int, seconds: float) -> Verdict:
     config = client.config
     if cause := failure(client):
         status = await diagnosis.http_status(config) if config.url is not None else None
@@ -153,7 +157,9 @@ async def _server(client: DownstreamClient, seconds: float) -> Verdict:
         return Verdict(Level.PROBLEM, client.name, told, last_output(client), remedy)
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, and offers no tools")
-    told = f"{counted(len(client.listing.tools), 'tool')}, ready in {seconds * 1000:,.0f} ms"
+    listed = len(client.listing.tools)
+    tools = counted(listed, "tool") if offered == listed else f"{offered:,} of {counted(listed, 'tool')}"
+    told = f"{tools}, ready in {seconds * 1000:,.0f} ms"
     return Verdict(Level.OK, client.name, told)
 
 

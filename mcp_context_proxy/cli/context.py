@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,10 +31,11 @@ def command(
 ) -> None:
     """Print the rules, references and tools for QUERY.
 
-    With - for QUERY it is read from the standard input, as a host's prompt hook gives it.
+    With - for QUERY it is read from the standard input: as text, or as the JSON object with a `prompt` that
+    hosts give their prompt hooks.
     """
     if query == "-":
-        query = sys.stdin.read()
+        query = _prompt(sys.stdin.read())
     if not query.strip():
         raise click.UsageError("QUERY is empty: say in plain words what you want to do")
     context, text = run(_build, load_config(ctx, config_path), query, max_tokens)
@@ -43,6 +45,16 @@ def command(
         echo_json(as_data(context))
     elif text:
         click.echo(text)
+
+
+def _prompt(given: str) -> str:
+    """What the person wrote, of what a hook is given."""
+    try:
+        hook = json.loads(given)
+    except ValueError:
+        return given
+    prompt = hook.get("prompt") if isinstance(hook, dict) else None
+    return prompt if isinstance(prompt, str) else given
 
 
 async def _build(config: Config, query: str, max_tokens: int | None) -> tuple[RequestContext, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -58,8 +59,7 @@ OWN_SERVER: Final = """\
 command = "npx"
 args = ["-y", "@modelcontextprotocol/server-memory"]"""
 
-HOST_ENTRY: Final = """\
-{ "mcpServers": { "context-proxy": { "command": "mcp-context-proxy" } } }"""
+PROGRAM: Final = "mcp-context-proxy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +251,15 @@ def _show_next(console: Terminal, seconds: float) -> None:
     console.section("Next: your own servers")
     _step(console, f"1. Put them into {default_path(os.environ)}", OWN_SERVER)
     _step(console, "2. See whether they all start", "mcp-context-proxy check")
-    _step(console, "3. In your host's configuration, put this one in their place", HOST_ENTRY)
+    _step(console, "3. In your host's configuration, put this one in their place", _host_entry())
     console.say()
     console.prose(Text(f"This took {seconds:.1f} s, and nothing of it was kept.", style="dim"))
+
+
+def _host_entry() -> str:
+    """With the full path, where there is one: hosts often do not know the PATH of a shell."""
+    command = shutil.which(PROGRAM) or PROGRAM
+    return f'{{ "mcpServers": {{ "context-proxy": {{\n  "command": {json.dumps(command)} }} }} }}'
 
 
 def _step(console: Terminal, what: str, snippet: str) -> None:

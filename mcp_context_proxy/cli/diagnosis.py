@@ -23,12 +23,14 @@ _INSTALL: Final = {
     "docker": "install Docker: https://docs.docker.com/get-docker",
 }
 
-_RUNNERS: Final = {"npx": "@1.2.3", "bunx": "@1.2.3", "uvx": "==1.2.3"}
+_RUNNERS: Final = {"npx": "@", "bunx": "@", "uvx": "=="}
 """Programs that download what they run, and how a version is pinned with each."""
 
 _PACKAGE_FLAGS: Final = {"-p", "--package", "--from"}
 _FLAGS_WITH_VALUE: Final = {"--python", "--with", "--index-url", "--index", "--registry", "--directory"}
 _PINNED: Final = re.compile(r".+(?:==|@)v?\d[^,<>~^*]*")
+_RANGE: Final = re.compile(r"[<>=~!^]")
+"""Begins which versions of a package will do."""
 _ELSEWHERE: Final = re.compile(r"[./~]|[a-z+]+://|git\+|[A-Za-z]:\\")
 """Begins a path or a URL: what is there is the user's own affair."""
 
@@ -50,6 +52,8 @@ def remedy(config: ServerConfig, cause: str, status: int | None = None) -> str:
             f"connect_timeout under servers.{config.name}, now {config.connect_timeout:g} s. "
             "If it is no MCP server, correct the command"
         )
+    if "answered with error" in cause and config.command is not None:
+        return "if it is no MCP server, correct the command"
     return "check that it is running and that the URL is right" if config.url is not None else ""
 
 
@@ -60,7 +64,10 @@ def unpinned(config: ServerConfig) -> str | None:
     if package is None or _PINNED.fullmatch(package) or _ELSEWHERE.match(package):
         return None
     name = package.removesuffix("@latest")
-    return f"{runner} runs whatever version of {name} is newest; pin it: {name}{_RUNNERS[runner]}"
+    return (
+        f"{runner} runs whatever version of {name} is newest; pin it, with the number of one that you trust: "
+        f"{_RANGE.split(name)[0]}{_RUNNERS[runner]}NUMBER"
+    )
 
 
 async def http_status(config: ServerConfig) -> int | None:

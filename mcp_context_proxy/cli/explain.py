@@ -90,7 +90,11 @@ def _show(console: Terminal, explained: Explanation) -> None:
         rows.append(("  a need of its own", f"{score.need:.3f}"))
     if explained.rerank is not None:
         rows.append(("rerank", explained.rerank))
-    always = "" if options.include_score is None else f", all from a meaning of {options.include_score:g}"
+    always = (
+        ""
+        if options.include_score is None
+        else f", and all with a meaning of {options.include_score:g} or more"
+    )
     rows.append(("selected are", f"{options.top_n} of the {options.top_k} nearest{always}"))
     budget = "no bound" if explained.max_tokens is None else f"of {explained.max_tokens:,}"
     rows.append(("tokens", f"{explained.tokens:,}, {budget}"))

@@ -51,6 +51,9 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
             echo_json({"enabled": enabled, "pairs": len(best), "tools": tools, "uses": uses, "best": shown})
             return
         console = results()
+        if not best:
+            console.say("Nothing yet: no tool was called after a search that had found it.")
+            return
         console.say(f"{counted(len(best), 'pair')} of queries and tools, of {counted(tools, 'tool')}.")
         if not enabled:
             console.say("Learning is switched off: they have no effect.")
@@ -81,7 +84,10 @@ def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> N
 @click.argument("file", type=FILE)
 @click.pass_context
 def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
-    """Take in the pairs of FILE; of one that is known, the more certain stays."""
+    """Take in the pairs of FILE.
+
+    Of one that is known, the more certain stays.
+    """
     from mcp_context_proxy.evaluation.lines import read_lines
     from mcp_context_proxy.learning.exchange import Line, imported
 

@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from mcp_context_proxy.config.notices import NOTICE
+
 LEVELS = ("debug", "info", "warning", "error")
 SILENT = "critical"
 """The level of commands that show what happened themselves."""
@@ -16,7 +18,8 @@ class _Visible(logging.Formatter):
     """Shows what a terminal would obey or hide: servers and clients have words of theirs in messages."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        level = "" if record.levelno == NOTICE else f"{record.levelname}: "
+        text = f"mcp-context-proxy: {level}{super().format(record)}"
         return text if text.isprintable() else "".join(map(_shown, text))
 
 
@@ -33,7 +36,7 @@ def configure_logging(level: str) -> None:
     if level.lower() not in (*LEVELS, SILENT):
         raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Visible("mcp-context-proxy: %(levelname)s: %(message)s"))
+    handler.setFormatter(_Visible())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # What goes wrong in a login is told as a sentence; the SDK logs it as a traceback besides.
     logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)

@@ -20,8 +20,11 @@ PATIENCE_SECONDS = 2.0
 
 @click.command("ui")
 @config_option
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Where the proxy listens.  [default: as configured]"
+)
 @click.pass_context
-def command(ctx: click.Context, config_path: Path | None) -> None:
+def command(ctx: click.Context, config_path: Path | None, port: int | None) -> None:
     """Print the address of the page that shows what was selected for each request.
 
     The address holds the token behind a `#`: that part is sent to no server, and the page takes it out at
@@ -30,11 +33,13 @@ def command(ctx: click.Context, config_path: Path | None) -> None:
     from mcp_context_proxy.front.token import credentials_for
 
     settings = load_config(ctx, config_path).http
+    if port is not None:
+        settings = settings.model_copy(update={"port": port, "api_port": None})
     base = next((base for base in _bases(settings) if _is_served(base)), None)
     if base is None:
         raise click.ClickException(
-            f"no proxy answers at {' or '.join(_bases(settings))}: start one with `serve --http`, or give "
-            "the one that a host starts a port with `http.api_port`"
+            f"no proxy answers at {' or '.join(_bases(settings))}: start one with `serve --http`, give the "
+            "one that a host starts a port with `http.api_port`, or name another port with --port"
         )
     token = credentials_for(settings).token
     click.echo(f"http://{base}/ui" + (f"#token={quote(token, safe='')}" if token else ""))

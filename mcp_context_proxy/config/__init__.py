@@ -3,6 +3,7 @@
 from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.load import load
 from mcp_context_proxy.config.locate import default_path, find
+from mcp_context_proxy.config.servers import OAuthConfig, ServerConfig, ToolConfig
 from mcp_context_proxy.config.settings import (
     Config,
     ContextConfig,
@@ -14,13 +15,10 @@ from mcp_context_proxy.config.settings import (
     HttpConfig,
     InteractionsConfig,
     LearningConfig,
-    OAuthConfig,
     RerankConfig,
     SearchConfig,
-    ServerConfig,
     StatisticsConfig,
     StoreConfig,
-    ToolConfig,
 )
 
 __all__ = [

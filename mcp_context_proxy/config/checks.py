@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from mcp_context_proxy.config.hosts import MAX_NAME, is_name
 from mcp_context_proxy.config.mistakes import unknown_key
-from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.servers import ServerConfig
+from mcp_context_proxy.config.settings import Config
 from mcp_context_proxy.config.toml_lines import KeyPath
 
 _OF_COMMAND: Final = ("args", "env", "cwd")

@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 from pydantic import BaseModel
 
-from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.servers import ServerConfig
+from mcp_context_proxy.config.settings import Config
 
 _APPLIED_TO_RUNNING: Final = frozenset(
     {

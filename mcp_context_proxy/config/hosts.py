@@ -140,10 +140,8 @@ def _entry(
 
 def _transport(source: Source, path: KeyPath, server: dict[str, Any], problems: list[ConfigProblem]) -> None:
     """Hosts spell transports in many ways, or leave the kind of a URL to be guessed."""
-    written, url = server.pop("transport", None), server.get("url")
+    written = server.pop("transport", None)
     if written is None:
-        if isinstance(url, str) and url.partition("?")[0].rstrip("/").endswith("/sse"):
-            server["transport"] = "sse"
         return
     known = _TRANSPORTS.get(re.sub(r"[^a-z]", "", written.lower())) if isinstance(written, str) else None
     if known is None:

@@ -23,7 +23,8 @@ from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.locate import VARIABLE, default_path, expand_home, find
 from mcp_context_proxy.config.mistakes import mistakes
-from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.servers import ServerConfig
+from mcp_context_proxy.config.settings import Config
 from mcp_context_proxy.config.source import Source, dotted, read, writable_by_all
 from mcp_context_proxy.config.toml_lines import KeyPath
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
@@ -37,6 +38,7 @@ _OF_MODELS: Final = ("embedding", "rerank")
 """Tables that name a model: in a folder, or behind an endpoint."""
 _EXPANDED_OF_MODELS: Final = ("endpoint", "api_key")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
+_TO_BEGIN: Final = "write it: a table [servers.NAME] with a command or a url is enough"
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -70,10 +72,10 @@ def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
     if found is None:
         default = default_path(environ)
         looked = f"{VARIABLE} is not set, and there is no {default}"
-        message = f"none found: {looked}; to begin, copy config.example.toml there"
+        message = f"none found: {looked}; {_TO_BEGIN}; or name a host's own JSON with --config"
         raise ConfigError([ConfigProblem(None, None, "", message)])
     if _unreadable(found) == _NO_FILE:
-        message = "there is no such file; to begin, copy config.example.toml there"
+        message = f"there is no such file; correct the path, or {_TO_BEGIN}"
         raise ConfigError([ConfigProblem(found, None, "", message)])
     return found.absolute()
 

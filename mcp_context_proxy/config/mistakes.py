@@ -12,7 +12,8 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from mcp_context_proxy.config.settings import Config, Table
+from mcp_context_proxy.config.settings import Config
+from mcp_context_proxy.config.table import Table
 from mcp_context_proxy.config.toml_lines import KeyPath
 
 _WANTED: Final = {

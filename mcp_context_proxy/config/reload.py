@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_context_proxy.config.difference import needs_restart
+from mcp_context_proxy.config.notices import NOTICE
 from mcp_context_proxy.config.settings import Config
 from mcp_context_proxy.config.watch import watch_file
 from mcp_context_proxy.errors import ConfigError
@@ -80,7 +81,7 @@ class Reloader:
             self._refuse(error)
             return
         if self.standing.problems:
-            logger.warning("%s can be used again", config.path)
+            logger.log(NOTICE, "%s can be used again", config.path)
             self.standing = replace(self.standing, problems=())
         if config == self._current:
             return

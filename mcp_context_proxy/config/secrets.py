@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
-from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.servers import ServerConfig
+from mcp_context_proxy.config.settings import Config
 
 SHORTEST = 6
 """Characters a value must have to be looked for: shorter ones occur in innocent text."""

@@ -12,48 +12,15 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from mcp_context_proxy.config.limits import Count, Limits, Seconds
+from mcp_context_proxy.config.limits import Count, Limits
+from mcp_context_proxy.config.servers import ServerConfig
+from mcp_context_proxy.config.table import Amount, Flag, Score, Table, Text
 from mcp_context_proxy.items import IncludeMode
 
 Preset: TypeAlias = Literal["aggressive", "normal", "conservative"]
-Transport: TypeAlias = Literal["stdio", "http", "sse"]
 RerankMode: TypeAlias = Literal["never", "auto", "always"]
-
-Flag = Annotated[bool, Field(strict=True)]
-Amount = Annotated[int, Field(strict=True, ge=0)]
-Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
-
-TAG_CHARACTERS: Final = 64
-"""Of a category or a tag: a word or two."""
-
-
-def _is_tag(text: str) -> str:
-    if not 1 <= len(text) <= TAG_CHARACTERS or text != text.strip() or set(text) & {",", "\n"}:
-        message = "must be 1 to {most} characters, without commas, and without spaces at its ends"
-        raise PydanticCustomError("tag", message, {"most": TAG_CHARACTERS})
-    return text
-
-
-Tag = Annotated[str, AfterValidator(_is_tag)]
-"""A category or tag: no commas, which divide several of them where they are asked for."""
-
-
-class Table(BaseModel):
-    """One table of the file: frozen, and no key but those it declares."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    derived: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are computed while loading and cannot be written in a file."""
-
-    @classmethod
-    def keys(cls) -> list[str]:
-        """The keys a person may write."""
-        return [name for name in cls.model_fields if name not in cls.derived]
 
 
 class ExposeConfig(Table):
@@ -153,7 +120,7 @@ class ContextConfig(Table):
     """Cosine from which an item is near to another."""
     expansion_top_n: Count = 3
     """Items of each step."""
-    expansion_rules: dict[Text, tuple[Text, ...]] = {}
+    expansion_rules: dict[Text, tuple[Text, ...]] = Field(default={})
     """Items that come with others: by exposed name, or by their own."""
     history: Annotated[int, Field(strict=True, ge=0, le=20)] = 0
     """Earlier queries of a session that join the next one, each with half the weight of the one after it."""
@@ -264,94 +231,6 @@ class DocumentsConfig(Table):
     """For documents that do not say it themselves."""
 
 
-class OAuthConfig(Table):
-    """How we log in to a server at a URL."""
-
-    grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
-    """``authorization_code``: a person logs in; ``client_credentials``: the client's secret is enough."""
-    client_id: Text | None = None
-    """None registers us with the authorization server, where it allows that."""
-    client_secret: Text | None = Field(default=None, repr=False)
-    issuer: Text | None = None
-    """The authorization server; None takes the one that the server names."""
-    scope: Text | None = None
-    """Separated by spaces; None asks for what the server names."""
-    redirect_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
-    """Port of this machine to which the browser comes back; 0 takes any free one."""
-
-
-class ToolConfig(Table):
-    """What is set for one tool of a server."""
-
-    include: IncludeMode | None = None
-    tags: tuple[Tag, ...] = ()
-    """Beside those of the server."""
-    category: Tag | None = None
-
-
-class ServerConfig(Table):
-    """One downstream server: a program to start or a URL to connect to."""
-
-    derived: ClassVar[frozenset[str]] = frozenset({"name", "secrets"})
-
-    name: str
-    command: Text | None = None
-    args: tuple[str, ...] = Field(default=(), repr=False)
-    env: dict[str, str] = Field(default={}, repr=False)
-    cwd: Path | None = None
-    url: str | None = Field(default=None, repr=False)
-    headers: dict[str, str] = Field(default={}, repr=False)
-    transport: Transport = "stdio"
-    """Derived when not given: ``stdio`` with a command, ``http`` with a URL."""
-    era: Literal["auto", "handshake", "modern"] = "auto"
-    """``auto`` asks the server; name the era to skip the question."""
-    isolation: Literal["auto", "shared", "session"] = "auto"
-    """Whether the sessions of clients share one connection; ``auto`` until the server asks one something."""
-    enabled: Flag = True
-    include: IncludeMode = IncludeMode.AGENT
-    tools: dict[str, ToolConfig] = {}
-    tags: tuple[Tag, ...] = ()
-    """Of all its tools, for searches that ask for them; others are derived."""
-    category: Tag | None = None
-    """Of its tools that have none of their own; None derives it."""
-    connect_timeout: Seconds = 30.0
-    """Seconds; the default is ``limits.connect_seconds``."""
-    call_timeout: Seconds = 60.0
-    """Seconds; the default is ``limits.call_seconds``. Progress extends it to ``limits.call_max_seconds``."""
-    start: Literal["eager", "lazy"] = "eager"
-    """``lazy`` starts it at the first call; until then what it listed last time is searched."""
-    idle_timeout: Seconds | None = None
-    """Seconds without a call after which it is stopped, until the next one; None never stops it."""
-    spotlight: Flag = False
-    """The texts that its tools answer are marked as data from outside."""
-    oauth: OAuthConfig | None = None
-    """None: as its defaults, once you have logged in."""
-    secrets: tuple[tuple[str, str], ...] = Field(default=(), repr=False)
-    """(variable, value) of what was expanded from the environment, to be redacted wherever text leaves."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _derive_transport(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "transport" in data:
-            return data
-        return data | {"transport": "http" if data.get("url") else "stdio"}
-
-    def include_of(self, tool_name: str) -> IncludeMode:
-        """The mode of a tool: its own setting, else the server's."""
-        tool = self.tools.get(tool_name)
-        return tool.include if tool is not None and tool.include is not None else self.include
-
-    def tags_of(self, tool_name: str) -> tuple[str, ...]:
-        """The tags of a tool: the server's, then its own."""
-        tool = self.tools.get(tool_name)
-        return self.tags if tool is None else (*self.tags, *tool.tags)
-
-    def category_of(self, tool_name: str) -> str | None:
-        """The category of a tool: its own setting, else the server's."""
-        tool = self.tools.get(tool_name)
-        return tool.category if tool is not None and tool.category is not None else self.category
-
-
 class Config(Table):
     """The whole configuration."""
 
@@ -368,7 +247,7 @@ class Config(Table):
     embedding: EmbeddingConfig = EmbeddingConfig()
     rerank: RerankConfig = RerankConfig()
     limits: Limits = Limits()
-    servers: dict[str, ServerConfig] = {}
+    servers: dict[str, ServerConfig] = Field(default={})
     """By name, in the order of the file."""
     documents: tuple[DocumentsConfig, ...] = ()
     path: Path | None = None

@@ -25,7 +25,7 @@ from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterE
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.rerank.judge import Judge
-from mcp_context_proxy.server import meta_tools, recall, rendering
+from mcp_context_proxy.server import meta_arguments, meta_tools, recall, rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.interaction_log import InteractionLog, agent_of
@@ -76,23 +76,25 @@ class OwnTools:
         raw = params.get("arguments", Raw(b"{}"))
         try:
             if name == meta_tools.SEARCH:
-                search = partial(self._search, _arguments(raw, meta_tools.SearchArguments), params, caller)
+                search = partial(
+                    self._search, _arguments(raw, meta_arguments.SearchArguments), params, caller
+                )
                 return await self._sampling.answered(params, caller, search)
             if name == meta_tools.SET_CONTEXT:
-                selection = _arguments(raw, meta_tools.ContextArguments)
+                selection = _arguments(raw, meta_arguments.ContextArguments)
                 search = partial(self._set_context, selection, params, caller)
                 return await self._sampling.answered(params, caller, search)
             if name == meta_tools.MANAGE:
-                return await self._manage(_arguments(raw, meta_tools.ManageArguments), params, caller)
+                return await self._manage(_arguments(raw, meta_arguments.ManageArguments), params, caller)
             if name == meta_tools.RECALL:
-                return await self._recall(_arguments(raw, meta_tools.RecallArguments))
-            return await self._call(_arguments(raw, meta_tools.CallArguments), params, caller)
+                return await self._recall(_arguments(raw, meta_arguments.RecallArguments))
+            return await self._call(_arguments(raw, meta_arguments.CallArguments), params, caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
 
     async def _search(
         self,
-        wanted: meta_tools.SearchArguments,
+        wanted: meta_arguments.SearchArguments,
         params: Members,
         caller: Caller,
         client: Judge | None,
@@ -120,7 +122,7 @@ class OwnTools:
 
     async def _set_context(
         self,
-        wanted: meta_tools.ContextArguments,
+        wanted: meta_arguments.ContextArguments,
         params: Members,
         caller: Caller,
         client: Judge | None,
@@ -142,7 +144,7 @@ class OwnTools:
         self._show(caller.session, selected)
         return self._answer(selected, True, context_id=handle.secret)
 
-    async def _manage(self, wanted: meta_tools.ManageArguments, params: Members, caller: Caller) -> bytes:
+    async def _manage(self, wanted: meta_arguments.ManageArguments, params: Members, caller: Caller) -> bytes:
         """Add or remove an item of the caller's session by hand, and say what is in it then."""
         if not self._with_manage():
             return failure(f"{meta_tools.MANAGE} is switched off; [context] manage_tool switches it on")
@@ -159,7 +161,7 @@ class OwnTools:
         return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
 
     def _change(
-        self, wanted: meta_tools.ManageArguments, session: SessionContext, shown_to: Session | None
+        self, wanted: meta_arguments.ManageArguments, session: SessionContext, shown_to: Session | None
     ) -> None:
         if wanted.type is None or wanted.name is None:
             raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
@@ -171,7 +173,7 @@ class OwnTools:
         except UnknownItemError as error:
             raise _UnusableArgumentsError(str(error)) from error
 
-    async def _recall(self, wanted: meta_tools.RecallArguments) -> bytes:
+    async def _recall(self, wanted: meta_arguments.RecallArguments) -> bytes:
         if self._recorder is None:
             return failure(f"{meta_tools.RECALL} is switched off; [interactions] recall_tool switches it on")
         try:
@@ -202,7 +204,7 @@ class OwnTools:
         meta = {**era.meta_of(params), era.CONTEXT_KEY: envelope.raw(context_id)}
         return {**params, "_meta": envelope.raw(meta)}
 
-    async def _call(self, wanted: meta_tools.CallArguments, params: Members, caller: Caller) -> bytes:
+    async def _call(self, wanted: meta_arguments.CallArguments, params: Members, caller: Caller) -> bytes:
         if wanted.name in meta_tools.RESERVED - {meta_tools.CALL}:
             return await self.call(wanted.name, {**params, "arguments": _or_empty(wanted.arguments)}, caller)
         try:

@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from mcp_context_proxy.interactions.interaction import Recall, Recollection
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.server.meta_tools import RecallArguments
+from mcp_context_proxy.server.meta_arguments import RecallArguments
 from mcp_context_proxy.wire import envelope
 
 SHOWN_CHARACTERS: Final = 500

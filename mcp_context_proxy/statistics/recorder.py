@@ -60,6 +60,7 @@ class UsageRecorder:
         retention: Retention,
         inventory: Inventory,
         clock: Callable[[], float] = time.time,
+        refresh_seconds: float = REFRESH_SECONDS,
     ) -> None:
         """Prepare to count.
 
@@ -68,8 +69,10 @@ class UsageRecorder:
             retention: For how long.
             inventory: Knows what there is, and what it costs.
             clock: Seconds since 1970.
+            refresh_seconds: Between two looks at what other processes have counted.
         """
         self._store, self._retention, self.inventory, self._clock = store, retention, inventory, clock
+        self._refresh_seconds = refresh_seconds
         self.counters = Counters()
         self.summed = Summed(store)
         """All that is remembered of each tool."""
@@ -77,7 +80,7 @@ class UsageRecorder:
         self._fresh, self._unwritten = Batch(), Batch()
         self._shown: deque[tuple[Slot, int]] = deque(maxlen=SHOWN_WAITING)
         self._used: OrderedDict[str, None] = OrderedDict()
-        self._wake, self._writing = anyio.Event(), anyio.Lock()
+        self._to_write, self._to_count, self._writing = anyio.Event(), anyio.Event(), anyio.Lock()
         self._maintained = 0.0
         self._failed = False
 
@@ -91,7 +94,7 @@ class UsageRecorder:
         tally = self._tallies.get((server, tool))
         if tally is None:
             tally = self._tallies[server, tool] = Tally()
-            self._wake.set()
+            self._wake()
         tally.add(ms, failed, result_bytes, self._clock())
         self.counters.called(server, ms, failed)
 
@@ -105,7 +108,7 @@ class UsageRecorder:
         self._shown.append((slot, shown))
         if not self.inventory.outdated:
             self._count_tokens()
-        self._wake.set()
+        self._wake()
 
     def used(self, row: SearchRow) -> None:
         """A tool that a search had found was called for it; only the first one is counted."""
@@ -119,7 +122,11 @@ class UsageRecorder:
         self._fresh.add_row(row)
         self.counters.used += 1
         self.counters.top_used += top
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._to_write.set()
+        self._to_count.set()
 
     def _count_tokens(self) -> None:
         """Count what searches have shown, now that it is known what there is."""
@@ -133,7 +140,7 @@ class UsageRecorder:
 
     def looked_at(self) -> None:
         """Somebody looks at the statistics: what there is to be used is counted soon. Does not block."""
-        self._wake.set()
+        self._wake()
 
     async def run(self) -> None:
         """Write what is counted, until cancelled; then once more."""
@@ -164,21 +171,22 @@ class UsageRecorder:
                 await anyio.to_thread.run_sync(self._refresh)
 
     async def _write_batches(self) -> None:
-        refresh_at = anyio.current_time() + REFRESH_SECONDS
+        refresh_at = anyio.current_time() + self._refresh_seconds
         while True:
             with anyio.move_on_at(refresh_at):
-                await self._wake.wait()
+                await self._to_write.wait()
                 await anyio.sleep(BATCH_SECONDS)
-            self._wake = anyio.Event()
+            self._to_write = anyio.Event()
             await self.flush()
             if anyio.current_time() >= refresh_at:
                 await self.caught_up()
-                refresh_at = anyio.current_time() + REFRESH_SECONDS
+                refresh_at = anyio.current_time() + self._refresh_seconds
 
     async def _count_definitions(self) -> None:
         """Know what there is once it is used, and again when it is something else."""
         while True:
-            await self._wake.wait()
+            await self._to_count.wait()
+            self._to_count = anyio.Event()
             if self.inventory.outdated:
                 count = partial(self.inventory.count, check_cancelled)
                 await anyio.to_thread.run_sync(self._attempt, count, abandon_on_cancel=True)

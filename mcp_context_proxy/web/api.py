@@ -1,9 +1,8 @@
-"""The REST API: sessions, request contexts and searches, for host hooks, agents, scripts and the page."""
+"""The REST API: request contexts and searches, for host hooks, agents, scripts and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
 import anyio.to_thread
@@ -12,24 +11,22 @@ import msgspec
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.exposed import tool_definition
 from mcp_context_proxy.config.settings import RerankMode
-from mcp_context_proxy.context import session_items
 from mcp_context_proxy.context.background import Indexed
-from mcp_context_proxy.context.engine import ContextEngine, SessionState
+from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.query import QUERY_CHARACTERS
 from mcp_context_proxy.context.request import RequestContext
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.selection import Selected
-from mcp_context_proxy.context.session import Session, SessionContext
-from mcp_context_proxy.errors import StoreError, UnknownFilterError, UnknownItemError
-from mcp_context_proxy.items import Item, Kind, Tool
+from mcp_context_proxy.errors import StoreError, UnknownFilterError
+from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.retrieval.ranking import Result
 from mcp_context_proxy.retrieval.traits import described
-from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.interaction_log import InteractionLog
 from mcp_context_proxy.web import messages
 from mcp_context_proxy.web.describing import Describer
 from mcp_context_proxy.web.operation import REFUSED, WITH_BODY, Given, Operation, RefusedError
+from mcp_context_proxy.web.sessions_api import session_of
 from mcp_context_proxy.wire import envelope
 
 TOOLS_ONLY = frozenset({Kind.TOOL})
@@ -48,7 +45,6 @@ class Api:
         self,
         contexts: ContextEngine,
         catalog: Catalog,
-        changes: Changes,
         reindex: Callable[[bool], Awaitable[Indexed]],
         log: InteractionLog | None = None,
     ) -> None:
@@ -57,46 +53,15 @@ class Api:
         Args:
             contexts: The one door to contexts.
             catalog: Has descriptions.
-            changes: Tells hosts of what is changed here.
             reindex: Indexes what is new, or everything.
             log: Notes what is searched for; None where it is not remembered.
         """
-        self._contexts, self._catalog, self._changes = contexts, catalog, changes
+        self._contexts, self._catalog = contexts, catalog
         self._reindexed, self._log = reindex, log
 
     def operations(self) -> tuple[Operation, ...]:
         """Everything that can be asked."""
         return (
-            Operation(
-                method="GET",
-                path="/sessions",
-                name="listSessions",
-                summary="All sessions, oldest first.",
-                handler=self._list_sessions,
-                query=messages.Describe,
-                answer=messages.SessionsAnswer,
-                problems=REFUSED,
-            ),
-            Operation(
-                method="GET",
-                path="/sessions/{session}/context",
-                name="getSessionContext",
-                summary="What a session has in its context, whatever the query is.",
-                handler=self._session_context,
-                query=messages.Describe,
-                answer=messages.SessionAnswer,
-                problems=_UNKNOWN,
-            ),
-            Operation(
-                method="PATCH",
-                path="/sessions/{session}/context",
-                name="changeSessionContext",
-                summary="Add or remove items by hand, or change how much is selected.",
-                handler=self._change_session,
-                body=messages.SessionChanges,
-                answer=messages.SessionAnswer,
-                problems=_WITH_BODY,
-            ),
             Operation(
                 method="GET",
                 path="/requests",
@@ -151,28 +116,6 @@ class Api:
             ),
         )
 
-    async def _list_sessions(self, given: Given) -> messages.SessionsAnswer:
-        describer = self._describer(given.query.describe)
-        states = await self._contexts.sessions()
-        return messages.SessionsAnswer([_session_answer(state, describer) for state in states])
-
-    async def _session_context(self, given: Given) -> messages.SessionAnswer:
-        state = await self._contexts.state(self._session(given.path["session"]))
-        return _session_answer(state, self._describer(given.query.describe))
-
-    async def _change_session(self, given: Given) -> messages.SessionAnswer:
-        session, wanted = self._session(given.path["session"]), given.body
-        # All names are looked up before anything is changed: a mistake in one changes nothing.
-        removed, added = self._resolved(wanted.remove), self._resolved(wanted.add)
-        with self._watching(session):
-            for item in removed:
-                session_items.remove(session, item)
-            for item in added:
-                session_items.add(session, item)
-        if wanted.options is not None:
-            session.overrides = wanted.options.overrides()
-        return _session_answer(await self._contexts.state(session), self._describer(False))
-
     async def _list_requests(self, given: Given) -> messages.RequestsAnswer:
         contexts = await self._contexts.requests(given.query.session, given.query.limit)
         describer = self._describer(False)
@@ -190,7 +133,7 @@ class Api:
         wanted: messages.ContextWanted = given.body
         context = await self._contexts.build(
             wanted.query[:QUERY_CHARACTERS],
-            None if wanted.session is None else self._session(wanted.session),
+            None if wanted.session is None else session_of(self._contexts, wanted.session),
             wanted.options.overrides(),
             remember=wanted.record,
         )
@@ -225,24 +168,6 @@ class Api:
         if self._log is not None:
             self._log.searched(query, agent)
 
-    def _session(self, session_id: str) -> SessionContext:
-        session = self._contexts.find_session(session_id)
-        if session is None:
-            detail = f"There is no session {session_id!r}, or not any more."
-            raise RefusedError(HTTPStatus.NOT_FOUND, detail)
-        return session
-
-    def _resolved(self, names: Iterable[messages.ItemName]) -> list[Item]:
-        snapshot = self._catalog.snapshot
-        try:
-            return [session_items.resolve(snapshot, one.type, one.name, one.server) for one in names]
-        except UnknownItemError as error:
-            raise RefusedError(HTTPStatus.NOT_FOUND, f"{error}; nothing was changed") from None
-
-    def _watching(self, session: SessionContext) -> AbstractContextManager[None]:
-        """A handle's client asks for its list itself; a connection's is told that it has changed."""
-        return self._changes.watching(session) if isinstance(session, Session) else nullcontext()
-
     def _describer(self, describe: bool) -> Describer:
         return Describer(self._catalog.snapshot if describe else None)
 
@@ -265,19 +190,6 @@ def _request_answer(context: RequestContext, describer: Describer) -> messages.R
         filters=context.filters,
         seconds=context.seconds,
         tokens=context.tokens,
-    )
-
-
-def _session_answer(state: SessionState, describer: Describer) -> messages.SessionAnswer:
-    return messages.SessionAnswer(
-        id=state.id,
-        kind=state.kind,
-        created=state.created,
-        query=state.query,
-        items=describer.items(state.items),
-        removed=[messages.RemovedItem(*item) for item in state.removed],
-        options=state.overrides,
-        latest_request=state.latest_request,
     )
 
 

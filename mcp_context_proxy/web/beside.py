@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute
 
 from mcp_context_proxy.config import HttpConfig, Limits
+from mcp_context_proxy.config.notices import NOTICE
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front import guard, http
 from mcp_context_proxy.front.token import credentials_for
@@ -33,5 +34,5 @@ async def serve(
         return
     port = bound.getsockname()[1]
     policy = guard.policy(LOOPBACK, port, (), credentials.token)
-    logger.warning("serving http://%s:%d/api/v1 and /ui%s", LOOPBACK, port, credentials.whereabouts)
+    logger.log(NOTICE, "serving http://%s:%d/api/v1 and /ui%s", LOOPBACK, port, credentials.whereabouts)
     await http.serve(http.guarded(routes, policy, health), bound, limits)

@@ -96,6 +96,7 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
     told = flat(done.stdout)
     assert done.returncode == 0
     assert "warning empty: it is ready, and offers no tools" in told
+    assert "ok mixed: 1 of 2 tools, ready in" in told
     assert "warning mixed: entry 1 of its tools is withheld" in told
     assert "odd.md:2" in done.stdout.replace("\n         ", "")
     assert "It works, with 3 warnings" in told
@@ -135,6 +136,7 @@ def test_a_runner_without_a_version_is_warned_about(
 
     assert (warning is None) == (package is None)
     assert package is None or f"version of {package} is newest" in str(warning)
+    assert "1.2.3" not in str(warning), "nobody knows whether there is such a version"
 
 
 def test_the_model_that_orders_tools_is_tried(run: Run, workshop: Workshop) -> None:

@@ -42,11 +42,22 @@ def test_context_prints_what_can_go_straight_into_a_conversation(run: Run, confi
     assert "- weather__forecast(text?: string): Forecast of the weather" in text
 
 
-def test_context_reads_the_query_a_hook_pipes_into_it(environment: dict[str, str], config: Path) -> None:
+@pytest.mark.parametrize(
+    ("piped", "query"),
+    [
+        (f"{QUERY}\n", QUERY),
+        (json.dumps({"hook_event_name": "UserPromptSubmit", "prompt": QUERY, "cwd": "/"}), QUERY),
+        ('{"note": "rain"}', '{"note": "rain"}'),
+    ],
+    ids=["text", "what a hook is given", "JSON of another kind"],
+)
+def test_context_reads_the_query_a_hook_pipes_into_it(
+    environment: dict[str, str], config: Path, piped: str, query: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mcp_context_proxy", "context", "-", "--json", "--config", str(config)],
         env=environment,
-        input=f"{QUERY}\n",
+        input=piped,
         capture_output=True,
         encoding="utf-8",
         timeout=PATIENCE,
@@ -54,7 +65,7 @@ def test_context_reads_the_query_a_hook_pipes_into_it(environment: dict[str, str
     )
 
     context = json.loads(done.stdout)
-    assert context["query"].strip() == QUERY
+    assert context["query"].strip() == query
     found = {item["name"]: item["include_mode"] for item in context["items"]}
     assert (found["tone"], found["weather__forecast"]) == ("always", "agent")
     assert context["tokens"] == sum(item["tokens"] for item in context["items"])

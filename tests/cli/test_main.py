@@ -51,8 +51,9 @@ def test_a_reader_that_goes_early_is_no_failure_to_talk_about(
         assert command.wait(PATIENCE) == 141
 
 
-def test_an_unknown_command_is_answered_with_usage(run: Run) -> None:
-    done = run("serch")
+@pytest.mark.parametrize(("given", "told"), [("serch", " Did you mean 'search'?"), ("xyz", "")])
+def test_an_unknown_command_is_answered_with_the_nearest(run: Run, given: str, told: str) -> None:
+    done = run(given)
 
     assert done.returncode == 2
-    assert "No such command 'serch'" in done.stderr
+    assert f"No such command {given!r}.{told}\n" in done.stderr

@@ -64,3 +64,13 @@ def test_where_no_proxy_answers_it_says_how_to_start_one(run: Run, workshop: Wor
     assert "127.0.0.1:1 or 127.0.0.1:9" in done.stderr
     assert "serve --http" in done.stderr
     assert done.stdout == ""
+
+
+def test_the_port_can_be_named_where_the_configuration_has_another(
+    run: Run, workshop: Workshop, environment: dict[str, str]
+) -> None:
+    with http_proxy(workshop.config(), auth=True, env=environment) as proxy:
+        port = proxy.base.rsplit(":", 1)[1]
+        done = run("ui", "--port", port, "--config", served_at(workshop.folder, 9))
+
+    assert done.stdout.startswith(f"{proxy.base}/ui#token=")

@@ -154,6 +154,8 @@ def test_the_defaults_are_the_documented_ones():
 
 def test_a_url_means_streamable_http_unless_it_says_otherwise():
     assert ServerConfig(name="a", url="https://example.com").transport == "http"
+    assert ServerConfig(name="a", url="https://example.com/sse?key=1").transport == "sse"
+    assert ServerConfig(name="a", url="https://example.com/sse", transport="http").transport == "http"
 
 
 def test_a_domain_takes_its_number_then_its_preset_then_the_general_numbers(config):

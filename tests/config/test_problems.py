@@ -308,7 +308,8 @@ def test_a_missing_file_says_how_to_begin(tmp_path):
 
     assert str(caught.value) == (
         "1 problem in the configuration:\n"
-        f"  {tmp_path}/config.toml: there is no such file; to begin, copy config.example.toml there"
+        f"  {tmp_path}/config.toml: there is no such file; correct the path, or write it: "
+        "a table [servers.NAME] with a command or a url is enough"
     )
 
 
@@ -319,7 +320,8 @@ def test_without_any_file_it_says_where_it_looked(tmp_path):
     assert str(caught.value) == (
         "1 problem in the configuration:\n"
         "  configuration: none found: MCP_CONTEXT_PROXY_CONFIG is not set, and there is no "
-        f"{tmp_path}/mcp-context-proxy/config.toml; to begin, copy config.example.toml there"
+        f"{tmp_path}/mcp-context-proxy/config.toml; write it: a table [servers.NAME] with a command "
+        "or a url is enough; or name a host's own JSON with --config"
     )
 
 

@@ -13,7 +13,7 @@ from mcp_context_proxy.context.constraints import MIN_CALLS, Constraints
 from mcp_context_proxy.context.remembered import ANSWERS
 from mcp_context_proxy.embedding.remembered import TEXTS
 from mcp_context_proxy.retrieval.traits import VERBS
-from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.server import meta_arguments, meta_tools
 from mcp_context_proxy.web.messages import SearchWanted
 
 PAGE = Path(__file__).parents[2] / "docs" / "search.md"
@@ -39,7 +39,7 @@ def test_every_filter_can_be_asked_for_in_mcp_and_rest() -> None:
     search = meta_tools.definitions(meta_tools.Setup((), False))[0]
 
     assert named <= set(SearchWanted.__struct_fields__)
-    assert named - NOT_FOR_MODELS <= set(meta_tools.SearchArguments.__struct_fields__)
+    assert named - NOT_FOR_MODELS <= set(meta_arguments.SearchArguments.__struct_fields__)
     for name in named - NOT_FOR_MODELS:
         assert f'"{name}":'.encode() in bytes(search)
 

@@ -13,7 +13,7 @@ from support.raw_client import stdio
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.config.settings import ServerConfig
+from mcp_context_proxy.config.servers import ServerConfig
 from mcp_context_proxy.downstream.condition import State
 from mcp_context_proxy.downstream.listing import Listing
 from mcp_context_proxy.downstream.memory import STALE_SECONDS, Memory

@@ -6,16 +6,13 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from support.services import Posted, posted_to
 
-class Asked:
+
+class Asked(Posted):
     """One request, and the means to answer it."""
-
-    def __init__(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
-        self._handler = handler
-        self.body, self.headers = body, dict(handler.headers)
 
     @property
     def prompt(self) -> str:
@@ -29,13 +26,6 @@ class Asked:
         first = next(line for line in lines if line.startswith("DATA-"))
         begin, end = (at for at, line in enumerate(lines) if line == first)
         return [json.loads(line) for line in lines[begin + 1 : end]]
-
-    def answer(self, status: int, content: Any) -> None:
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self._handler.send_response(status)
-        self._handler.send_header("Content-Length", str(len(data)))
-        self._handler.end_headers()
-        self._handler.wfile.write(data)
 
     def say(self, text: str | None) -> None:
         self.answer(200, {"choices": [{"message": {"role": "assistant", "content": text}}]})
@@ -64,31 +54,6 @@ class ChatService:
 def chat_service() -> Iterator[ChatService]:
     """A service on a free loopback port."""
     service = ChatService()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path != "/v1/chat/completions":
-                Asked(self, body).answer(404, {"error": {"message": "unknown route"}})
-                return
-            try:
-                service.handle(Asked(self, body))
-            except OSError:  # the client did not wait
-                self.close_connection = True
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        service.url = f"http://127.0.0.1:{server.server_port}/v1"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield service
-        finally:
-            service.released.set()
-            server.shutdown()
-            thread.join()
+    with posted_to("/v1/chat/completions", Asked, service.handle, service.released) as root:
+        service.url = f"{root}/v1"
+        yield service

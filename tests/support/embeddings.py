@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
+
+from support.services import Posted, posted_to
 
 DIMENSIONS = 16
 
@@ -20,22 +21,12 @@ MEANINGS = {"wetter": "weather", "tiempo": "weather", "天气": "weather", "vorh
 Misbehaviour = Callable[["Asked"], None]
 
 
-class Asked:
+class Asked(Posted):
     """One request, and the means to answer it."""
 
     def __init__(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
-        self._handler = handler
-        self.body, self.headers = body, dict(handler.headers)
+        super().__init__(handler, body)
         self.texts: list[str] = body["input"]
-
-    def answer(self, status: int, content: Any, **headers: str) -> None:
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self._handler.send_response(status)
-        for name, value in headers.items():
-            self._handler.send_header(name.replace("_", "-"), value)
-        self._handler.send_header("Content-Length", str(len(data)))
-        self._handler.end_headers()
-        self._handler.wfile.write(data)
 
     def vectors(self, dimensions: int = DIMENSIONS) -> list[dict[str, Any]]:
         return [
@@ -96,31 +87,6 @@ def _direction(word: str, dimensions: int) -> Any:
 def embedding_service() -> Iterator[Service]:
     """A service on a free loopback port."""
     service = Service()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path != "/v1/embeddings":
-                Asked(self, body).answer(404, {"error": {"message": "unknown route"}})
-                return
-            try:
-                service.handle(Asked(self, body))
-            except OSError:  # the client did not wait
-                self.close_connection = True
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        service.url = f"http://127.0.0.1:{server.server_port}/v1"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield service
-        finally:
-            service.released.set()
-            server.shutdown()
-            thread.join()
+    with posted_to("/v1/embeddings", Asked, service.handle, service.released) as root:
+        service.url = f"{root}/v1"
+        yield service

@@ -159,6 +159,20 @@ def test_another_period_shows_what_was_counted_in_it(page: Page) -> None:
     assert 24 <= hours <= 26
 
 
+def test_a_few_days_stand_at_the_right_and_are_not_stretched(page: Page) -> None:
+    page.value("document.querySelector('#period input[value=\"7d\"]').click()")
+    page.until("document.querySelectorAll('#usage-saved ~ svg g').length < 14")
+    drawn = page.value(
+        "(() => { const box = (element) => element.getBoundingClientRect();"
+        "const svg = box(document.querySelector('#usage-saved ~ svg'));"
+        "const bars = [...document.querySelectorAll('#usage-saved ~ svg g')].map(box);"
+        "return { wide: bars[0].width / svg.width, end: (svg.right - bars.at(-1).right) / svg.width }; })()"
+    )
+
+    assert drawn["wide"] < 0.1
+    assert drawn["end"] < 0.05
+
+
 def test_what_strangers_wrote_stays_text(page: Page) -> None:
     assert HOSTILE in page.value("document.getElementById('usage-searches').parentElement.textContent")
     assert page.value("document.querySelectorAll('img, #usage script').length") == 0

@@ -7,6 +7,7 @@ const LISTED = 5;
 const FAILING_CALLS = 3;
 const BAR = 12;
 const GAP = 2;
+const FEWEST = 14;
 const HEIGHT = 100;
 const NONE = "none yet";
 
@@ -78,13 +79,15 @@ function chart(name, title, timeline, [part, whole], [partName, wholeName]) {
     const bar = [["whole", one[whole]], ["part", one[part]]].map(([kind, value]) => rect(kind, at, value / most));
     return shape("g", {}, shape("title", {}, told), rect("back", at, 1), ...bar);
   });
-  const viewBox = `0 0 ${stretches.length * BAR} ${HEIGHT}`;
+  // The newest is at the right: where there are few, what came before them is empty, not stretched.
+  const places = Math.max(stretches.length, FEWEST);
+  const viewBox = `${(stretches.length - places) * BAR} 0 ${places * BAR} ${HEIGHT}`;
   const summary = `${title}: ${number(total(stretches, part))} of ${number(total(stretches, whole))}`;
   const drawn = shape("svg", { viewBox, preserveAspectRatio: "none", role: "img", "aria-label": summary }, ...bars);
   const ends = element(
     "p",
     { class: "axis" },
-    element("span", {}, moment(stretches[0].start, timeline.seconds)),
+    element("span", {}, moment(stretches.at(-1).start - (places - 1) * timeline.seconds, timeline.seconds)),
     element("span", {}, moment(stretches.at(-1).start, timeline.seconds)),
   );
   const rows = [...stretches].reverse().filter((one) => one[whole]);

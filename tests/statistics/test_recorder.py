@@ -1,0 +1,52 @@
+"""What is counted is written, and what there is is known, however long nothing happened before."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import anyio
+import pytest
+from support.ledger import until
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.statistics.inventory import Inventory
+from mcp_context_proxy.statistics.recorder import UsageRecorder
+from mcp_context_proxy.statistics.retention import Retention
+from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.usage import SearchRow
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = SearchRow("r1", 1e9, b"hash", "a query", "mcp", 0, None, None, None, 5.0, reranked=False)
+
+LOOKS = 3
+"""At what others have counted, with nothing of its own in between."""
+
+
+async def test_what_there_is_is_counted_for_the_first_search_after_a_long_rest() -> None:
+    limits, rested, looks = Limits(), anyio.Event(), itertools.count(1)
+
+    def clock() -> float:
+        if next(looks) == LOOKS:
+            anyio.from_thread.run_sync(rested.set)
+        return time.time()
+
+    retention = Retention(
+        limits.statistics_hours_seconds,
+        limits.statistics_days_seconds,
+        limits.statistics_rows,
+        limits.searches_kept,
+        limits.searches_age_seconds,
+    )
+    with anyio.fail_after(30), open_store("memory") as store:
+        inventory = Inventory(store.statistics, lambda: snapshot, lambda _: 0, lambda _: False)
+        recorder = UsageRecorder(store.statistics, retention, inventory, clock, refresh_seconds=0.01)
+        snapshot = Snapshot(0, ())
+        async with anyio.create_task_group() as group:
+            group.start_soon(recorder.run)
+            await rested.wait()
+            recorder.searched(SEARCH, 10)
+            await until(lambda: not inventory.outdated and not recorder.counting)
+            group.cancel_scope.cancel()
