@@ -103,7 +103,7 @@ def _tools(index: Index, keys: frozenset[tuple[str, str]]) -> list[int]:
 def _named(index: Index, names: Iterable[str]) -> list[int]:
     """Where the items are that have one of the names, or one that is spelt differently."""
     hashes = np.array([_hashed(name) for name in names], np.int64)
-    return [int(at) for at in np.flatnonzero(np.isin(index.names, hashes).any(axis=1))]
+    return index.having(hashes)
 
 
 @lru_cache(maxsize=NAMES_KEPT)

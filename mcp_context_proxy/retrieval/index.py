@@ -64,12 +64,18 @@ class Index:
 
     def named(self, key: str) -> list[int]:
         """Items that have a name, given as `name_key` has it."""
-        return [int(item) for item in np.flatnonzero((self.names == hash(key)).any(axis=1))]
+        return self.having(np.array([hash(key)], np.int64))
 
     def named_any(self, keys: Iterable[str]) -> list[int]:
         """Items that have one of some names."""
-        wanted = np.array([hash(key) for key in keys], np.int64)
-        return [int(item) for item in np.flatnonzero(np.isin(self.names, wanted).any(axis=1))]
+        return self.having(np.array([hash(key) for key in keys], np.int64))
+
+    def having(self, hashes: NDArray[np.int64]) -> list[int]:
+        """Items that have a name with one of some hashes."""
+        # Both names of all items as one row: to look at them in pairs takes thirty times as long.
+        names = self.names.ravel()
+        places = np.flatnonzero(names == hashes[0] if hashes.size == 1 else np.isin(names, hashes))
+        return [int(item) for item in np.unique(places // self.names.shape[1])]
 
     def labelled(self, label: str) -> NDArray[np.bool_]:
         """Which items have a label (`traits`); not to be changed."""
