@@ -46,7 +46,7 @@ class DenseIndex:
     def build(
         cls, vectors: Vectors, rows: Sequence[NDArray[np.int32]], sizes: Sequence[NDArray[np.int64]]
     ) -> DenseIndex:
-        """Put together groups of items of ``sizes`` chunks each, whose vectors are in ``rows``."""
+        """Put together the rows of groups of chunks, and the numbers of chunks of groups of items."""
         return cls(
             vectors,
             np.concatenate([np.zeros(0, np.int32), *rows]),

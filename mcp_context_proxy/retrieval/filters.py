@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval import traits
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.parts import KINDS
+from mcp_context_proxy.retrieval.reading import KINDS
 from mcp_context_proxy.retrieval.terms import name_key
 
 NAMES_KEPT = 8_192

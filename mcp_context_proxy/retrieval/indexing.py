@@ -74,7 +74,7 @@ def read(
     most used come first.
     """
     sources = {identity_of(source): source for source in snapshot.sources}
-    several = sum(kind is Kind.TOOL for _, kind in sources) > 1
+    several = sum(kind == Kind.TOOL for _, kind in sources) > 1
     pool = Pool() if previous is None else previous.pool
     before = {} if previous is None else previous.parts
     found: dict[Identity, Part] = {}
@@ -87,15 +87,9 @@ def read(
             found[identity], began = read_part(source, several, pool, known), True
         else:
             unread += len(source.items)
-    parts = {identity: found[identity] for identity in sorted(found, key=_order)}
+    parts = {identity: found[identity] for identity in sorted(found)}
     note = None if with_model else NO_MODEL
     return assemble(snapshot, parts, pool, unread, note, not with_model and not unread, previous)
-
-
-def _order(identity: Identity) -> tuple[str, str]:
-    """The canonical order of parts."""
-    key, kind = identity
-    return key, kind or ""
 
 
 def embedded(
@@ -162,7 +156,7 @@ def _wasteful(parts: Mapping[Identity, Part], pool: Pool) -> bool:
 
 def _differs(part: Part) -> bool:
     """Whether the source keeps embeddings of items that are no more."""
-    return len(part.source.embeddings) != len(part.items)
+    return len(part.source.embeddings) != len(part.reading.items)
 
 
 def _after(start: int, total: int, on_progress: OnProgress | None) -> OnProgress | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +128,12 @@ class Postings:
     cells: NDArray[np.int32]
     """Where a term occurs, ascending: ``item * len(FIELDS) + field``."""
     counts: NDArray[np.uint16]
+    lengths: NDArray[np.float32]
+    """[items, fields], in terms."""
+    totals: NDArray[np.float64]
+    """[fields]: the sum of the lengths."""
+    having: NDArray[np.int64]
+    """[fields]: how many items have the field."""
 
     @classmethod
     def of(cls, members: Sequence[TermCounts]) -> Postings:
@@ -136,7 +143,15 @@ class Postings:
         cells = item_of * np.int32(len(FIELDS)) + joined.fields
         order = _stable_order(joined.terms)
         sizes = np.bincount(joined.terms, minlength=joined.vocabulary.size)
-        return cls(joined.vocabulary, np.append(0, np.cumsum(sizes)), cells[order], joined.counts[order])
+        return cls(
+            joined.vocabulary,
+            np.append(0, np.cumsum(sizes)),
+            cells[order],
+            joined.counts[order],
+            joined.lengths,
+            joined.lengths.sum(axis=0, dtype=np.float64),
+            (joined.lengths > 0).sum(axis=0),
+        )
 
     def spans(self, hashes: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
         """Which of some terms occur, and where their cells are."""
@@ -158,7 +173,7 @@ class Weighed:
     """How rare each term is in the catalog, by what it counts; one that does not occur is the rarest."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LexicalIndex:
     """BM25F of every term in every item.
 
@@ -169,8 +184,6 @@ class LexicalIndex:
     firsts: NDArray[np.int64]
     """First item of each of these counts, and the number of all items."""
     groups: tuple[Group[TermCounts, Postings], ...]
-    norms: NDArray[np.float32]
-    """[items * fields]: field weight over length normalisation."""
 
     @classmethod
     def build(cls, counts: Sequence[TermCounts], before: LexicalIndex | None = None) -> LexicalIndex:
@@ -180,8 +193,29 @@ class LexicalIndex:
         sizes = [len(of_part.lengths) for of_part in counts]
         known = before.groups if before is not None else ()
         groups = grouped(list(zip(counts, sizes, strict=True)), ITEMS_A_GROUP, Postings.of, known)
-        lengths = np.concatenate([np.zeros((0, len(FIELDS)), np.float32), *(c.lengths for c in counts)])
-        return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups), _norms(lengths).ravel())
+        return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups))
+
+    @cached_property
+    def norms(self) -> NDArray[np.float32]:
+        """[items * fields]: field weight over length normalisation.
+
+        Averages are over the items that have the field: a few documents must not look endless among tools.
+        """
+        wholes = [group.whole for group in self.groups]
+        having = np.maximum(sum((whole.having for whole in wholes), np.zeros(len(FIELDS), np.int64)), 1)
+        totals = sum((whole.totals for whole in wholes), np.zeros(len(FIELDS)))
+        average = np.maximum(totals / having, 1.0)
+        norms = np.empty((int(self.firsts[-1]), len(FIELDS)), np.float32)
+        for whole, place in zip(wholes, self._places(), strict=True):
+            norms[place] = WEIGHTS / (1 - B + B * whole.lengths / average)
+        return norms.ravel()
+
+    def _places(self) -> Iterator[slice]:
+        """Where the items of each group are."""
+        first = 0
+        for group in self.groups:
+            yield slice(first, first + group.size)
+            first += group.size
 
     def weigh(self, query: Iterable[str], alike: Iterable[str] = (), share: float = 1.0) -> Weighed:
         """Score every item for some terms, each of which counts once; those ``alike`` count a ``share``."""
@@ -219,12 +253,10 @@ class LexicalIndex:
         hashes = np.array([hash(term) for term in terms], np.int64)
         cells = [[np.zeros(0, np.int32)] for _ in terms]
         counts = [[np.zeros(0, np.uint16)] for _ in terms]
-        first = 0
-        for group in self.groups:
+        for group, place in zip(self.groups, self._places(), strict=True):
             for at, span in group.whole.spans(hashes):
-                cells[at].append(group.whole.cells[span] + np.int32(first * len(FIELDS)))
+                cells[at].append(group.whole.cells[span] + np.int32(place.start * len(FIELDS)))
                 counts[at].append(group.whole.counts[span])
-            first += group.size
         return [(np.concatenate(c), np.concatenate(n)) for c, n in zip(cells, counts, strict=True)]
 
     def _by_item(
@@ -235,14 +267,6 @@ class LexicalIndex:
         items = cells // np.int32(len(FIELDS))
         firsts = _firsts(items)
         return items[firsts], np.add.reduceat(weighted, firsts) if firsts.size else weighted
-
-
-def _norms(lengths: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Averages are over the items that have the field: a few documents must not look endless among tools."""
-    having = np.maximum((lengths > 0).sum(axis=0), 1)
-    average = np.maximum(lengths.sum(axis=0) / having, 1.0)
-    norms: NDArray[np.float32] = (WEIGHTS / (1 - B + B * lengths / average)).astype(np.float32)
-    return norms
 
 
 def _saturated(x: NDArray[np.float32]) -> NDArray[np.float32]:
