@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only, with_vectors
+from mcp_context_proxy.retrieval.leftovers import give_back
 from mcp_context_proxy.retrieval.parts import (
     Calls,
     Identity,
@@ -47,9 +48,11 @@ SECONDS_BETWEEN = 1.0
 SHARE_ASSEMBLING = 0.1
 """Of the time of embedding that unfinished indexes may cost."""
 
-
 ROWS_TO_SPARE = 4_096
 """Vectors out of use that are always put up with: 6 MB."""
+
+TEXTS_TO_TIDY_FOR = 10_000
+"""To embed, before which memory is tidied up: about as many tools were read, which left some 10 MB free."""
 
 
 class EmbedTexts(Protocol):
@@ -117,6 +120,8 @@ def embedded(
         EmbeddingCancelledError: ``cancelled()`` became true.
     """
     missing = missing_texts(index.parts.values(), calls)
+    if len(missing) > TEXTS_TO_TIDY_FOR:
+        give_back()
     known: dict[str, int] = {}
     due, before, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts, index.pool
     try:
