@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,88 +32,112 @@ CANDIDATES_OF_WORDS = 250
 """Items that are best by words alone, whatever the estimate says."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class DenseIndex:
-    """The vectors of all chunks, in the order of their items."""
+    """The vectors of the chunks of some items, in the order of the items."""
 
     vectors: Vectors
     rows: NDArray[np.int32]
     """Where the vector of each chunk is."""
-    starts: NDArray[np.int64]
-    """First chunk of each item; every item has at least one."""
-    item_of: NDArray[np.int32]
-    """Item of each chunk."""
-    more: NDArray[np.int64]
-    """Chunks that are not the first of their item."""
-    more_starts: NDArray[np.int64]
-    """Where in ``more`` those of another item begin."""
+    sizes: NDArray[np.int64]
+    """How many chunks each item has: at least one."""
 
     @classmethod
     def build(
         cls, vectors: Vectors, rows: Sequence[NDArray[np.int32]], sizes: Sequence[NDArray[np.int64]]
     ) -> DenseIndex:
-        """Put together groups of items of ``sizes`` chunks each, whose vectors are in ``rows``."""
-        joined = np.concatenate([np.zeros(0, np.int64), *sizes])
-        item_of = np.repeat(np.arange(joined.size, dtype=np.int32), joined)
-        starts = np.cumsum(joined) - joined
-        is_first = np.zeros(item_of.size, bool)
-        is_first[starts] = True
-        more = np.flatnonzero(~is_first)
+        """Put together the rows of groups of chunks, and the numbers of chunks of groups of items."""
         return cls(
             vectors,
             np.concatenate([np.zeros(0, np.int32), *rows]),
-            starts,
-            item_of,
-            more,
-            np.flatnonzero(np.diff(item_of[more], prepend=-1)),
+            np.concatenate([np.zeros(0, np.int64), *sizes]),
         )
 
-    def similarities(
-        self, queries: NDArray[np.float32], words: NDArray[np.float32], certain: Collection[int] = ()
-    ) -> NDArray[np.float32]:
-        """[queries, chunks]: the cosine of each query ([queries, dimensions]) with each chunk.
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """First chunk of each item."""
+        starts: NDArray[np.int64] = np.cumsum(self.sizes) - self.sizes
+        return starts
 
-        In a large catalog it is -inf for chunks of items that cannot be among the best.
+    @cached_property
+    def firsts(self) -> NDArray[np.intp]:
+        """Row of the first chunk of each item."""
+        return self.rows[self.starts].astype(np.intp)
+
+    @cached_property
+    def several(self) -> _Several:
+        """The items that have more than one chunk."""
+        items = np.flatnonzero(self.sizes > 1)
+        return _Several(items, *_spans(self.rows, self.starts[items] + 1, self.sizes[items] - 1))
+
+    def of(self, items: NDArray[np.intp]) -> DenseIndex:
+        """Some of the items, in this order."""
+        if items.size == self.sizes.size:
+            return self
+        sizes = self.sizes[items]
+        return DenseIndex(self.vectors, _spans(self.rows, self.starts[items], sizes)[0], sizes)
+
+    def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[queries, chunks]: of each query ([queries, dimensions]) with each chunk."""
+        if 2 * self.rows.size > self.vectors.size:
+            return self.vectors.cosines(queries)[:, self.rows]
+        return self.vectors.cosines_of(self.rows, queries)
+
+    def by_item(self, cosines: NDArray[np.float32]) -> NDArray[np.float32]:
+        """For each item that of its best chunk; of cosines with several queries, with each."""
+        if not self.sizes.size:
+            return cosines
+        found: NDArray[np.float32] = np.maximum.reduceat(cosines, self.starts, axis=-1)
+        return found
+
+    def candidates(
+        self, queries: NDArray[np.float32], words: NDArray[np.float32], certain: Collection[int] = ()
+    ) -> NDArray[np.intp]:
+        """The items whose cosines are needed, ascending; in a large catalog those that may be among the best.
 
         Args:
             queries: The texts of one query.
             words: What the words add to the score of each item; -inf where a filter forbids it.
-            certain: Items that must not be left out.
+            certain: Items that must not be left out, unless they are forbidden.
         """
-        if self.rows.size <= EXACT_CHUNKS:
-            return self.vectors.cosines(queries)[:, self.rows]
-        chosen = self._chosen(queries, words)
-        chosen[list(certain)] = True
-        chunks = np.flatnonzero(chosen[self.item_of])
-        found = np.full((len(queries), self.rows.size), -np.inf, np.float32)
-        found[:, chunks] = self.vectors.cosines_of(self.rows[chunks], queries)
-        return found
-
-    def _chosen(self, queries: NDArray[np.float32], words: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Items whose cosines are needed."""
         allowed = np.isfinite(words)
-        if int(allowed.sum()) <= CANDIDATES:
-            return allowed
+        if self.rows.size <= EXACT_CHUNKS or int(allowed.sum()) <= CANDIDATES:
+            return np.flatnonzero(allowed)
         chosen = np.zeros(words.size, bool)
-        estimates = self.by_item(self.vectors.estimates(queries)[:, self.rows])
+        chosen[list(certain)] = True
+        of_words = best(words, CANDIDATES_OF_WORDS)
+        chosen[of_words] |= words[of_words] > 0
+        estimates = self.estimates(queries)
         chosen[best(words + estimates.max(axis=0), CANDIDATES)] = True
-        chosen[best(words, CANDIDATES_OF_WORDS)] |= words[best(words, CANDIDATES_OF_WORDS)] > 0
         for of_text in estimates if len(estimates) > 1 else ():
             chosen[best(np.where(allowed, of_text, -np.inf), CANDIDATES_OF_A_TEXT)] = True
-        return chosen & allowed
+        return np.flatnonzero(chosen & allowed)
 
-    def by_item(self, similarities: NDArray[np.float32]) -> NDArray[np.float32]:
-        """For each item the cosine of its best chunk; of similarities with several queries, with each."""
+    def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[queries, items]: about the cosine of each query with the best chunk of each item."""
+        of_rows, several = self.vectors.estimates(queries), self.several
         # Most items have one chunk: to look for the best of each takes twice as long.
-        found: NDArray[np.float32] = similarities.take(self.starts, axis=-1)
-        if self.more.size:
-            several = self.item_of[self.more[self.more_starts]]
-            best_other = np.maximum.reduceat(similarities.take(self.more, axis=-1), self.more_starts, axis=-1)
-            found[..., several] = np.maximum(found.take(several, axis=-1), best_other)
+        found: NDArray[np.float32] = of_rows.take(self.firsts, axis=-1)
+        if several.items.size:
+            best_other = np.maximum.reduceat(of_rows.take(several.rows, axis=-1), several.starts, axis=-1)
+            found[:, several.items] = np.maximum(found.take(several.items, axis=-1), best_other)
         return found
 
-    def best_chunk(self, item: int, similarities: NDArray[np.float32]) -> int:
-        """Position of an item's best chunk among its own."""
-        start = int(self.starts[item])
-        end = int(self.starts[item + 1]) if item + 1 < self.starts.size else similarities.size
-        return int(similarities[start:end].argmax())
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Several:
+    """Items with more than one chunk."""
+
+    items: NDArray[np.intp]
+    rows: NDArray[np.int32]
+    """Of their chunks but the first of each."""
+    starts: NDArray[np.int64]
+    """Where the rows of each begin."""
+
+
+def _spans(
+    rows: NDArray[np.int32], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Pieces of an array, one after the other, and where each of them begins then."""
+    begins = np.cumsum(sizes) - sizes
+    return rows[np.repeat(starts - begins, sizes) + np.arange(int(sizes.sum()))], begins

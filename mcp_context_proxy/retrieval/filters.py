@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval import traits
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.parts import KINDS
+from mcp_context_proxy.retrieval.reading import KINDS
 from mcp_context_proxy.retrieval.terms import name_key
 
 NAMES_KEPT = 8_192
@@ -103,7 +103,7 @@ def _tools(index: Index, keys: frozenset[tuple[str, str]]) -> list[int]:
 def _named(index: Index, names: Iterable[str]) -> list[int]:
     """Where the items are that have one of the names, or one that is spelt differently."""
     hashes = np.array([_hashed(name) for name in names], np.int64)
-    return [int(at) for at in np.flatnonzero(np.isin(index.names, hashes).any(axis=1))]
+    return index.having(hashes)
 
 
 @lru_cache(maxsize=NAMES_KEPT)

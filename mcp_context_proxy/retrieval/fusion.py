@@ -63,7 +63,7 @@ def _rank_fusion(cosine: NDArray[np.float32], lexical: NDArray[np.float32]) -> N
 
 
 BLOCK = 64
-"""Scores of which the highest is looked at first where a few of very many are wanted."""
+"""Scores, far from each other, whose highest is looked at first where a few of very many are wanted."""
 
 
 def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
@@ -72,7 +72,8 @@ def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
         return np.zeros(0, np.intp)
     if scores.size <= count:
         return np.arange(scores.size)
-    highest = np.maximum.reduceat(scores, np.arange(0, scores.size, BLOCK))
+    # What is left over at the end is in no block, which only makes the least of the highest lower.
+    highest = scores[: scores.size - scores.size % BLOCK].reshape(BLOCK, -1).max(axis=0)
     if highest.size > count:
         # As many blocks as are wanted have at least that much; only what has, too, need be sorted.
         least = np.partition(highest, highest.size - count)[highest.size - count]

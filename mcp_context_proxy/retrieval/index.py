@@ -6,7 +6,7 @@ be unfinished: then some of its items have no vectors yet, or some of the snapsh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Snapshot
 from mcp_context_proxy.retrieval.dense import DenseIndex
-from mcp_context_proxy.retrieval.lexical import LexicalIndex
+from mcp_context_proxy.retrieval.groups import Group, grouped
+from mcp_context_proxy.retrieval.lexical import ITEMS_A_GROUP, LexicalIndex
 from mcp_context_proxy.retrieval.parts import Identity, Part
+from mcp_context_proxy.retrieval.reading import Reading
 from mcp_context_proxy.retrieval.vectors import Pool
 
 MASKS_KEPT = 64
@@ -32,6 +34,8 @@ class Index:
 
     snapshot: Snapshot
     parts: Mapping[Identity, Part]
+    readings: tuple[Group[Reading, Reading], ...]
+    """What was read of the parts, in order."""
     items: tuple[Item, ...]
     chunks: tuple[tuple[str, ...], ...]
     """The texts of each item."""
@@ -44,10 +48,6 @@ class Index:
     """Which items have their vectors."""
     names: NDArray[np.int64]
     """[items, 2]: hashes of the two names of each."""
-    labels: NDArray[np.int64]
-    """Hashes of what items can be filtered by (`traits`)."""
-    label_items: NDArray[np.int32]
-    """The item of each label."""
     pool: Pool
     """Where the vectors are, and those of the indexes that follow will be."""
     unread: int
@@ -64,26 +64,34 @@ class Index:
 
     def named(self, key: str) -> list[int]:
         """Items that have a name, given as `name_key` has it."""
-        return [int(item) for item in np.flatnonzero((self.names == hash(key)).any(axis=1))]
+        return self.having(np.array([hash(key)], np.int64))
 
     def named_any(self, keys: Iterable[str]) -> list[int]:
         """Items that have one of some names."""
-        wanted = np.array([hash(key) for key in keys], np.int64)
-        return [int(item) for item in np.flatnonzero(np.isin(self.names, wanted).any(axis=1))]
+        return self.having(np.array([hash(key) for key in keys], np.int64))
+
+    def having(self, hashes: NDArray[np.int64]) -> list[int]:
+        """Items that have a name with one of some hashes."""
+        # Both names of all items as one row: to look at them in pairs takes thirty times as long.
+        names = self.names.ravel()
+        places = np.flatnonzero(names == hashes[0] if hashes.size == 1 else np.isin(names, hashes))
+        return [int(item) for item in np.unique(places // self.names.shape[1])]
 
     def labelled(self, label: str) -> NDArray[np.bool_]:
         """Which items have a label (`traits`); not to be changed."""
         found = self.masks.get(label)
         if found is None:
-            found = np.zeros(len(self.items), bool)
-            found[self.label_items[self.labels == hash(label)]] = True
+            found, first = np.zeros(len(self.items), bool), 0
+            for group in self.readings:
+                found[first + group.whole.labelled(hash(label))] = True
+                first += group.size
             if len(self.masks) < MASKS_KEPT:
                 self.masks[label] = found
         return found
 
     def has_label(self, label: str) -> bool:
         """Whether any item has a label."""
-        return bool((self.labels == hash(label)).any())
+        return any(hash(label) in group.whole.labels for group in self.readings)
 
 
 def assemble(
@@ -96,28 +104,32 @@ def assemble(
     previous: Index | None = None,
 ) -> Index:
     """Put the parts together; what they have in common with the previous index is shared."""
-    chunks = tuple(chain.from_iterable(part.chunks for part in parts.values()))
-    counted = [len(part.items) for part in parts.values()]
-    ready = np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
-    label_counts = np.concatenate([np.zeros(0, np.int64), *(part.label_counts for part in parts.values())])
+    counted = [len(part.reading.items) for part in parts.values()]
+    readings = grouped(
+        list(zip((part.reading for part in parts.values()), counted, strict=True)),
+        ITEMS_A_GROUP,
+        Reading.joined,
+        () if previous is None else previous.readings,
+    )
+    wholes = [group.whole for group in readings]
+    ready = _ready(parts)
     return Index(
         snapshot=snapshot,
         parts=parts,
-        items=tuple(chain.from_iterable(part.items for part in parts.values())),
-        chunks=chunks,
+        readings=tuple(readings),
+        items=tuple(chain.from_iterable(whole.items for whole in wholes)),
+        chunks=tuple(chain.from_iterable(whole.chunks for whole in wholes)),
         sources=np.repeat(np.arange(len(parts), dtype=np.int32), counted),
         keys=tuple(part.source.key for part in parts.values()),
-        kinds=np.concatenate([np.zeros(0, np.uint8), *(part.kinds for part in parts.values())]),
+        kinds=np.concatenate([np.zeros(0, np.uint8), *(whole.kinds for whole in wholes)]),
         ready=ready,
-        names=np.concatenate([np.zeros((0, 2), np.int64), *(part.names for part in parts.values())]),
-        labels=np.concatenate([np.zeros(0, np.int64), *(part.labels for part in parts.values())]),
-        label_items=np.repeat(np.arange(label_counts.size, dtype=np.int32), label_counts),
+        names=np.concatenate([np.zeros((0, 2), np.int64), *(whole.names for whole in wholes)]),
         pool=pool,
         unread=unread,
         lexical=LexicalIndex.build(
             [part.counts for part in parts.values()], None if previous is None else previous.lexical
         ),
-        dense=_dense(parts, pool) if note is None and ready.any() else None,
+        dense=_dense(parts, wholes, pool) if note is None and ready.any() else None,
         note=note,
         complete=complete,
     )
@@ -125,14 +137,18 @@ def assemble(
 
 def with_vectors(index: Index, parts: Mapping[Identity, Part], pool: Pool, complete: bool = False) -> Index:
     """The same index with the vectors that its parts have by now."""
-    ready = np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
-    dense = _dense(parts, pool) if ready.any() else None
+    ready = _ready(parts)
+    dense = _dense(parts, [group.whole for group in index.readings], pool) if ready.any() else None
     return replace(index, parts=parts, pool=pool, ready=ready, dense=dense, complete=complete)
 
 
-def _dense(parts: Mapping[Identity, Part], pool: Pool) -> DenseIndex:
+def _ready(parts: Mapping[Identity, Part]) -> NDArray[np.bool_]:
+    return np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
+
+
+def _dense(parts: Mapping[Identity, Part], readings: Sequence[Reading], pool: Pool) -> DenseIndex:
     return DenseIndex.build(
-        pool.vectors, [part.rows for part in parts.values()], [part.sizes for part in parts.values()]
+        pool.vectors, [part.rows for part in parts.values()], [one.sizes for one in readings]
     )
 
 

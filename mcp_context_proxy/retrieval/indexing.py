@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only, with_vectors
+from mcp_context_proxy.retrieval.leftovers import give_back
 from mcp_context_proxy.retrieval.parts import (
     Calls,
     Identity,
@@ -47,9 +48,11 @@ SECONDS_BETWEEN = 1.0
 SHARE_ASSEMBLING = 0.1
 """Of the time of embedding that unfinished indexes may cost."""
 
-
 ROWS_TO_SPARE = 4_096
 """Vectors out of use that are always put up with: 6 MB."""
+
+TEXTS_TO_TIDY_FOR = 10_000
+"""To embed, before which memory is tidied up: about as many tools were read, which left some 10 MB free."""
 
 
 class EmbedTexts(Protocol):
@@ -74,7 +77,7 @@ def read(
     most used come first.
     """
     sources = {identity_of(source): source for source in snapshot.sources}
-    several = sum(kind is Kind.TOOL for _, kind in sources) > 1
+    several = sum(kind == Kind.TOOL for _, kind in sources) > 1
     pool = Pool() if previous is None else previous.pool
     before = {} if previous is None else previous.parts
     found: dict[Identity, Part] = {}
@@ -87,15 +90,9 @@ def read(
             found[identity], began = read_part(source, several, pool, known), True
         else:
             unread += len(source.items)
-    parts = {identity: found[identity] for identity in sorted(found, key=_order)}
+    parts = {identity: found[identity] for identity in sorted(found)}
     note = None if with_model else NO_MODEL
     return assemble(snapshot, parts, pool, unread, note, not with_model and not unread, previous)
-
-
-def _order(identity: Identity) -> tuple[str, str]:
-    """The canonical order of parts."""
-    key, kind = identity
-    return key, kind or ""
 
 
 def embedded(
@@ -123,6 +120,8 @@ def embedded(
         EmbeddingCancelledError: ``cancelled()`` became true.
     """
     missing = missing_texts(index.parts.values(), calls)
+    if len(missing) > TEXTS_TO_TIDY_FOR:
+        give_back()
     known: dict[str, int] = {}
     due, before, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts, index.pool
     try:
@@ -162,7 +161,7 @@ def _wasteful(parts: Mapping[Identity, Part], pool: Pool) -> bool:
 
 def _differs(part: Part) -> bool:
     """Whether the source keeps embeddings of items that are no more."""
-    return len(part.source.embeddings) != len(part.items)
+    return len(part.source.embeddings) != len(part.reading.items)
 
 
 def _after(start: int, total: int, on_progress: OnProgress | None) -> OnProgress | None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,9 @@ MOST_COUNTED = 65_535
 ITEMS_A_GROUP = 4_096
 """Items whose counts are sorted together: a changed item costs 10 ms, a query 25 groups in 100,000 items."""
 
+Small: TypeAlias = NDArray[np.integer[Any]]
+"""Numbers of which there are very many: of the shortest type that has room for them."""
+
 FIELDS = tuple(field.name for field in fields(Fields))
 
 WEIGHTS = np.array([2.0, 1.0, 1.0, 0.5, 1.0, 0.5], dtype=np.float32)
@@ -50,10 +55,10 @@ class TermCounts:
     """Row of item i: ``offsets[i]:offsets[i + 1]``."""
     vocabulary: NDArray[np.int64]
     """Hashes of all terms that occur, ascending."""
-    terms: NDArray[np.uint16] | NDArray[np.int32]
+    terms: Small
     """As positions in the vocabulary."""
     fields: NDArray[np.uint8]
-    counts: NDArray[np.uint16]
+    counts: Small
     lengths: NDArray[np.float32]
     """[items, fields], in terms."""
 
@@ -91,7 +96,7 @@ def count_terms(items: Iterable[Fields]) -> TermCounts:
         vocabulary,
         _small(numbered, vocabulary.size),
         np.array(places, np.uint8),
-        np.array(counts, np.uint16),
+        _small(np.array(counts, np.int64), max(counts, default=0)),
         np.array(lengths, np.float32).reshape(-1, len(FIELDS)),
     )
 
@@ -124,9 +129,15 @@ class Postings:
     """Hashes of all terms, ascending."""
     offsets: NDArray[np.int64]
     """Term t has ``cells[offsets[t]:offsets[t + 1]]``."""
-    cells: NDArray[np.int32]
+    cells: Small
     """Where a term occurs, ascending: ``item * len(FIELDS) + field``."""
-    counts: NDArray[np.uint16]
+    counts: Small
+    lengths: NDArray[np.float32]
+    """[items, fields], in terms."""
+    totals: NDArray[np.float64]
+    """[fields]: the sum of the lengths."""
+    having: NDArray[np.int64]
+    """[fields]: how many items have the field."""
 
     @classmethod
     def of(cls, members: Sequence[TermCounts]) -> Postings:
@@ -136,7 +147,15 @@ class Postings:
         cells = item_of * np.int32(len(FIELDS)) + joined.fields
         order = _stable_order(joined.terms)
         sizes = np.bincount(joined.terms, minlength=joined.vocabulary.size)
-        return cls(joined.vocabulary, np.append(0, np.cumsum(sizes)), cells[order], joined.counts[order])
+        return cls(
+            joined.vocabulary,
+            np.append(0, np.cumsum(sizes)),
+            _small(cells[order], joined.lengths.size),
+            joined.counts[order],
+            joined.lengths,
+            joined.lengths.sum(axis=0, dtype=np.float64),
+            (joined.lengths > 0).sum(axis=0),
+        )
 
     def spans(self, hashes: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
         """Which of some terms occur, and where their cells are."""
@@ -158,7 +177,7 @@ class Weighed:
     """How rare each term is in the catalog, by what it counts; one that does not occur is the rarest."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LexicalIndex:
     """BM25F of every term in every item.
 
@@ -169,8 +188,6 @@ class LexicalIndex:
     firsts: NDArray[np.int64]
     """First item of each of these counts, and the number of all items."""
     groups: tuple[Group[TermCounts, Postings], ...]
-    norms: NDArray[np.float32]
-    """[items * fields]: field weight over length normalisation."""
 
     @classmethod
     def build(cls, counts: Sequence[TermCounts], before: LexicalIndex | None = None) -> LexicalIndex:
@@ -180,8 +197,29 @@ class LexicalIndex:
         sizes = [len(of_part.lengths) for of_part in counts]
         known = before.groups if before is not None else ()
         groups = grouped(list(zip(counts, sizes, strict=True)), ITEMS_A_GROUP, Postings.of, known)
-        lengths = np.concatenate([np.zeros((0, len(FIELDS)), np.float32), *(c.lengths for c in counts)])
-        return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups), _norms(lengths).ravel())
+        return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups))
+
+    @cached_property
+    def norms(self) -> NDArray[np.float32]:
+        """[items * fields]: field weight over length normalisation.
+
+        Averages are over the items that have the field: a few documents must not look endless among tools.
+        """
+        wholes = [group.whole for group in self.groups]
+        having = np.maximum(sum((whole.having for whole in wholes), np.zeros(len(FIELDS), np.int64)), 1)
+        totals = sum((whole.totals for whole in wholes), np.zeros(len(FIELDS)))
+        average = np.maximum(totals / having, 1.0)
+        norms = np.empty((int(self.firsts[-1]), len(FIELDS)), np.float32)
+        for whole, place in zip(wholes, self._places(), strict=True):
+            norms[place] = WEIGHTS / (1 - B + B * whole.lengths / average)
+        return norms.ravel()
+
+    def _places(self) -> Iterator[slice]:
+        """Where the items of each group are."""
+        first = 0
+        for group in self.groups:
+            yield slice(first, first + group.size)
+            first += group.size
 
     def weigh(self, query: Iterable[str], alike: Iterable[str] = (), share: float = 1.0) -> Weighed:
         """Score every item for some terms, each of which counts once; those ``alike`` count a ``share``."""
@@ -194,7 +232,7 @@ class LexicalIndex:
             rarity = np.log1p((items - having.size + 0.5) / (having.size + 0.5))
             rarity *= 1.0 if at < len(asked) else share
             idf[terms[at]] = float(np.float32(rarity)) if having.size else float(rarity)
-            scores[having] += np.float32(rarity) * _saturated(x)
+            np.add.at(scores, having, np.float32(rarity) * _saturated(x))
         return Weighed(scores, idf)
 
     def parts(self, item: int, idf: Mapping[str, float]) -> list[tuple[str, str, float]]:
@@ -214,35 +252,28 @@ class LexicalIndex:
                 found += [(FIELDS[f], term, float(a)) for f, a in zip(places[at], added, strict=True)]
         return found
 
-    def _occurrences(self, terms: Sequence[str]) -> list[tuple[NDArray[np.int32], NDArray[np.uint16]]]:
+    def _occurrences(self, terms: Sequence[str]) -> list[tuple[NDArray[np.int32], Small]]:
         """For each term the cells it is in, of the whole catalog, and its counts there."""
         hashes = np.array([hash(term) for term in terms], np.int64)
         cells = [[np.zeros(0, np.int32)] for _ in terms]
-        counts = [[np.zeros(0, np.uint16)] for _ in terms]
-        first = 0
-        for group in self.groups:
+        counts: list[list[Small]] = [[np.zeros(0, np.uint8)] for _ in terms]
+        for group, place in zip(self.groups, self._places(), strict=True):
             for at, span in group.whole.spans(hashes):
-                cells[at].append(group.whole.cells[span] + np.int32(first * len(FIELDS)))
+                cells[at].append(group.whole.cells[span] + np.int32(place.start * len(FIELDS)))
                 counts[at].append(group.whole.counts[span])
-            first += group.size
         return [(np.concatenate(c), np.concatenate(n)) for c, n in zip(cells, counts, strict=True)]
 
     def _by_item(
-        self, cells: NDArray[np.int32], counts: NDArray[np.uint16]
+        self, cells: NDArray[np.int32], counts: Small
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The items that have a term, and their weighted counts over all fields."""
-        weighted = counts * self.norms[cells]
+        weighted = self.norms.take(cells)
+        weighted *= counts
         items = cells // np.int32(len(FIELDS))
-        firsts = _firsts(items)
-        return items[firsts], np.add.reduceat(weighted, firsts) if firsts.size else weighted
-
-
-def _norms(lengths: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Averages are over the items that have the field: a few documents must not look endless among tools."""
-    having = np.maximum((lengths > 0).sum(axis=0), 1)
-    average = np.maximum(lengths.sum(axis=0) / having, 1.0)
-    norms: NDArray[np.float32] = (WEIGHTS / (1 - B + B * lengths / average)).astype(np.float32)
-    return norms
+        is_first = np.ones(items.size, bool)
+        np.not_equal(items[1:], items[:-1], out=is_first[1:])
+        firsts = np.flatnonzero(is_first)
+        return items.take(firsts), np.add.reduceat(weighted, firsts) if firsts.size else weighted
 
 
 def _saturated(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -250,20 +281,15 @@ def _saturated(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return saturated
 
 
-def _small(numbers: NDArray[np.intp], bound: int) -> NDArray[np.uint16] | NDArray[np.int32]:
-    """Numbers below a bound in as little memory as they need: there are some fifty for each tool."""
-    return numbers.astype(np.uint16) if bound <= np.iinfo(np.uint16).max else numbers.astype(np.int32)
+def _small(numbers: Small, most: int) -> Small:
+    """Numbers up to a bound in as little memory as they need: there are some fifty for each tool."""
+    for kind in (np.uint8, np.uint16):
+        if most <= np.iinfo(kind).max:
+            return numbers.astype(kind)
+    return numbers.astype(np.int32)
 
 
-def _stable_order(numbers: NDArray[np.uint16] | NDArray[np.int32]) -> NDArray[np.int64]:
+def _stable_order(numbers: Small) -> NDArray[np.int64]:
     """As `argsort`, several times as fast: numbers and places are sorted as one number."""
     together = np.sort(numbers.astype(np.int64) << 32 | np.arange(numbers.size))
     return together & 0xFFFF_FFFF
-
-
-def _firsts(*keys: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
-    """Where a new combination begins in sorted keys."""
-    if not keys[0].size:
-        return np.zeros(0, np.int64)
-    changes = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return np.append(0, np.flatnonzero(changes) + 1)

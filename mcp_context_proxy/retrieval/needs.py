@@ -48,7 +48,7 @@ def serve(
     With them, for each item that was raised, the sentence that raised it most.
 
     Args:
-        scores: Of all items; -inf where an item may not be found.
+        scores: Of all items that may be found.
         sentences: [sentences, items]: the cosine of each with each.
     """
     raised, serving = scores.copy(), dict[int, int]()
@@ -69,9 +69,7 @@ def serve(
     return np.round(raised, DECIMALS), serving
 
 
-def represented(
-    selected: Sequence[int], sentences: NDArray[np.float32], allowed: NDArray[np.bool_]
-) -> list[int]:
+def represented(selected: Sequence[int], sentences: NDArray[np.float32]) -> list[int]:
     """Those selected, so that each sentence that has a real match has an item that is near to it.
 
     The best item of one that has none takes the place of the last; where all places are needed, it comes
@@ -79,11 +77,10 @@ def represented(
 
     Args:
         selected: Items, best first.
-        sentences: [sentences, items]: the cosine of each with each.
-        allowed: Which items may be selected.
+        sentences: [sentences, items]: the cosine of each with each that may be selected.
     """
     kept, missing, needed = list(selected), list[int](), set[int]()
-    for cosines in np.where(allowed, sentences, -np.inf):
+    for cosines in sentences:
         best = int(cosines.argmax())
         standing = int(cosines[kept].argmax()) if kept else None
         if standing is not None and cosines[kept[standing]] >= SHARE_OF_MATCH * cosines[best]:
@@ -102,4 +99,4 @@ def _candidates(scores: NDArray[np.float32], sentences: NDArray[np.float32]) -> 
     chosen[best(scores, CANDIDATES)] = True
     for cosines in sentences:
         chosen[best(cosines, PER_SENTENCE)] = True
-    return np.flatnonzero(chosen & np.isfinite(scores))
+    return np.flatnonzero(chosen)

@@ -63,25 +63,28 @@ class Relations:
         """The items nearest to any of some vectors."""
         if self.index.dense is None or not len(vectors):
             return ()
-        return _nearest(self._by_item(vectors).max(axis=0), without)
+        items, cosines = self._cosines(vectors)
+        return _nearest(items, cosines.max(axis=0), without)
 
     def _computed(self, chosen: Mapping[int, NDArray[np.float32]]) -> dict[int, Neighbours]:
         compared = {item: vectors for item, vectors in chosen.items() if len(vectors)}
         found: dict[int, Neighbours] = dict.fromkeys(chosen, ())
         if self.index.dense is None or not compared:
             return found
-        by_item = self._by_item(np.concatenate(list(compared.values())))
+        items, cosines = self._cosines(np.concatenate(list(compared.values())))
         row = 0
         for item, vectors in compared.items():
-            found[item] = _nearest(by_item[row : row + len(vectors)].max(axis=0), (item,))
+            found[item] = _nearest(items, cosines[row : row + len(vectors)].max(axis=0), (item,))
             row += len(vectors)
         return found
 
-    def _by_item(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[vectors, items]: the cosine of each with the best chunk of each."""
+    def _cosines(self, vectors: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+        """Items near to any of some vectors, and [vectors, items]: the cosine with the best chunk of each."""
         dense = self.index.dense
         assert dense is not None
-        return dense.by_item(dense.similarities(vectors, np.zeros(len(self.index.items), np.float32)))
+        items = dense.candidates(vectors, np.zeros(len(self.index.items), np.float32))
+        compared = dense.of(items)
+        return items, compared.by_item(compared.cosines(vectors))
 
     def _chunks(self, item: int) -> Sequence[IndexedChunk]:
         """An item's chunks; none while it has no vectors."""
@@ -97,10 +100,9 @@ def _chosen(chunks: Sequence[IndexedChunk], query: NDArray[np.float32] | None) -
     return vectors[:CHUNKS_COMPARED]
 
 
-def _nearest(cosines: NDArray[np.float32], without: Iterable[int]) -> Neighbours:
-    cosines = cosines.copy()
-    cosines[list(without)] = -np.inf
+def _nearest(items: NDArray[np.intp], cosines: NDArray[np.float32], without: Iterable[int]) -> Neighbours:
+    cosines = np.where(np.isin(items, list(without)), np.float32(-np.inf), cosines)
     count = min(NEIGHBOURS, cosines.size)
     best = np.argpartition(-cosines, count - 1)[:count] if count else np.zeros(0, np.intp)
     ordered = best[np.lexsort((best, -cosines[best]))]
-    return tuple((int(item), float(cosines[item])) for item in ordered if cosines[item] > 0)
+    return tuple((int(items[at]), float(cosines[at])) for at in ordered if cosines[at] > 0)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.retrieval.dense import DenseIndex
 from mcp_context_proxy.retrieval.explanation import explain
 from mcp_context_proxy.retrieval.filters import Filters, allowed
 from mcp_context_proxy.retrieval.fitting import STRONG_COVERAGE, Fitting, evidence, needed
@@ -32,15 +34,22 @@ from mcp_context_proxy.retrieval.synonyms import SHARE, synonyms
 from mcp_context_proxy.retrieval.terms import name_key, query_terms
 from mcp_context_proxy.retrieval.text import QUERY_LIMIT, query_texts
 
+T = TypeVar("T")
+
 SEVERAL = 2
 """Texts of a query from which on it has more than one sentence: the query itself and the only one are one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """The scores of a query; -inf where a filter forbids the item."""
+    """The scores of a query, by place: those of the items that can be among the best, in catalog order.
+
+    These are the items that filters allow, and where they are very many, those that are near by estimate.
+    """
 
     index: Index
+    items: NDArray[np.intp]
+    """By place, the position in the index."""
     texts: Sequence[str]
     """The query and its sentences, in the order of the vectors."""
     vector: NDArray[np.float32] | None
@@ -50,15 +59,16 @@ class Scored:
     asked: frozenset[str]
     """Those of the query itself."""
     allowed: NDArray[np.bool_]
+    """What of the index may be found."""
     exact: frozenset[int]
-    """Allowed items whose name the query is."""
-    similarities: NDArray[np.float32] | None
-    """By chunk, the best of all texts; None in a lexical search, as is `cosine`."""
+    """Places of the items whose name the query is."""
+    dense: DenseIndex | None
+    """Of the items; None in a lexical search, as are the cosines."""
     by_text: NDArray[np.float32] | None
-    """By text and chunk."""
+    """Cosines by text and chunk."""
     cosine: NDArray[np.float32] | None
     whole: float | None
-    """The best cosine of any item allowed with the query as a whole."""
+    """The best cosine of any item with the query as a whole."""
     lexical: NDArray[np.float32]
     idf: Mapping[str, float]
     """Of each index term."""
@@ -67,9 +77,9 @@ class Scored:
     fused: NDArray[np.float32]
     """The same, raised for items that serve a need of their own."""
     serving: Mapping[int, int]
-    """For each item that was raised, the text of the query it serves."""
+    """For each place that was raised, the text of the query that its item serves."""
     sentences: NDArray[np.float32] | None
-    """[sentences, items]: cosines, where the query has several and each is to be served."""
+    """[sentences, places]: cosines, where the query has several and each is to be served."""
     supports: Mapping[int, Support]
     """What use says for items; it is in ``plain``."""
     novel: Mapping[int, float]
@@ -86,45 +96,57 @@ class Scored:
         supports: Mapping[int, Support] = NO_SUPPORT,
         novel: Mapping[int, float] = NOTHING_NEW,
     ) -> Scored:
-        """Score every item of an index; without the query's vectors by its words only."""
+        """Score the items of an index; without the query's vectors by its words only.
+
+        ``supports`` and ``novel`` are by position in the index.
+        """
         query = query[:QUERY_LIMIT]
         asked = query_terms(query)
         alike = synonyms(asked)
         met = allowed(index, filters)
         weighed = index.lexical.weigh(asked, alike, SHARE)
-        lexical = np.where(met, weighed.scores, 0).astype(np.float32)
-        exact = frozenset(item for item in index.named(name_key(query)) if met[item])
-        by_text = similarities = cosine = cosines = None
-        if index.dense is not None and vectors is not None:
-            words = np.where(met, 0 if method == "dense" else fuse(None, lexical), -np.inf)
-            by_text = index.dense.similarities(vectors, words.astype(np.float32), exact | supports.keys())
-            cosines = np.where(met, index.dense.by_item(by_text), -np.inf).astype(np.float32)
-            similarities, cosine = by_text.max(axis=0), cosines.max(axis=0)
-        near = cosine if cosine is None or index.complete else expected(cosine, lexical, index.ready)
+        named = index.named(name_key(query))
+        dense = by_text = cosine = cosines = None
+        if index.dense is None or vectors is None:
+            items = np.flatnonzero(met)
+        else:
+            words = fuse(None, weighed.scores)
+            if method == "dense":
+                words.fill(0)
+            words[~met] = -np.inf
+            items = index.dense.candidates(vectors, words, {*named, *supports})
+            dense = index.dense.of(items)
+            by_text = dense.cosines(vectors)
+            cosines = dense.by_item(by_text)
+            cosine = cosines.max(axis=0)
+        lexical, supports, novel = weighed.scores[items], _placed(supports, items), _placed(novel, items)
+        exact = frozenset(_placed(dict.fromkeys(named), items))
+        near = cosine
         if near is not None:
+            near = near if index.complete else expected(near, lexical, index.ready[items])
             near = lifted(near, supports)
-        plain = np.where(met, favoured(fuse(near, lexical, method), novel), -np.inf).astype(np.float32)
+        plain = favoured(fuse(near, lexical, method), novel)
         served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
-        sentences = cosines[1:] if served and cosines is not None else None
+        sentences = cosines[1:] if served and cosines is not None and items.size else None
         fused, serving = (plain, {}) if sentences is None else serve(plain, sentences)
-        whole = None if cosines is None or not met.any() else float(cosines[0].max())
         return cls(
             index=index,
+            items=items,
             texts=query_texts(query),
             vector=None if vectors is None else vectors[0],
             terms={**asked, **alike},
             asked=frozenset(asked),
             allowed=met,
             exact=exact,
-            similarities=similarities,
+            dense=dense,
             by_text=by_text,
             cosine=cosine,
-            whole=whole,
+            whole=None if cosines is None or not items.size else float(cosines[0].max()),
             lexical=lexical,
             idf=weighed.idf,
             plain=plain,
             fused=fused,
-            serving={item: 1 + sentence for item, sentence in serving.items()},
+            serving={place: 1 + sentence for place, sentence in serving.items()},
             sentences=sentences,
             supports=supports,
             novel=novel,
@@ -135,12 +157,12 @@ class Scored:
         return int((self.allowed & self.index.ready).sum()), int(self.allowed.sum())
 
     def selected(self, options: SearchOptions) -> list[int]:
-        """The items selected, best first: exact names, then by score, then in catalog order."""
+        """Places of the items selected, best first: exact names, then by score, then in catalog order."""
         ordered = self._ordered(options.top_k, options.top_n)
         count = count_selected(self.fused[ordered], options)
-        more = [item for item in ordered[count:] if self._is_near(item, options.include_score)]
-        selected = [int(item) for item in (*ordered[:count], *more[: max(0, options.top_k - count)])]
-        return selected if self.sentences is None else represented(selected, self.sentences, self.allowed)
+        more = [place for place in ordered[count:] if self._is_near(place, options.include_score)]
+        selected = [int(place) for place in (*ordered[:count], *more[: max(0, options.top_k - count)])]
+        return selected if self.sentences is None else represented(selected, self.sentences)
 
     def following(self, selected: Sequence[int], options: SearchOptions) -> list[int]:
         """What comes after those selected, best first, down to the depth asked for."""
@@ -148,10 +170,10 @@ class Scored:
         if missing <= 0:
             return []
         ordered = self._ordered(max(options.top_k, options.depth), options.depth)
-        return [int(item) for item in ordered[~np.isin(ordered, selected)][:missing]]
+        return [int(place) for place in ordered[~np.isin(ordered, selected)][:missing]]
 
-    def _is_near(self, item: np.intp, cosine: float) -> bool:
-        return self.cosine is not None and bool(self.cosine[item] >= cosine)
+    def _is_near(self, place: np.intp, cosine: float) -> bool:
+        return self.cosine is not None and bool(self.cosine[place] >= cosine)
 
     def fits(self, fitting: Fitting) -> bool:
         """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.
@@ -180,45 +202,38 @@ class Scored:
         coverage = float(self.lexical.max()) / most if most else 0.0
         return evidence(self.whole, self.vector, fitting, coverage)
 
-    def result(self, item: int) -> Result:
-        """An item with its scores and reasons."""
-        cosine = float(self.cosine[item]) if self.cosine is not None and self.index.ready[item] else None
+    def result(self, place: int) -> Result:
+        """The item at a place with its scores and reasons."""
+        item = int(self.items[place])
+        cosine = float(self.cosine[place]) if self.cosine is not None and self.index.ready[item] else None
         parts = tuple(self.index.lexical.parts(item, self.idf))
-        text, chunk = self._best_pair(item)
-        serving = self.serving.get(item)
+        text, chunk = self._best_pair(place)
+        serving, support = self.serving.get(place), self.supports.get(place)
         return Result(
             item=self.index.items[item],
-            score=float(self.fused[item]),
+            score=float(self.fused[place]),
             cosine=cosine,
-            lexical=float(self.lexical[item]),
-            need=float(self.fused[item] - self.plain[item]),
+            lexical=float(self.lexical[place]),
+            need=float(self.fused[place] - self.plain[place]),
             chunk=chunk,
             matched=None if cosine is None else text,
             serves=None if serving is None else self.texts[serving],
-            learned=self._learned(item),
-            support=self.supports.get(item),
-            exact=item in self.exact,
-            novelty=self.novel.get(item, 0.0),
+            learned=self._learned(place),
+            support=support,
+            exact=place in self.exact,
+            novelty=self.novel.get(place, 0.0),
             terms=parts,
-            why=explain(
-                item in self.exact, cosine, parts, self.terms, self.supports.get(item), item in self.novel
-            ),
+            why=explain(place in self.exact, cosine, parts, self.terms, support, place in self.novel),
         )
-
-    def _cosine(self, item: int) -> float:
-        return float("-inf") if self.cosine is None else float(self.cosine[item])
 
     def _is_remembered(self) -> bool:
         """Whether a tool was used for a query that meant much the same."""
-        return any(
-            support.cosine >= FITTING and self.allowed[item] and not support.general
-            for item, support in self.supports.items()
-        )
+        return any(support.cosine >= FITTING and not support.general for support in self.supports.values())
 
-    def _learned(self, item: int) -> float:
+    def _learned(self, place: int) -> float:
         """What use adds to the cosine of an item."""
-        support = self.supports.get(item)
-        return 0.0 if support is None else added(self._cosine(item), support)
+        support = self.supports.get(place)
+        return 0.0 if support is None or self.cosine is None else added(float(self.cosine[place]), support)
 
     def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
         candidates = self._candidates(top_k, wanted)
@@ -227,42 +242,51 @@ class Scored:
         return ordered
 
     def _candidates(self, top_k: int, wanted: int) -> NDArray[np.intp]:
-        """Items of the best chunks, the best items lexically, exact names; as many as are wanted in all."""
-        chosen = np.zeros(len(self.index.items), bool)
+        """Places of the best chunks, the best items lexically, exact names; as many as are wanted in all."""
+        chosen = np.zeros(self.items.size, bool)
         chosen[best(self.lexical, top_k)] = True
         chosen &= self.lexical > 0
         chosen[list(self.exact)] = True
-        if self.index.dense is not None and self.similarities is not None:
-            item_of = self.index.dense.item_of
-            near = np.where(self.allowed[item_of], self.similarities, -np.inf)
-            chosen[item_of[best(near, top_k)]] = True
-        if self.cosine is not None:
+        if self.dense is not None and self.by_text is not None:
+            chunks = best(self.by_text.max(axis=0), top_k)
+            chosen[np.searchsorted(self.dense.starts, chunks, side="right") - 1] = True
             # The best chunks may all be of a few long items, and what is best altogether be best in neither.
             chosen[best(self.fused, min(wanted, top_k))] = True
         chosen |= self.fused > self.plain
         chosen[list(self.supports)] = True
-        # In a large catalog far down the words an item may have no score: its cosine was not computed.
-        return np.flatnonzero(chosen & np.isfinite(self.fused))
+        return np.flatnonzero(chosen)
 
     def _coverage(self) -> float:
         """The share of the query's idf that the best item lexically has."""
         if not self.lexical.any():
             return 0.0
-        matched = {term for _, term, _ in self.index.lexical.parts(int(self.lexical.argmax()), self.idf)}
+        best_item = int(self.items[self.lexical.argmax()])
+        matched = {term for _, term, _ in self.index.lexical.parts(best_item, self.idf)}
         return sum(self.idf[term] for term in matched) / self._rarity()
 
     def _rarity(self) -> float:
         """The idf of the query."""
         return sum(self.idf[term] for term in self.asked)
 
-    def _best_pair(self, item: int) -> tuple[str | None, str]:
+    def _best_pair(self, place: int) -> tuple[str | None, str]:
         """The text of the query and the chunk of an item that are nearest to each other."""
-        chunks = self.index.chunks[item]
-        if self.index.dense is None or self.similarities is None or self.by_text is None:
+        chunks = self.index.chunks[self.items[place]]
+        if self.dense is None or self.by_text is None:
             return None, chunks[0]
-        chunk = self.index.dense.best_chunk(item, self.similarities)
-        column = self.by_text[:, int(self.index.dense.starts[item]) + chunk]
-        return self.texts[int(column.argmax())], chunks[chunk]
+        start = int(self.dense.starts[place])
+        own = self.by_text[:, start : start + len(chunks)]
+        chunk = int(own.max(axis=0).argmax())
+        return self.texts[int(own[:, chunk].argmax())], chunks[chunk]
 
     def _has_a_word(self) -> bool:
         return bool((self.lexical > 0).any())
+
+
+def _placed(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:
+    """What is said of some positions in the index, by their places among ``items``; others are left out."""
+    places = np.searchsorted(items, np.fromiter(by_item, np.intp, len(by_item))).tolist()
+    return {
+        place: value
+        for place, (item, value) in zip(places, by_item.items(), strict=True)
+        if place < items.size and items[place] == item
+    }

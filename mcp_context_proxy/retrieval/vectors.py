@@ -7,14 +7,14 @@ rows; those it had before are given up when they are more than those in use.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.retrieval.signs import Signs
+from mcp_context_proxy.retrieval.signs import Signs, SlicedQuery
 
 NOWHERE = 0
 """The row of a text that has no vector yet: it is zero, so its cosine with everything is."""
@@ -71,19 +71,30 @@ class Vectors:
     def cosines_of(self, rows: NDArray[np.int32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """[queries, rows]: of each query with some of the rows; the same numbers as among all of them."""
         found = np.empty((len(queries), rows.size), np.float32)
-        slabs = self._slabs(rows)
-        for at, slab in enumerate(self.slabs):
-            here = np.flatnonzero(slabs == at)
-            for start in range(0, here.size, ROWS_A_TURN):
-                turn = here[start : start + ROWS_A_TURN]
-                found[:, turn] = _products(queries, slab.rows[rows[turn] - slab.first])
+        columns = _columns(queries)
+        turn = np.zeros((ROWS_A_TURN, queries.shape[1]), np.float32)
+        for start in range(0, rows.size, ROWS_A_TURN):
+            count = self._take(rows[start : start + ROWS_A_TURN], turn)
+            _multiply(turn, columns, found[:, start : start + count])
         return np.round(found, DECIMALS, out=found)
+
+    def _take(self, rows: NDArray[np.int32], into: NDArray[np.float32]) -> int:
+        """Copy some rows to the beginning of an array; how many they are."""
+        slabs = self._slabs(rows)
+        for at in range(int(slabs.min()), int(slabs.max()) + 1):
+            slab, here = self.slabs[at], np.flatnonzero(slabs == at)
+            if here.size and here[-1] - here[0] + 1 == here.size:
+                place = into[here[0] : here[-1] + 1]
+                slab.rows.take(rows[here] - slab.first, axis=0, out=place, mode="clip")
+            else:
+                into[here] = slab.rows[rows[here] - slab.first]
+        return rows.size
 
     def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """[queries, rows]: about `cosines`, in a fraction of the time."""
         found = np.empty((len(queries), self.size), np.float32)
-        for slab, count in self._used():
-            for at, query in enumerate(queries):
+        for at, query in enumerate(map(SlicedQuery.of, queries)):
+            for slab, count in self._used():
                 found[at, slab.first : slab.first + count] = slab.signs.estimates(query, count)
         return found
 
@@ -151,14 +162,29 @@ def _products(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArra
     other on a busy machine.
     """
     products = np.empty((len(queries), len(rows)), np.float32)
+    columns = _columns(queries)
+    for start in range(0, len(rows), ROWS_A_TURN):
+        turn = rows[start : start + ROWS_A_TURN]
+        if len(turn) < ROWS_A_TURN:
+            turn = np.concatenate([turn, np.zeros((ROWS_A_TURN - len(turn), rows.shape[1]), np.float32)])
+        _multiply(turn, columns, products[:, start : start + ROWS_A_TURN])
+    return products
+
+
+def _columns(queries: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """[dimensions, `QUERIES_A_TURN`] of each turn of queries."""
+    found = []
     for first in range(0, len(queries), QUERIES_A_TURN):
         some = queries[first : first + QUERIES_A_TURN]
-        columns = np.zeros((queries.shape[1], QUERIES_A_TURN), np.float32)
-        columns[:, : len(some)] = some.T
-        for start in range(0, len(rows), ROWS_A_TURN):
-            turn = rows[start : start + ROWS_A_TURN]
-            if len(turn) < ROWS_A_TURN:
-                turn = np.concatenate([turn, np.zeros((ROWS_A_TURN - len(turn), rows.shape[1]), np.float32)])
-            found = (turn @ columns).T[: len(some), : len(rows) - start]
-            products[first : first + len(some), start : start + ROWS_A_TURN] = found
-    return products
+        found.append(np.zeros((queries.shape[1], QUERIES_A_TURN), np.float32))
+        found[-1][:, : len(some)] = some.T
+    return found
+
+
+def _multiply(
+    turn: NDArray[np.float32], columns: Sequence[NDArray[np.float32]], into: NDArray[np.float32]
+) -> None:
+    """Write [queries, rows] of a turn of rows with each turn of queries, as much as there is room for."""
+    for at, of_turn in enumerate(columns):
+        place = into[at * QUERIES_A_TURN : (at + 1) * QUERIES_A_TURN]
+        place[...] = (turn @ of_turn).T[: place.shape[0], : place.shape[1]]

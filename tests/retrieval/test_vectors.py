@@ -1,12 +1,14 @@
 """Where vectors are kept, and how the cosines of very many are found without computing all of them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.retrieval.dense import CANDIDATES, EXACT_CHUNKS, DenseIndex
-from mcp_context_proxy.retrieval.vectors import FIRST_SLAB, NOWHERE, Pool
+from mcp_context_proxy.retrieval.vectors import FIRST_SLAB, NOWHERE, Pool, Vectors
 
 DIMENSIONS = 384
 KINDS_OF_TOOL = 600
@@ -112,31 +114,42 @@ def test_an_estimate_is_near_the_cosine() -> None:
     assert errors.std() < 0.05
 
 
+def computed(
+    index: DenseIndex, queries: np.ndarray, words: np.ndarray, certain: Sequence[int] = ()
+) -> np.ndarray:
+    """[queries, items]: the cosines that a search has computed, -inf where it has none."""
+    found = np.full((len(queries), words.size), -np.inf, np.float32)
+    items = index.candidates(queries, words, certain)
+    some = index.of(items)
+    found[:, items] = some.by_item(some.cosines(queries))
+    return found
+
+
 def test_of_a_large_catalog_the_best_ten_are_those_of_all_cosines(large: Large) -> None:
     index, found = large.indexed(), 0
     for query, words in zip(large.queries, large.words, strict=True):
-        every = index.by_item(index.vectors.cosines(query[None])[:, index.rows])[0] + words
-        computed = index.by_item(index.similarities(query[None], words))[0] + words
-        found += np.intersect1d(np.argsort(-every)[:10], np.argsort(-computed)[:10]).size
+        every = index.by_item(index.cosines(query[None]))[0] + words
+        chosen = computed(index, query[None], words)[0] + words
+        found += np.intersect1d(np.argsort(-every)[:10], np.argsort(-chosen)[:10]).size
 
     assert found >= 0.995 * 10 * QUERIES
 
 
 def test_in_a_large_catalog_every_cosine_that_is_given_is_exact(large: Large) -> None:
     index, query = large.indexed(), large.queries[:2]
-    every = index.vectors.cosines(query)[:, index.rows]
-    given_ones = index.similarities(query, large.words[0])
+    every = index.by_item(index.cosines(query))
+    given_ones = computed(index, query, large.words[0])
     known = np.isfinite(given_ones)
 
     assert np.array_equal(given_ones[known], every[known])
-    assert CANDIDATES <= known[0].sum() < index.rows.size / 2
+    assert CANDIDATES <= known[0].sum() < large.sizes.size / 2
 
 
 def test_what_is_certain_and_what_the_words_say_is_never_left_out(large: Large) -> None:
     index, words = large.indexed(), np.zeros(large.sizes.size, np.float32)
-    far = np.argsort(index.by_item(index.similarities(large.queries[:1], words))[0])[:2]
+    far = np.argsort(computed(index, large.queries[:1], words)[0])[:2]
     words[far[0]] = 0.01
-    cosines = index.by_item(index.similarities(large.queries[:1], words, certain=[int(far[1])]))[0]
+    cosines = computed(index, large.queries[:1], words, certain=[int(far[1])])[0]
 
     assert np.isfinite(cosines[far]).all()
 
@@ -144,9 +157,35 @@ def test_what_is_certain_and_what_the_words_say_is_never_left_out(large: Large) 
 def test_what_a_filter_leaves_of_a_large_catalog_is_searched_whole(large: Large) -> None:
     index, words = large.indexed(), np.full(large.sizes.size, -np.inf, np.float32)
     words[1_000:2_000] = 0
-    known = np.isfinite(index.by_item(index.similarities(large.queries[:1], words))[0])
 
-    assert np.array_equal(known, np.isfinite(words))
+    assert np.array_equal(np.isfinite(computed(index, large.queries[:1], words)[0]), np.isfinite(words))
+
+
+def test_an_estimate_of_an_item_is_that_of_its_best_chunk(large: Large) -> None:
+    index = large.indexed()
+    of_chunks = index.vectors.estimates(large.queries[:3])[:, index.rows]
+
+    assert np.array_equal(index.estimates(large.queries[:3]), index.by_item(of_chunks))
+
+
+@given(st.lists(st.integers(0, 49), max_size=50, unique=True))
+def test_some_items_of_an_index_have_the_cosines_that_they_have_among_all(chosen: list[int]) -> None:
+    pool, queries = Pool(), scattered(2, seed=9)
+    sizes = np.resize([1, 3, 2], 50)
+    index = DenseIndex.build(
+        pool_vectors(pool, int(sizes.sum())), [np.arange(1, sizes.sum() + 1, dtype=np.int32)], [sizes]
+    )
+    items = np.array(sorted(chosen), np.intp)
+    some = index.of(items)
+
+    assert np.array_equal(
+        some.by_item(some.cosines(queries)), index.by_item(index.cosines(queries))[:, items]
+    )
+
+
+def pool_vectors(pool: Pool, count: int) -> Vectors:
+    pool.add(scattered(count))
+    return pool.vectors
 
 
 def test_where_vectors_lie_changes_nothing_in_a_large_catalog(large: Large) -> None:
@@ -158,6 +197,6 @@ def test_where_vectors_lie_changes_nothing_in_a_large_catalog(large: Large) -> N
     other = DenseIndex.build(pool.vectors, [rows], [large.sizes])
 
     assert np.array_equal(
-        other.similarities(large.queries[:2], large.words[0]),
-        large.indexed().similarities(large.queries[:2], large.words[0]),
+        computed(other, large.queries[:2], large.words[0]),
+        computed(large.indexed(), large.queries[:2], large.words[0]),
     )
