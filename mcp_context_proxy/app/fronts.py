@@ -16,7 +16,7 @@ from mcp_context_proxy.config.notices import NOTICE
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-from mcp_context_proxy.server.sdk import SdkServer
+    from mcp_context_proxy.server.sdk import SdkServer
 
 logger = logging.getLogger(__name__)
 
