@@ -130,57 +130,8 @@ class Proxy:
         self.upkeep.when_changed(self.changes.catalog_changed)
         self.upkeep.when_rewritten(self.changes.resource_updated)
         self.parked = ParkedCalls(config.limits.parked_calls, config.limits.ask_seconds)
-        forwarder = self._forwarder = Forwarder(self.parked)
-        shown = ContextResources(self.catalog, self.contexts, self.handles)
-        resources = Resources(self.catalog, self.fleet, forwarder, shown)
-        prompt = ContextPrompt(self.contexts, self.handles)
-        prompts = Prompts(self.catalog, self.fleet, forwarder, resources, prompt)
-        self.open_sessions.when_ended(resources.end)
-        self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
-        learning, searches = self.searching.recorder, self.measuring.searches
-        session_recorder = self.searching.session_recorder
-        attribution = Attribution(
-            self.records,
-            self.handles,
-            self.catalog,
-            None if learning is None else learning.learn,
-            None if searches is None else searches.used,
-            None if session_recorder is None else session_recorder.used,
-            self.searching.working_set,
-        )
-        log = None if self.remembering is None else self.remembering.log
-        calls = ToolCalls(
-            self.catalog,
-            self.fleet,
-            forwarder,
-            self.contexts,
-            self.handles,
-            self.caught_up,
-            self.searching.answered,
-            EndedCalls(attribution, self.measuring.usage, log),
-        )
-        own_tools = OwnTools(
-            self.fleet,
-            self.contexts,
-            calls,
-            self.handles,
-            self.changes,
-            Sampling(self.parked, self.searching.reranker.asks_clients),
-            lambda: self.setup.manage,
-            self._recallable,
-            log,
-        )
-        self.gateway = Gateway(
-            self.fleet,
-            self.contexts,
-            self.open_sessions,
-            self.tool_list,
-            calls,
-            own_tools,
-            resources,
-            prompts,
-            config.expose.page_size,
-        )
+        self._forwarder = Forwarder(self.parked)
+        self.gateway = self._gateway()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -265,6 +216,63 @@ class Proxy:
         standing = Standing() if self.reloader is None else self.reloader.standing
         told = {"problems": standing.problems, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in told.items() if values}
+
+    def _gateway(self) -> Gateway:
+        """What answers hosts."""
+        forwarder = self._forwarder
+        shown = ContextResources(self.catalog, self.contexts, self.handles)
+        resources = Resources(self.catalog, self.fleet, forwarder, shown)
+        prompt = ContextPrompt(self.contexts, self.handles)
+        prompts = Prompts(self.catalog, self.fleet, forwarder, resources, prompt)
+        self.open_sessions.when_ended(resources.end)
+        self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
+        log = None if self.remembering is None else self.remembering.log
+        calls = ToolCalls(
+            self.catalog,
+            self.fleet,
+            forwarder,
+            self.contexts,
+            self.handles,
+            self.caught_up,
+            self.searching.answered,
+            EndedCalls(self._attribution(), self.measuring.usage, log),
+        )
+        own_tools = OwnTools(
+            self.fleet,
+            self.contexts,
+            calls,
+            self.handles,
+            self.changes,
+            Sampling(self.parked, self.searching.reranker.asks_clients),
+            lambda: self.setup.manage,
+            self._recallable,
+            log,
+        )
+        return Gateway(
+            self.fleet,
+            self.contexts,
+            self.open_sessions,
+            self.tool_list,
+            calls,
+            own_tools,
+            resources,
+            prompts,
+            self.config.expose.page_size,
+        )
+
+    def _attribution(self) -> Attribution:
+        """What decides which request a call was made for, and who is told."""
+        learning, searches = self.searching.recorder, self.measuring.searches
+        session_recorder = self.searching.session_recorder
+        return Attribution(
+            self.records,
+            self.handles,
+            self.catalog,
+            None if learning is None else learning.learn,
+            None if searches is None else searches.used,
+            None if session_recorder is None else session_recorder.used,
+            self.searching.working_set,
+        )
 
     def _choose_working_set(self) -> None:
         store, learning = self.store, self.config.learning
