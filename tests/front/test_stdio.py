@@ -18,6 +18,8 @@ from support.servers import Server, Workshop, tool
 pytestmark = pytest.mark.anyio
 
 ECHO = '{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":"work__echo","arguments":%s}}'
+HASTY = {"drain_seconds": 0.5, "stop_seconds": 0.5}
+"""For what is never finished: how long its end is waited for is tested elsewhere."""
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +246,7 @@ def running(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_ends_it_with_0_though_calls_are_under_way(workshop: Workshop, number: int) -> None:
     server = workshop.server("work", tools=[tool("hang")], calls={"hang": [{"silent": True}]})
-    async with await anyio.open_process(command(workshop.config()), stderr=None) as process:
+    async with await anyio.open_process(command(workshop.config(limits=HASTY)), stderr=None) as process:
         client = RawClient("modern", {}, {})
         client.wire = StdioWire(process)
         await client.start("tools/call", {"name": "work__hang", "arguments": {}})
@@ -345,12 +347,17 @@ async def test_a_host_that_reads_nothing_is_not_buffered_for_without_bound(works
     workshop.server("work", tools=[tool("echo")])
     meta = {PREFIX + "protocolVersion": "2026-07-28", PREFIX + "clientCapabilities": {}}
     line: Any = {"jsonrpc": "2.0", "method": "tools/list", "params": {"_meta": meta}}
-    async with await anyio.open_process(command(workshop.config()), stderr=None) as process:
+    async with await anyio.open_process(command(workshop.config(limits=HASTY)), stderr=None) as process:
         assert process.stdin is not None
-        # Sooner or later the proxy takes no more; how soon depends on how fast it is.
-        with anyio.move_on_after(5):
-            for number in range(3000):
+        assert process.stdout is not None
+        await process.stdin.send(json.dumps(line | {"id": "first"}).encode() + b"\n")
+        await process.stdout.receive()
+        # From now on nothing is read: sooner or later the proxy takes no more.
+        for number in range(3000):
+            with anyio.move_on_after(1) as taken:
                 await process.stdin.send(json.dumps(line | {"id": number}).encode() + b"\n")
+            if taken.cancelled_caught:
+                break
         os.kill(process.pid, signal.SIGTERM)
         with anyio.fail_after(20):
             assert await process.wait() == 0

@@ -17,7 +17,7 @@ from mcp_context_proxy import Interactions
 pytestmark = pytest.mark.slow
 
 PATH = "/api/v1/interactions"
-KILLS = 6
+KILLS = 4
 
 
 def posted_until_it_dies(base: str, name: str, acknowledged: dict[int, str], enough: threading.Event) -> None:
