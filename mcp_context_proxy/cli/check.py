@@ -50,11 +50,12 @@ class Verdict:
 
 @click.command("check")
 @config_option
+@click.option("--strict", is_flag=True, help="Exit with 1 also where there are warnings.")
 @click.pass_context
-def command(ctx: click.Context, config_path: Path | None) -> None:
+def command(ctx: click.Context, config_path: Path | None, strict: bool) -> None:
     """Check the configuration, the model, the store and the documents, and start every server once.
 
-    Exits with 1 when something has to be mended; warnings are allowed.
+    Exits with 1 when something has to be mended; warnings are allowed, unless --strict.
     """
     console = results()
     try:
@@ -68,7 +69,7 @@ def command(ctx: click.Context, config_path: Path | None) -> None:
     _show(console, verdicts)
     found = run(_running, _awake(config))
     _show(console, found)
-    ctx.exit(_summary(console, [*verdicts, *found], config))
+    ctx.exit(_summary(console, [*verdicts, *found], config, strict))
 
 
 def _awake(config: Config) -> Config:
@@ -182,7 +183,7 @@ def _show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
             console.prose(Text(f"-> {verdict.remedy}"), 9, hanging=3)
 
 
-def _summary(console: Terminal, verdicts: list[Verdict], config: Config) -> int:
+def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict: bool) -> int:
     """Say how it stands; return the exit status."""
     problems = sum(verdict.level is Level.PROBLEM for verdict in verdicts)
     warnings = sum(verdict.level is Level.WARNING for verdict in verdicts)
@@ -193,7 +194,7 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config) -> int:
         return 1
     told = "All is well" if not warnings else f"It works, with {counted(warnings, 'warning')}"
     console.prose(Text(f"{told}: {servers}.", style="bold green" if not warnings else "bold yellow"))
-    return 0
+    return 1 if strict and warnings else 0
 
 
 def _counts(problems: int, warnings: int) -> str:

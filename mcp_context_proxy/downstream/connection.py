@@ -24,7 +24,7 @@ from mcp_context_proxy.downstream.starts import Slot, Starts
 from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.subscription import Subscription
 from mcp_context_proxy.downstream.wishes import Wishes
-from mcp_context_proxy.errors import CallInterruptedError, LoginRequiredError
+from mcp_context_proxy.errors import CallInterruptedError, LoginRequiredError, RemoteError
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.text import clean
 
@@ -96,6 +96,7 @@ class Connection:
             starts: Bounds how many servers are being started at a time.
         """
         restarts = self._condition.restarts
+        await self._recall_brittle()
         while True:
             if self._rest.allowed and self._condition.introduction is not None:
                 self._rest.begin()
@@ -142,7 +143,7 @@ class Connection:
                 self._fail(f"it {connected.loss.cause}")
         except Exception as error:
             # boundary: whatever a downstream server or its transport does stays with this server
-            self._note(innermost(error))
+            await self._note(innermost(error))
             self._fail(describe(error))
         finally:
             slot.free()
@@ -158,12 +159,23 @@ class Connection:
             return self._config.model_copy(update={"era": "handshake"})
         return self._config
 
-    def _note(self, error: BaseException) -> None:
+    async def _recall_brittle(self) -> None:
+        if self._memory is None or self._config.era != "auto" or self._learned_era is not None:
+            return
+        if await anyio.to_thread.run_sync(self._memory.dies_of_probe, self._config):
+            self._learned_era = Era.HANDSHAKE
+
+    async def _note(self, error: BaseException) -> None:
         """What a failure teaches for the next attempt."""
         self._login_wanted = isinstance(error, LoginRequiredError)
         if isinstance(error, CallInterruptedError) and error.subject == "server/discover":
             # Some old servers die on a request they do not know: the next start skips the modern probe.
             self._learned_era = Era.HANDSHAKE
+            if self._memory is not None:
+                await anyio.to_thread.run_sync(self._memory.keep_brittle, self._config)
+        elif isinstance(error, RemoteError):
+            # It was updated, or had died of something else: it is asked anew what it speaks.
+            self._learned_era = None
 
     async def _list(self, connected: Connected) -> None:
         """Know what there is; a caller who waits need not wait for lists that were known before."""

@@ -1,4 +1,4 @@
-"""What is remembered of servers that sleep: what they said of themselves and what they listed.
+"""What is remembered of servers: what those that sleep said and listed, and which die of a question.
 
 It is kept by a digest of how a server is connected, so that a server that is configured differently is
 another one. What cannot be read, for whatever reason, was never remembered. All methods block.
@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 STALE_SECONDS = 24 * 3600.0
 """A listing that is older is fetched again once, in the background: programs are updated behind our back."""
+
+
+BRITTLE = ":dies-of-probe"
+"""Beside the digest of a server, the key under which that is kept."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -60,6 +64,22 @@ class Memory:
         age = self._clock() - found[0]
         # A clock that was set back makes no listing fresh.
         return Remembered(kept.introduction, kept.listing, not 0 <= age < STALE_SECONDS)
+
+    def dies_of_probe(self, config: ServerConfig) -> bool:
+        """Whether the server has lately died of being asked what only modern servers know."""
+        try:
+            found = self._store.get(connection_key(config) + BRITTLE)
+        except StoreError as error:
+            logger.debug("server %s: nothing is remembered: %s", config.name, error)
+            return False
+        return found is not None and 0 <= self._clock() - found[0] < STALE_SECONDS
+
+    def keep_brittle(self, config: ServerConfig) -> None:
+        """Remember that the server has died of it; when that fails it will die once more."""
+        try:
+            self._store.put(connection_key(config) + BRITTLE, self._clock(), b"")
+        except StoreError as error:
+            logger.debug("server %s is not remembered: %s", config.name, error)
 
     def keep(self, config: ServerConfig, introduction: Introduction, listing: Listing) -> None:
         """Remember the server; when that fails it will be asked again next time."""

@@ -102,6 +102,16 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
     assert "It works, with 3 warnings" in told
 
 
+def test_who_is_strict_is_not_content_with_warnings(run: Run, workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("a")])
+    well = run("check", "--strict", "--config", workshop.config())
+    workshop.server("empty")
+    oddly = run("check", "--strict", "--config", workshop.config())
+
+    assert (well.returncode, oddly.returncode) == (0, 1)
+    assert "It works, with 1 warning" in flat(oddly.stdout)
+
+
 def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     done = run("check", "--config", workshop.config(embedding={"model": str(workshop.folder / "none")}))

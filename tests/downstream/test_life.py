@@ -209,6 +209,43 @@ async def test_a_crash_fails_every_call_that_is_under_way_once(workshop: Worksho
     assert len(server.ledger.calls("hang")) == 10
 
 
+async def test_one_that_is_of_no_use_is_left_alone_after_some_tries_whoever_calls_it(
+    workshop: Workshop,
+) -> None:
+    limits = {**QUICK, "breaker_failures": 3, "breaker_seconds": 3600.0}
+    server = workshop.server("dying", on={"initialize": [{"exit": 3}]}, settings={"era": "handshake"})
+    async with inside(workshop.config(limits=limits)) as proxy:
+        host = Host(proxy, "modern")
+        await until(lambda: proxy.fleet.clients["dying"].restarts == 2)
+        told = [await host.call("dying__anything") for _ in range(20)]
+
+    assert all("exited (code 3)" in text(result) for result in told[1:])
+    assert len(server.ledger.entries("start")) == 3
+
+
+async def test_a_call_too_many_is_told_busy_at_once_and_costs_no_other(workshop: Workshop) -> None:
+    flag = workshop.flag("go on")
+    calls = {"wait": [{"wait": str(flag)}, {"result": {"content": []}}]}
+    server = workshop.server("slow", tools=[tool("wait")], calls=calls)
+    results: list[Any] = []
+    async with inside(workshop.config(limits={"in_flight_per_server": 2})) as proxy:
+        host = Host(proxy, "modern")
+
+        async def call() -> None:
+            results.append(await host.call("slow__wait"))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(call)
+            await server.ledger.until(lambda ledger: len(ledger.calls("wait")) == 2)
+            refused = await host.call("slow__wait")
+            flag.touch()
+
+    assert "busy" in text(refused)
+    assert [result.get("isError") for result in results] == [None, None]
+    assert len(server.ledger.calls("wait")) == 2
+
+
 @pytest.mark.parametrize("spoken", ["handshake", "modern"])
 async def test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled(
     workshop: Workshop, spoken: str
@@ -325,6 +362,28 @@ async def test_an_old_server_that_dies_of_the_modern_probe_is_not_probed_again(w
 
     assert len(server.ledger.messages("server/discover")) == 1
     assert len(server.ledger.entries("start")) == 2
+
+
+async def test_an_old_server_that_dies_of_the_modern_probe_is_not_probed_by_the_next_proxy(
+    workshop: Workshop,
+) -> None:
+    server = workshop.server("old", tools=[tool("go")], on={"server/discover": [{"exit": 1}]})
+    config = workshop.config(limits=QUICK, store={"path": "store.db"})
+    for _ in range(2):
+        async with inside(config) as proxy:
+            await until(lambda: proxy.fleet.clients["old"].state is State.READY)
+
+    assert len(server.ledger.messages("server/discover")) == 1
+    assert len(server.ledger.entries("start")) == 3
+
+
+async def test_a_modern_server_that_died_while_it_was_asked_is_asked_again(workshop: Workshop) -> None:
+    dies_once = [{"once": [str(workshop.flag("died")), [{"exit": 1}]]}]
+    server = workshop.server("new", era="modern", tools=[tool("go")], on={"server/discover": dies_once})
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        await until(lambda: proxy.fleet.clients["new"].state is State.READY)
+
+    assert len(server.ledger.messages("server/discover")) == 2
 
 
 async def test_the_era_can_be_named_to_skip_the_probe(workshop: Workshop) -> None:

@@ -2,7 +2,10 @@
 
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import anyio
@@ -202,6 +205,61 @@ def test_an_event_stream_that_names_an_address_elsewhere_is_not_followed() -> No
     for elsewhere in ("http://b:1/messages", "//b/messages", "https://a:1/messages", "http://a:2/messages"):
         with pytest.raises(ValueError, match="another origin"):
             _same_origin("http://a:1/sse", elsewhere)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.parametrize(
+    "settings",
+    [{"era": "modern"}, {"era": "handshake"}, {"era": "auto"}, {"transport": "sse"}],
+    ids=["modern", "handshake", "auto", "sse"],
+)
+async def test_nobody_is_followed_to_another_address(
+    workshop: Workshop, settings: dict[str, Any], status: int
+) -> None:
+    with socket.socket() as canary:
+        canary.bind(("127.0.0.1", 0))
+        canary.listen()
+        canary.setblocking(False)
+        there = f"http://127.0.0.1:{canary.getsockname()[1]}/mcp"
+        with redirecting(status, there) as (url, asked):
+            workshop.server("moved").settings = {"url": url, "headers": {"Authorization": "ours"}, **settings}
+            async with inside(workshop.config(limits={"connect_seconds": 5.0})) as proxy:
+                told = await Host(proxy, "modern").call("moved__echo")
+        with pytest.raises(BlockingIOError):
+            canary.accept()
+
+    assert asked
+    assert told["isError"] is True
+    assert "'moved'" in told["content"][0]["text"]
+
+
+@contextmanager
+def redirecting(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
+    """A server that sends everybody elsewhere: its URL, and who came."""
+    asked: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers.get("content-length", "0")))
+            self.send_response(status)
+            self.send_header("location", location)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_POST = do_DELETE = do_GET  # noqa: N815 - the base class names them
+
+        def log_message(self, *args: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/mcp", asked
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("kind", ["stdio", "http"])

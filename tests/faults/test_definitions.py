@@ -14,8 +14,8 @@ import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty, nonce, rss
 from support.ledger import PATIENCE, until
-from support.proxies import Host, command, inside
-from support.raw_client import stdio
+from support.proxies import Host, command, http_proxy, inside
+from support.raw_client import http, stdio
 from support.servers import Workshop
 
 from mcp_context_proxy.app import Proxy
@@ -250,6 +250,22 @@ async def test_an_endless_line_takes_no_memory_and_ends_its_connection(tmp_path:
 
     assert grown < 40 << 20
     assert result
+
+
+async def test_an_answer_over_the_limit_takes_no_memory_and_its_server_goes_on(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    workshop.server("odd").settings = faulty("huge-result", tmp_path / "ledger", size=64 << 20)
+    with http_proxy(workshop.config(expose={"mode": "all"})) as proxy:
+        async with http(proxy.base) as client:
+            await client.until_listed("odd__tool_000")
+            before = rss(proxy.process.pid)
+            results = [await client.call("odd__tool_000", {"nonce": nonce()}) for _ in range(3)]
+            grown = rss(proxy.process.pid) - before
+            after = await client.call(f"odd__{SAFE}", {"nonce": "still"})
+
+    assert all("over the limit of 16,777,216" in result["content"][0]["text"] for result in results)
+    assert grown < 40 << 20
+    assert after["content"][0]["text"] == "still"
 
 
 async def test_a_server_that_only_talks_nonsense_is_given_up(tmp_path: Path) -> None:

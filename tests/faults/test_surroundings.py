@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty
+from support.ledger import until
 from support.proxies import command
 from support.raw_client import RawClient, stdio
 from support.servers import Workshop
@@ -62,6 +65,44 @@ async def test_a_disk_that_is_full_or_read_only_costs_nothing_but_memory(
     told = log.read_text(encoding="utf-8")
     assert "store" in told
     assert "Traceback" not in told
+
+
+DISK = """
+mount -t tmpfs -o size=1m none {0} || exit 1
+soon() {{ while [ ! -e {1}/$1 ]; do sleep 0.05; done; }}
+(soon fill; dd if=/dev/zero of={0}/fill bs=1k 2>/dev/null; touch {1}/filled
+ soon free; rm {0}/fill; touch {1}/freed) &
+"$@"; code=$?
+cp {0}/store.sqlite3 {1}; exit $code
+"""
+"""Runs a program with a small disk that is full from ``fill`` to ``free``, and keeps its store."""
+
+
+@needs_namespaces
+async def test_what_is_counted_while_the_disk_is_full_is_kept_once_there_is_room(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    async def said(flag: str, done: str) -> None:
+        await anyio.Path(tmp_path / flag).touch()
+        await until((tmp_path / done).exists)
+
+    state, log = tmp_path / "state", tmp_path / "log"
+    state.mkdir()
+    config = workshop.config(store={"path": str(state / "store.sqlite3")}, expose={"mode": "all"})
+    confined = ["unshare", "-rm", "sh", "-c", DISK.format(state, tmp_path), "sh", *command(config)]
+    with log.open("w", encoding="utf-8") as stderr:
+        async with stdio(confined, stderr=stderr) as client:
+            await client.until_listed(f"good__{SAFE}")
+            await said("fill", "filled")
+            for _ in range(5):
+                assert "isError" not in await client.call(f"good__{SAFE}", {"nonce": "n"})
+            await until(lambda: "Statistics are kept in memory" in log.read_text(encoding="utf-8"))
+            await said("free", "freed")
+
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as store:
+        ((calls,),) = store.execute("SELECT sum(calls) FROM tool_usage").fetchall()
+    assert calls == 5
+    assert "Traceback" not in log.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("home", ["/nonexistent", ""])

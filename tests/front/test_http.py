@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ ACCEPT = {"accept": "application/json, text/event-stream"}
 @pytest.fixture(scope="module")
 def server_and_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, HttpProxy]]:
     workshop = Workshop(tmp_path_factory.mktemp("http"))
-    calls = {"hang": [{"wait_cancelled": True}], "slow": [{"wait": str(workshop.flag("go"))}]}
-    server = workshop.server("work", tools=[tool("echo"), tool("hang"), tool("slow")], calls=calls)
+    calls: dict[str, Any] = {
+        "hang": [{"wait_cancelled": True}],
+        "slow": [{"wait": str(workshop.flag("go"))}],
+        "report": [{"progress": 2}],
+    }
+    server = workshop.server("work", tools=[tool(name) for name in ("echo", *calls)], calls=calls)
     with http_proxy(workshop.config()) as proxy:
         yield server, proxy
     workshop.close()
@@ -124,6 +129,34 @@ async def test_two_clients_with_the_same_ids_never_get_each_others_answers(
             for future, who in ((second, "two"), (first, "one")):
                 text = (await future)["content"][0]["text"]
                 assert json.loads(text)["arguments"] == {"of": who, "n": number}
+
+
+async def test_two_clients_with_the_same_progress_token_hear_each_of_their_own_calls(
+    proxy: HttpProxy, era: str
+) -> None:
+    async with http(proxy.base, era) as one, http(proxy.base, era) as two:
+        await one.until_listed("work__report")
+        async with anyio.create_task_group() as group:
+            for client, calls in ((one, 20), (two, 10)):
+                for _ in range(calls):
+                    group.start_soon(partial(client.call, "work__report", progressToken="same"))
+        told = [client.notified("notifications/progress") for client in (one, two)]
+
+    # The last is always told; one before it may be left out.
+    ends = [sum(note["progress"] == 2 for note in notes) for notes in told]
+    assert ends == [20, 10]
+    assert {note["progressToken"] for notes in told for note in notes} == {"same"}
+
+
+async def test_headers_without_end_are_refused_and_the_front_goes_on(proxy: HttpProxy) -> None:
+    try:
+        refused = (await ask(proxy, "GET", "/healthz", headers={"x-much": "x" * 4_000_000})).status_code
+    except httpx2.TransportError:
+        # It had not taken all of them when it closed the connection.
+        refused = 400
+
+    assert refused in {400, 431}
+    assert (await ask(proxy, "GET", "/healthz")).status_code == 200
 
 
 async def test_cancelling_in_one_session_leaves_the_same_id_in_another(

@@ -361,3 +361,44 @@ async def test_a_host_that_reads_nothing_is_not_buffered_for_without_bound(works
         os.kill(process.pid, signal.SIGTERM)
         with anyio.fail_after(20):
             assert await process.wait() == 0
+
+
+async def test_a_request_too_many_is_refused_at_once_and_costs_no_other(workshop: Workshop) -> None:
+    flag = workshop.flag("go on")
+    calls = {"wait": [{"wait": str(flag)}, {"result": {"content": []}}]}
+    server = workshop.server("work", tools=[tool("wait")], calls=calls)
+    async with stdio(command(workshop.config(limits={"in_flight": 2}))) as client:
+        await client.until_listed("work__wait")
+        waiting = [(await client.start("tools/call", {"name": "work__wait"}))[1] for _ in range(2)]
+        await server.ledger.until(lambda ledger: len(ledger.calls("wait")) == 2)
+        with pytest.raises(RpcError, match="busy"):
+            await client.call("work__wait")
+        flag.touch()
+        results = [await one for one in waiting]
+
+    assert [result["content"] for result in results] == [[], []]
+
+
+async def test_no_log_ever_has_what_was_called_with_or_answered(workshop: Workshop, tmp_path: Path) -> None:
+    given, answered, refused = "argument-7c1e", "answer-0b5d", "refusal-99aa"
+    calls = {
+        "say": [{"result": {"content": [{"type": "text", "text": answered}]}}],
+        "refuse": [{"error": {"code": -32050, "message": refused}}],
+        "die": [{"exit": 1}],
+    }
+    workshop.server("work", tools=[tool(name) for name in calls], calls=calls)
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as stderr:
+        run = command(workshop.config(), "--log-level", "debug")
+        async with stdio(run, stderr=stderr) as client:
+            await client.until_listed("work__say")
+            said = await client.call("work__say", {"text": given})
+            with pytest.raises(RpcError, match=refused):
+                await client.call("work__refuse", {"text": given})
+            await client.call("work__die", {"text": given})
+            await client.call("search_available_tools", {"query": given})
+
+    told = log.read_text(encoding="utf-8")
+    assert answered in json.dumps(said)
+    assert told
+    assert not [word for word in (given, answered, refused) if word in told]
