@@ -75,7 +75,7 @@ class Index:
         # Both names of all items as one row: to look at them in pairs takes thirty times as long.
         names = self.names.ravel()
         places = np.flatnonzero(names == hashes[0] if hashes.size == 1 else np.isin(names, hashes))
-        return [int(item) for item in np.unique(places // self.names.shape[1])]
+        return sorted(set((places // self.names.shape[1]).tolist()))
 
     def labelled(self, label: str) -> NDArray[np.bool_]:
         """Which items have a label (`traits`); not to be changed."""
