@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -125,9 +126,17 @@ def measure_real(folder: Path, path: Path) -> dict[str, float]:
     with open_store(path) as store:
         model = LazyModel()
         engine = Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model), packaged_background())
-        first, cpu = spent(partial(engine.search, QUERIES[0], catalog))
+        first, cpu = spent(partial(first_search, engine, model, catalog))
     count = sum(len(source.items) for source in catalog.sources)
     return {"tools": count, "first_s": round(first, 2), "cpu_s": round(cpu, 2)}
+
+
+def first_search(engine: Engine, model: LazyModel, catalog: Snapshot) -> None:
+    """As a proxy does it: the model is opened while words are read."""
+    opening = Thread(target=model.get)
+    opening.start()
+    engine.search(QUERIES[0], catalog)
+    opening.join()
 
 
 def measure(folder: Path, size: int, path: Path) -> dict[str, float]:

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from mcp_context_proxy.embedding.embedder import Embedder, Matrix, is_unit
+from mcp_context_proxy.embedding.embedder import Embedder, Matrix, are_unit
 from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, StoreError
 from mcp_context_proxy.items import Vector
@@ -79,7 +79,8 @@ class CachedEmbedder:
         except StoreError as e:
             self._warn(e)
             return {}
-        return {key: vector for key, vector in found.items() if is_unit(vector, model.dimensions)}
+        usable = are_unit(list(found.values()), model.dimensions)
+        return {key: vector for (key, vector), ok in zip(found.items(), usable, strict=True) if ok}
 
     def _put(self, model: Embedder, vectors: dict[bytes, Vector]) -> None:
         try:

@@ -49,10 +49,17 @@ NORM_TOLERANCE = 1e-3
 
 def is_unit(vector: Vector, dimensions: int) -> bool:
     """Whether something can be a model's vector."""
-    if vector.shape != (dimensions,) or not np.isfinite(vector).all():
-        return False
+    return are_unit([vector], dimensions)[0]
+
+
+def are_unit(vectors: Sequence[Vector], dimensions: int) -> list[bool]:
+    """Whether each of some things can be a model's vector."""
+    fitting = [vector.shape == (dimensions,) for vector in vectors]
+    some = [vector for vector, fits in zip(vectors, fitting, strict=True) if fits]
     # In float64: a damaged exponent must not overflow.
-    return bool(abs(np.linalg.norm(vector.astype(np.float64)) - 1) <= NORM_TOLERANCE)
+    norms = np.linalg.norm(np.array(some, np.float64).reshape(-1, dimensions), axis=1)
+    near = iter((abs(norms - 1) <= NORM_TOLERANCE).tolist())
+    return [fits and next(near) for fits in fitting]
 
 
 def unit_rows(rows: NDArray[np.float32]) -> Matrix:

@@ -94,8 +94,8 @@ def _tools(index: Index, keys: frozenset[tuple[str, str]]) -> list[int]:
     wanted = np.array([hash(server) ^ _hashed(name) for server, name in keys], np.int64)
     found = np.flatnonzero(np.isin(own, wanted))
     return [
-        int(at)
-        for at in found
+        at
+        for at in found.tolist()
         if isinstance(tool := index.items[at], Tool) and (tool.server, tool.name) in keys
     ]
 

@@ -6,12 +6,15 @@ to change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member")
 Whole = TypeVar("Whole")
+Element = TypeVar("Element")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +24,30 @@ class Group(Generic[Member, Whole]):
     members: tuple[Member, ...]
     size: int
     whole: Whole
+
+
+class Flat(Generic[Element]):
+    """The elements of several tuples as of one.
+
+    They are not copied: to count the references of 100,000 objects, which lie all over memory, takes 10 ms,
+    in which no other thread runs, and as much again when they are dropped.
+    """
+
+    __slots__ = ("_firsts", "_pieces")
+
+    def __init__(self, pieces: Iterable[tuple[Element, ...]]) -> None:
+        self._pieces = tuple(pieces)
+        self._firsts = tuple(accumulate(map(len, self._pieces), initial=0))
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def __getitem__(self, at: int) -> Element:
+        piece = bisect_right(self._firsts, at) - 1
+        return self._pieces[piece][at - self._firsts[piece]]
+
+    def __iter__(self) -> Iterator[Element]:
+        return chain.from_iterable(self._pieces)
 
 
 def grouped(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Snapshot
 from mcp_context_proxy.retrieval.dense import DenseIndex
-from mcp_context_proxy.retrieval.groups import Group, grouped
+from mcp_context_proxy.retrieval.groups import Flat, Group, grouped
 from mcp_context_proxy.retrieval.lexical import ITEMS_A_GROUP, LexicalIndex
 from mcp_context_proxy.retrieval.parts import Identity, Part
 from mcp_context_proxy.retrieval.reading import Reading
@@ -36,8 +35,8 @@ class Index:
     parts: Mapping[Identity, Part]
     readings: tuple[Group[Reading, Reading], ...]
     """What was read of the parts, in order."""
-    items: tuple[Item, ...]
-    chunks: tuple[tuple[str, ...], ...]
+    items: Flat[Item]
+    chunks: Flat[tuple[str, ...]]
     """The texts of each item."""
     sources: NDArray[np.int32]
     """Source of each item, as a position in ``keys``."""
@@ -75,7 +74,7 @@ class Index:
         # Both names of all items as one row: to look at them in pairs takes thirty times as long.
         names = self.names.ravel()
         places = np.flatnonzero(names == hashes[0] if hashes.size == 1 else np.isin(names, hashes))
-        return [int(item) for item in np.unique(places // self.names.shape[1])]
+        return sorted(set((places // self.names.shape[1]).tolist()))
 
     def labelled(self, label: str) -> NDArray[np.bool_]:
         """Which items have a label (`traits`); not to be changed."""
@@ -117,8 +116,8 @@ def assemble(
         snapshot=snapshot,
         parts=parts,
         readings=tuple(readings),
-        items=tuple(chain.from_iterable(whole.items for whole in wholes)),
-        chunks=tuple(chain.from_iterable(whole.chunks for whole in wholes)),
+        items=Flat(whole.items for whole in wholes),
+        chunks=Flat(whole.chunks for whole in wholes),
         sources=np.repeat(np.arange(len(parts), dtype=np.int32), counted),
         keys=tuple(part.source.key for part in parts.values()),
         kinds=np.concatenate([np.zeros(0, np.uint8), *(whole.kinds for whole in wholes)]),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -80,23 +80,23 @@ class TermCounts:
 
 def count_terms(items: Iterable[Fields]) -> TermCounts:
     """Tokenise some items."""
-    offsets, hashes, places, counts, lengths = [0], [], [], [], []
+    hashes, counts, lengths, sizes = list[int](), list[int](), list[int](), list[int]()
     for item in items:
-        found = [terms(text) for text in astuple(item)]
-        for place, occurring in enumerate(found):
-            for term, count in Counter(occurring).items():
-                hashes.append(hash(term))
-                places.append(place)
-                counts.append(min(count, MOST_COUNTED))
-        offsets.append(len(hashes))
-        lengths.append([len(occurring) for occurring in found])
+        for field in FIELDS:
+            occurring = terms(getattr(item, field))
+            counted = Counter(occurring)
+            hashes += map(hash, counted)
+            counts += counted.values()
+            lengths.append(len(occurring))
+            sizes.append(len(counted))
+    by_field = np.array(sizes, np.int64).reshape(-1, len(FIELDS))
     vocabulary, numbered = np.unique(np.array(hashes, np.int64), return_inverse=True)
     return TermCounts(
-        np.array(offsets, np.int64),
+        np.append(0, np.cumsum(by_field.sum(axis=1))),
         vocabulary,
         _small(numbered, vocabulary.size),
-        np.array(places, np.uint8),
-        _small(np.array(counts, np.int64), max(counts, default=0)),
+        np.repeat(np.resize(np.arange(len(FIELDS), dtype=np.uint8), by_field.size), by_field.ravel()),
+        _small(np.minimum(np.array(counts, np.int64), MOST_COUNTED), max(counts, default=0)),
         np.array(lengths, np.float32).reshape(-1, len(FIELDS)),
     )
 

@@ -270,7 +270,7 @@ class Scored:
 
     def _best_pair(self, place: int) -> tuple[str | None, str]:
         """The text of the query and the chunk of an item that are nearest to each other."""
-        chunks = self.index.chunks[self.items[place]]
+        chunks = self.index.chunks[int(self.items[place])]
         if self.dense is None or self.by_text is None:
             return None, chunks[0]
         start = int(self.dense.starts[place])

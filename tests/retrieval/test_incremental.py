@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.dense import EXACT_CHUNKS
-from mcp_context_proxy.retrieval.groups import Group, grouped
+from mcp_context_proxy.retrieval.groups import Flat, Group, grouped
 from mcp_context_proxy.retrieval.indexing import embedded, read
 from mcp_context_proxy.retrieval.lexical import LexicalIndex, count_terms
 from mcp_context_proxy.retrieval.text import Fields
@@ -78,6 +78,13 @@ def test_groups_keep_all_members_in_order_whatever_was_there_before(
     assert [id(m) for group in groups for m in group.members] == [id(member) for member, _ in members]
     assert all(group.size == len(group.whole) for group in groups)
     assert sum(group.size < enough for group in groups) <= 2 + len(groups) // 2
+
+
+@given(st.lists(st.lists(st.integers(), max_size=3).map(tuple), max_size=6))
+def test_tuples_that_are_put_together_have_the_elements_of_all(pieces: list[tuple[int, ...]]) -> None:
+    flat, elements = Flat(pieces), [element for piece in pieces for element in piece]
+
+    assert list(flat) == [flat[at] for at in range(len(flat))] == elements
 
 
 def test_a_changed_member_makes_only_its_group_anew() -> None:
