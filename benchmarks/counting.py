@@ -82,14 +82,7 @@ def _p50_ms(client: StdioClient, calls: int) -> float:
 
 async def recorder() -> float:
     """Milliseconds that the event loop spends on one call."""
-    limits = Limits()
-    retention = Retention(
-        limits.statistics_hours_seconds,
-        limits.statistics_days_seconds,
-        limits.statistics_rows,
-        limits.searches_kept,
-        limits.searches_age_seconds,
-    )
+    retention = Retention.of(Limits())
     with open_store("memory") as store:
         inventory = Inventory(store.statistics, lambda: Snapshot(0, ()), lambda _: 0, lambda _: False)
         usage = UsageRecorder(store.statistics, retention, inventory)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
 
 PACKAGES = (
     "mcp-context-proxy",
@@ -22,6 +25,11 @@ PACKAGES = (
     "tokenizers",
     "uvicorn",
 )
+
+
+Bench = TypeVar("Bench")
+Tables: TypeAlias = dict[str, tuple[str, "Callable[[Bench, int], list[Figure]]"]]
+"""By name on the command line: a title, and what measures it on a bench in so many rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,30 @@ def as_json(tables: dict[str, list[Figure]]) -> str:
         for title, figures in tables.items()
     }
     return json.dumps({"machine": machine(), "tables": rows}, indent=1)
+
+
+def measured(
+    description: str | None, tables: Tables[Bench], bench: Callable[[Path], Bench], rounds: int
+) -> None:
+    """Measure the tables that the command line names, each on a bench of its own, and print them."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", help="which; all by default")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.tables) - set(tables):
+        parser.error(f"no such table: {', '.join(sorted(unknown))}; there are {', '.join(tables)}")
+    print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
+    done = {}
+    for name in arguments.tables or tables:
+        title, measure = tables[name]
+        with tempfile.TemporaryDirectory() as folder:
+            done[title] = measure(bench(Path(folder)), arguments.rounds)
+        print("\n" + table(title, done[title]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(as_json(done), encoding="utf-8")
 
 
 def _number(value: float) -> str:

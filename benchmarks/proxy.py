@@ -9,11 +9,9 @@ Compare ratios of one run, not figures of two. Linux only (it reads /proc).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 import definitions
-from figures import Figure, as_json, machine, percentile, table
+from figures import Figure, measured, percentile
 from raw_clients import FailureError, HttpClient, StdioClient, call_params, frame
 from subjects import (
     SERVERS,
@@ -67,24 +65,7 @@ Values = dict[str, list[float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("tables", nargs="*", help="which; all by default")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    if unknown := set(arguments.tables) - set(TABLES):
-        parser.error(f"no such table: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
-    print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
-    done = {}
-    for name in arguments.tables or TABLES:
-        title, measure = TABLES[name]
-        with tempfile.TemporaryDirectory() as folder:
-            done[title] = measure(Workbench(Path(folder)), arguments.rounds)
-        print("\n" + table(title, done[title]), flush=True)
-    if arguments.json:
-        arguments.json.write_text(as_json(done), encoding="utf-8")
+    measured(__doc__, TABLES, Workbench, rounds=5)
 
 
 def start(bench: Workbench, rounds: int) -> list[Figure]:

@@ -7,20 +7,18 @@ Without a name, all. The servers are those of `tests/faults`. Linux only (it rea
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from figures import Figure, as_json, machine, table
+from figures import Figure, measured
 from raw_clients import FailureError, StdioClient, call_params, frame
 from subjects import Workbench
 
@@ -166,24 +164,7 @@ TABLES: dict[str, tuple[str, Callable[[FaultyBench, int], list[Figure]]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("tables", nargs="*", help="which; all by default")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    if unknown := set(arguments.tables) - set(TABLES):
-        parser.error(f"no such table: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
-    print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
-    done = {}
-    for name in arguments.tables or TABLES:
-        title, measure = TABLES[name]
-        with tempfile.TemporaryDirectory() as folder:
-            done[title] = measure(FaultyBench(Path(folder)), arguments.rounds)
-        print("\n" + table(title, done[title]), flush=True)
-    if arguments.json:
-        arguments.json.write_text(as_json(done), encoding="utf-8")
+    measured(__doc__, TABLES, FaultyBench, rounds=3)
 
 
 if __name__ == "__main__":

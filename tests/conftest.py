@@ -1,7 +1,10 @@
 """Fixtures for all tests."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -12,7 +15,12 @@ settings.load_profile("untimed")
 
 pytest.register_assert_rewrite("support")
 
-from support.servers import Workshop  # noqa: E402 - only after its asserts are to be told in full
+# Only after their asserts are to be told in full:
+from support.proxies import Host  # noqa: E402
+from support.servers import Workshop  # noqa: E402
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.app import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +32,12 @@ def anyio_backend() -> str:
 def era(request: pytest.FixtureRequest) -> str:
     """Of the client."""
     return str(request.param)
+
+
+@pytest.fixture
+def host(proxy: Proxy, era: str) -> Host:
+    """A client of the module's own ``proxy``."""
+    return Host(proxy, era)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import anyio
 
 from mcp_context_proxy.app.proxy import Proxy
-from mcp_context_proxy.config.notices import NOTICE
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -66,7 +65,8 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     port = bound.getsockname()[1]
     policy = guard.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    logger.log(NOTICE, "serving http://%s:%d/mcp, /api/v1 and /ui%s", host, port, credentials.whereabouts)
+    message = "serving http://%s:%d/mcp, /api/v1 and /ui%s"
+    logger.log(credentials.level, message, host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
     async with _watching_stalls(proxy):
         await http.serve(app, bound, limits, on_stop=server.listen.close)

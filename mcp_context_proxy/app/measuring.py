@@ -38,14 +38,7 @@ class Measuring:
             tokens: What an item costs a model to read.
             listed_whole: Whether everything is listed.
         """
-        limits = config.limits
-        retention = Retention(
-            limits.statistics_hours_seconds,
-            limits.statistics_days_seconds,
-            limits.statistics_rows,
-            limits.searches_kept,
-            limits.searches_age_seconds,
-        )
+        retention = Retention.of(config.limits)
         self.reports = Reports(store.statistics)
         self.usage: UsageRecorder | None = None
         self.searches: CountedSearches | None = None

@@ -86,7 +86,7 @@ def command(
         _expect(files, (1,), "--servers takes one file: QUERIES")
         evaluation = run(_of_servers, load_config(ctx, config_path), files[0], chosen, top_k)
     else:
-        _expect(files, (2,), "two files are needed: CORPUS and QUERIES; or --servers and QUERIES")
+        _expect(files, (2,), "two files are needed: CORPUS and QUERIES, or --servers and QUERIES")
         config = _named_config(ctx, config_path)
         evaluation = _of_corpus(config, files[0], files[1], chosen, top_k, store)
     if run_file is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from mcp_context_proxy.config import HttpConfig
+from mcp_context_proxy.config.notices import NOTICE
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.front.guard import is_loopback
 
@@ -28,6 +30,11 @@ class Credentials:
     """The bearer token; None where none is asked for."""
     whereabouts: str
     """For the line that says what is served: where the token is, or what it means that there is none."""
+
+    @property
+    def level(self) -> int:
+        """Of logging, of that line: it is a warning only where there is no token."""
+        return logging.WARNING if self.token is None else NOTICE
 
 
 OPEN_TO_ALL = Credentials(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
+from mcp_context_proxy.config import Limits
 from mcp_context_proxy.store import StatisticsStore
 
 
@@ -16,6 +18,17 @@ class Retention:
     usage_rows: int
     searches: int
     searches_seconds: float
+
+    @classmethod
+    def of(cls, limits: Limits) -> Self:
+        """As it is configured."""
+        return cls(
+            limits.statistics_hours_seconds,
+            limits.statistics_days_seconds,
+            limits.statistics_rows,
+            limits.searches_kept,
+            limits.searches_age_seconds,
+        )
 
     def apply(self, store: StatisticsStore, now: float) -> None:
         """Make days of old hours, and forget what is too old or too much.

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute
 
 from mcp_context_proxy.config import HttpConfig, Limits
-from mcp_context_proxy.config.notices import NOTICE
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front import guard, http
 from mcp_context_proxy.front.token import credentials_for
@@ -34,5 +33,6 @@ async def serve(
         return
     port = bound.getsockname()[1]
     policy = guard.policy(LOOPBACK, port, (), credentials.token)
-    logger.log(NOTICE, "serving http://%s:%d/api/v1 and /ui%s", LOOPBACK, port, credentials.whereabouts)
+    message = "serving http://%s:%d/api/v1 and /ui%s"
+    logger.log(credentials.level, message, LOOPBACK, port, credentials.whereabouts)
     await http.serve(http.guarded(routes, policy, health), bound, limits)

@@ -72,6 +72,7 @@ def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, fo
     workshop.server("dies", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
     workshop.server("silent", settings={"connect_timeout": 0.5}, on={"initialize": [{"wait": "/never"}]})
     workshop.server("closed").settings = {"url": forbidding_url}
+    workshop.server("refuses", on={"initialize": [{"error": {"code": -32000, "message": "no"}}]})
     done = run("check", "--config", workshop.config())
 
     told = flat(done.stdout)
@@ -82,7 +83,8 @@ def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, fo
     assert "silent: it was not ready within 0.5 s" in told
     assert "connect_timeout under servers.silent, now 0.5 s" in told
     assert "(HTTP status 401) -> it wants credentials" in told
-    assert "5 problems to mend" in told
+    assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
+    assert "6 problems to mend" in told
 
 
 def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> None:

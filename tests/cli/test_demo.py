@@ -1,3 +1,5 @@
+import json
+import os
 import re
 import signal
 import subprocess
@@ -14,7 +16,11 @@ pytestmark = pytest.mark.slow
 def test_the_demo_shows_servers_lists_searches_and_calls(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "tmp"
     folder.mkdir()
-    done = run("demo", TMPDIR=str(folder))
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    program = bin_folder / "mcp-context-proxy"
+    program.touch(mode=0o755)
+    done = run("demo", TMPDIR=str(folder), PATH=f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
 
     out = done.stdout
     assert done.returncode == 0, done.stderr
@@ -24,6 +30,7 @@ def test_the_demo_shows_servers_lists_searches_and_calls(run: Run, tmp_path: Pat
     full, short = (int(number.replace(",", "")) for number in re.findall(r"about ([\d,]+) tokens", out))
     assert short < full / 5
     assert "estimates" in out
+    assert json.dumps(str(program)) in out.replace("\n", ""), "hosts often do not know the PATH of a shell"
     assert out.count("   1  ") == 3
     assert out.count("why: ") >= 6
     assert re.search(r"call_tool \{.*?\n     -> \{", out, re.DOTALL)

@@ -82,7 +82,7 @@ def test_a_bad_line_is_told_with_file_and_line(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        pytest.param([CORPUS], "two files are needed: CORPUS and QUERIES; 1 file given", id="one file"),
+        pytest.param([CORPUS], "or --servers and QUERIES; 1 file given", id="one file"),
         pytest.param(["--servers", CORPUS, QUERIES], "--servers takes one file: QUERIES", id="servers"),
         pytest.param(["--compare", CORPUS], "--compare takes two runs", id="compare"),
     ],

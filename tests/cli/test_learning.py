@@ -63,6 +63,12 @@ def test_stats_show_how_much_there_is_and_the_most_certain_first(run: Run, confi
     assert (data["pairs"], data["tools"], data["uses"], data["enabled"]) == (2, 2, 3, True)
 
 
+def test_where_nothing_is_learned_stats_say_what_teaches(run: Run, workshop: Workshop) -> None:
+    done = run("learning", "stats", "--config", workshop.config())
+
+    assert done.stdout.startswith("Nothing yet: ")
+
+
 def test_pairs_can_be_taken_to_another_machine(run: Run, config: Path, workshop: Workshop) -> None:
     file = workshop.folder / "pairs.jsonl"
     assert run("learning", "export", file, "--config", config).returncode == 0

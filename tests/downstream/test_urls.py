@@ -63,11 +63,6 @@ def server(request: pytest.FixtureRequest, servers: Workshop) -> Server:
     return servers.servers[request.param]
 
 
-@pytest.fixture
-def host(proxy: Proxy, era: str) -> Host:
-    return Host(proxy, era)
-
-
 async def test_its_era_is_found_out(proxy: Proxy, server: Server) -> None:
     assert proxy.fleet.clients[server.name].era == server.name
 

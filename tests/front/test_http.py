@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -283,7 +284,17 @@ async def test_it_asks_for_a_token_that_only_its_owner_can_read(
 async def test_without_a_token_it_says_so_at_its_start(workshop: Workshop) -> None:
     with http_proxy(workshop.config()) as proxy:
         assert (await ask(proxy, "POST", "/mcp")).status_code == 400
-        assert "without a token" in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+        log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+
+    assert re.search(r"WARNING: serving .* without a token", log)
+
+
+async def test_with_a_token_it_says_where_it_serves_and_does_not_warn(workshop: Workshop) -> None:
+    with http_proxy(workshop.config(), auth=True) as proxy:
+        log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+
+    assert "mcp-context-proxy: serving http://" in log
+    assert "WARNING" not in log
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])

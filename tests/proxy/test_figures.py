@@ -23,11 +23,6 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
         yield opened
 
 
-@pytest.fixture
-def host(proxy: Proxy, era: str) -> Host:
-    return Host(proxy, era)
-
-
 async def found(host: Host, **filters: Any) -> set[str]:
     answer = await host.call(SEARCH, {"query": "send a letter", "kinds": ["tool"], **filters})
     data = answer["structuredContent"]

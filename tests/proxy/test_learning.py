@@ -38,11 +38,6 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
         yield opened
 
 
-@pytest.fixture
-def host(proxy: Proxy, era: str) -> Host:
-    return Host(proxy, era)
-
-
 async def pairs(proxy: Proxy) -> list[Pair]:
     assert proxy.searching.recorder is not None
     assert proxy.searching.learned is not None

@@ -49,11 +49,6 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
         yield opened
 
 
-@pytest.fixture
-def host(proxy: Proxy, era: str) -> Host:
-    return Host(proxy, era)
-
-
 def usage(proxy: Proxy) -> UsageRecorder:
     assert proxy.measuring.usage is not None
     return proxy.measuring.usage

@@ -59,11 +59,6 @@ async def proxy(config: Path) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-def host(proxy: Proxy, era: str) -> Host:
-    return Host(proxy, era)
-
-
-@pytest.fixture
 def collected(proxy: Proxy) -> InMemorySpanExporter:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -51,11 +51,6 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
         yield opened
 
 
-@pytest.fixture
-def host(proxy: Proxy, era: str) -> Host:
-    return Host(proxy, era)
-
-
 async def definitions(host: Host) -> dict[str, Any]:
     return {entry["name"]: entry for entry in (await host.request("tools/list"))["tools"]}
 

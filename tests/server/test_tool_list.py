@@ -41,11 +41,6 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
         yield opened
 
 
-@pytest.fixture
-def host(proxy: Proxy, era: str) -> Host:
-    return Host(proxy, era)
-
-
 async def test_by_default_it_lists_our_own_tools_and_those_that_are_always_included(host: Host) -> None:
     assert await host.names() == [*OURS, "work__weather"]
 

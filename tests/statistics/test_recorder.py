@@ -26,20 +26,14 @@ LOOKS = 3
 
 
 async def test_what_there_is_is_counted_for_the_first_search_after_a_long_rest() -> None:
-    limits, rested, looks = Limits(), anyio.Event(), itertools.count(1)
+    rested, looks = anyio.Event(), itertools.count(1)
 
     def clock() -> float:
         if next(looks) == LOOKS:
             anyio.from_thread.run_sync(rested.set)
         return time.time()
 
-    retention = Retention(
-        limits.statistics_hours_seconds,
-        limits.statistics_days_seconds,
-        limits.statistics_rows,
-        limits.searches_kept,
-        limits.searches_age_seconds,
-    )
+    retention = Retention.of(Limits())
     with anyio.fail_after(30), open_store("memory") as store:
         inventory = Inventory(store.statistics, lambda: snapshot, lambda _: 0, lambda _: False)
         recorder = UsageRecorder(store.statistics, retention, inventory, clock, refresh_seconds=0.01)
