@@ -141,6 +141,9 @@ def embedded(
         yield lexical_only(index, error)
         return
     parts = _with(index.parts, known)
+    # What is published takes as much memory; in a large catalog this is the most there ever is.
+    known.clear()
+    missing.clear()
     if _wasteful(parts, pool):
         parts, pool = compacted(parts, pool)
     if may_publish:

@@ -3,6 +3,7 @@
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.dense import EXACT_CHUNKS
 from mcp_context_proxy.retrieval.groups import Flat, Group, grouped
 from mcp_context_proxy.retrieval.indexing import embedded, read
 from mcp_context_proxy.retrieval.lexical import LexicalIndex, count_terms
 from mcp_context_proxy.retrieval.text import Fields
+from mcp_context_proxy.retrieval.traits import tag_label
 
 WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]
 DESCRIPTIONS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
@@ -118,6 +120,22 @@ def test_a_changed_tool_is_the_only_one_that_is_read_and_embedded_again(
 
     assert vectors.calls[1:] == [["tool 7: Bakes a cake."]]
     assert engine.search("bake a cake", after).results[0].item is tools[7]
+
+
+def test_a_tool_is_filtered_by_its_new_tags_and_name_where_nothing_else_has_changed(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    engine = Engine(word_vectors())
+    tools = [replace(tool(f"tool_{n}", f"Does thing {n}."), tags=("old",)) for n in range(3)]
+    before = snapshot(*tools)
+    engine.index(before)
+    tools[1] = replace(tools[1], tags=("new",), exposed_name="renamed")
+    after = snapshot(*tools, generation=2, before=before)
+
+    for tag, found in (("old", {"tool_0", "tool_2"}), ("new", {"tool_1"})):
+        ranking = engine.search("does thing", after, Filters(labels=frozenset({tag_label(tag)})))
+        assert {result.item.name for result in ranking.results} == found
+    assert [result.exact for result in engine.search("renamed", after).results][:1] == [True]
 
 
 def test_vectors_that_went_out_of_use_are_given_up(

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.retrieval.terms import identifier_words, name_key, query_terms, stem, terms, words
+from mcp_context_proxy.retrieval.terms import (
+    LONGEST_KEPT,
+    identifier_words,
+    name_key,
+    query_terms,
+    stem,
+    terms,
+    words,
+)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +100,11 @@ def test_any_text_has_lower_case_words_without_white_space(text: str) -> None:
 @given(st.text())
 def test_stemming_never_empties_a_word(word: str) -> None:
     assert bool(stem(word)) == bool(word)
+
+
+@given(st.text(), st.integers(1, 3))
+def test_a_word_has_the_same_terms_wherever_and_however_often_it_is_read(text: str, times: int) -> None:
+    long = "ab" * LONGEST_KEPT
+
+    assert terms(" ".join([text] * times)) == terms(text) * times
+    assert terms(f"{text} {long}") == [*terms(text), long]
