@@ -91,6 +91,10 @@ def _runs(text: str) -> list[str]:
 
 
 def _words_of(run: str) -> Iterator[str]:
+    if run.isascii() and run.isalpha() and (run.islower() or run.istitle()):
+        # Nearly every run is one plain word.
+        yield run.lower()
+        return
     spaced = 0
     for part in _PART.finditer(run):
         if part.lastgroup == "unspaced":
