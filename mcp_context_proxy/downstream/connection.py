@@ -98,9 +98,11 @@ class Connection:
         restarts = self._condition.restarts
         await self._recall_brittle()
         while True:
-            if self._rest.allowed and self._condition.introduction is not None:
+            if self._condition.introduction is not None:
+                # It has been there, so it will be: who calls waits for it rather than be told to try again.
                 self._rest.begin()
-                await self._rest.until_called()
+                if self._rest.allowed:
+                    await self._rest.until_called()
             lasted = await self._connect_once(starts)
             if self._condition.state is State.ASLEEP:
                 continue

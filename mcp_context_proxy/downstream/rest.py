@@ -1,7 +1,8 @@
 """When a server may sleep, and who wakes it. Knows neither connections nor processes.
 
 A server of which enough is known sleeps until it is called: from the start if it is lazy, later if it has an
-idle time. Callers wait for the attempt that their call began, and hear of its failure.
+idle time. Callers wait for the attempt that their call began, or that follows the loss of a connection, and
+hear of its failure.
 """
 
 from __future__ import annotations

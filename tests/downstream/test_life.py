@@ -16,7 +16,8 @@ from mcp_context_proxy.downstream.condition import State
 
 pytestmark = pytest.mark.anyio
 
-LISTED = [{"result": {"tools": [tool("die"), tool("live")]}}]
+LISTED_TOOLS = [tool("die"), tool("live")]
+LISTED = [{"result": {"tools": LISTED_TOOLS}}]
 QUICK = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02, "probe_seconds": 0.3}
 
 
@@ -140,6 +141,31 @@ async def test_tools_of_a_server_that_died_stay_listed_and_their_calls_fail_at_o
     assert "'frail'" in text(result)
     assert "exited (code 6)" in text(result)
     assert "out of luck" in text(result)
+
+
+async def test_a_call_waits_for_a_server_that_is_being_started_again(workshop: Workshop, era: str) -> None:
+    first, gate = workshop.flag("first"), workshop.flag("gate")
+    once = [{"once": [str(first), LISTED]}, {"wait": str(gate)}, *LISTED]
+    server = workshop.server(
+        "frail", tools=LISTED_TOOLS, calls={"die": [{"exit": 6}]}, on={"tools/list": once}
+    )
+    answers: list[dict[str, Any]] = []
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        await host.call("frail__die")
+        await until(lambda: proxy.fleet.clients["frail"].state is State.STARTING)
+
+        async def call() -> None:
+            answers.append(await host.call("frail__live"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await server.ledger.until(lambda ledger: len(ledger.entries("start")) == 2)
+            assert answers == []
+            gate.touch()
+
+    assert [answer.get("isError", False) for answer in answers] == [False]
+    assert len(server.ledger.calls("live")) == 1
 
 
 async def test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again(
