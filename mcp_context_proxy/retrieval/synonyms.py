@@ -50,6 +50,7 @@ GROUPS = (
     "recipe cook dish",
     "weather forecast temperature",
     "stock share equity",
+    "remember memory recall",
 )
 """Verbs of tools first, then what they are done to."""
 
