@@ -217,7 +217,8 @@ def test_an_answer_without_end_is_not_waited_for(opened, service):
 
     service.always = drip
 
-    with pytest.raises(ModelError, match=r"no answer within 0\.2 s"):
+    # Who waits and who reads look at the same deadline, and either may be the first to see it pass.
+    with pytest.raises(ModelError, match=r"no answer within 0\.2 s|did not end in time"):
         opened(HASTY).embed_queries(["a"])
 
 
