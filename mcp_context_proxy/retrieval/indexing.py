@@ -28,6 +28,7 @@ from mcp_context_proxy.retrieval.parts import (
     publish,
     read_part,
 )
+from mcp_context_proxy.retrieval.turns import taking_turns
 from mcp_context_proxy.retrieval.vectors import Pool
 
 OnProgress: TypeAlias = Callable[[int, int], None]
@@ -147,9 +148,9 @@ def embedded(
     if _wasteful(parts, pool):
         parts, pool = compacted(parts, pool)
     if may_publish:
-        for identity, part in parts.items():
-            if part is not before[identity] or _differs(part):
-                publish(part, pool.vectors)
+        changed = (part for identity, part in parts.items() if part is not before[identity] or _differs(part))
+        for part in taking_turns(changed):
+            publish(part, pool.vectors)
     yield with_vectors(index, parts, pool, complete=True)
 
 
