@@ -8,6 +8,7 @@ small catalog is listed whole.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Raw
@@ -65,13 +66,13 @@ class ToolList:
         self.working_set = working_set
         self._expose, self._catalog, self._fleet = expose, catalog, fleet
         self._contexts, self._handles, self._own = contexts, handles, own
-        self._base: tuple[int, bool, tuple[str, ...]] = (-1, False, ())
+        self._base: _Base | None = None
         self._cached: tuple[int, tuple[str, ...], bytes] = (-1, (), b"")
 
     def configure(self, expose: ExposeConfig, own: list[Raw]) -> None:
         """List by other settings, and other definitions of the proxy's own tools."""
         self._expose, self._own = expose, own
-        self._base, self._cached = (-1, False, ()), (-1, (), b"")
+        self._base, self._cached = None, (-1, (), b"")
 
     @property
     def own(self) -> tuple[Raw, ...]:
@@ -95,30 +96,29 @@ class ToolList:
 
     def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Exposed names that are listed without a query."""
-        return self._base_of(snapshot)[1]
+        return self._base_of(snapshot).names
 
     def lists_all(self, snapshot: Snapshot) -> bool:
         """Whether everything is listed anyway: configured, or because hiding would save nothing."""
-        return self._base_of(snapshot)[0]
+        return self._base_of(snapshot).everything
 
-    def _base_of(self, snapshot: Snapshot) -> tuple[bool, tuple[str, ...]]:
-        generation, everything, names = self._base
-        if generation != snapshot.generation:
-            everything, names = self._base_in(snapshot)
-            self._base = (snapshot.generation, everything, names)
-        return everything, names
+    def _base_of(self, snapshot: Snapshot) -> _Base:
+        """Of each catalog once: it is asked for twice with every search of a session."""
+        base = self._base
+        if base is None or base.generation != snapshot.generation:
+            self._base = base = self._base_in(snapshot)
+        return base
 
-    def _base_in(self, snapshot: Snapshot) -> tuple[bool, tuple[str, ...]]:
-        """Whether everything is listed, and the exposed names that are listed without a query."""
+    def _base_in(self, snapshot: Snapshot) -> _Base:
         size = sum(len(tool.definition) for tool in snapshot.tools.values())
         small = size // BYTES_PER_TOKEN < self._expose.list_all_below
+        standing = tuple(self._standing(snapshot))
         if self._expose.mode == "all":
-            return True, tuple(snapshot.tools)
+            return _Base(snapshot.generation, True, tuple(snapshot.tools), standing)
         if self._expose.mode == "auto" and small:
-            return True, tuple(
-                name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
-            )
-        return False, tuple(self._standing(snapshot))
+            shown = (name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL)
+            return _Base(snapshot.generation, True, tuple(shown), standing)
+        return _Base(snapshot.generation, False, standing, standing)
 
     def _standing(self, snapshot: Snapshot) -> Iterable[str]:
         """What is listed for everybody: the ``always`` tools, and the working set."""
@@ -183,10 +183,12 @@ class ToolList:
     ) -> tuple[str, ...]:
         """What a session has and was shown: what is in its own list only grows at its end."""
         whole = self.lists_all(snapshot) and not explicit
-        base = self.base_names(snapshot) if whole else self._standing(snapshot)
+        base = self.base_names(snapshot) if whole else self._base_of(snapshot).standing
         added = [name for kind, name in session.added if kind is Kind.TOOL]
         shown = [] if whole else sorted(session.shown) if explicit else session.shown
         names = _known(snapshot, base, (*added, *shown))
+        if not session.removed:
+            return names
         return tuple(name for name in names if (Kind.TOOL, name) not in session.removed)
 
     def _encoded(self, snapshot: Snapshot, names: tuple[str, ...]) -> bytes:
@@ -195,6 +197,19 @@ class ToolList:
             encoded = envelope.encode(self.definitions(snapshot, names))
             self._cached = (snapshot.generation, names, encoded)
         return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What is listed of one catalog without a query."""
+
+    generation: int
+    everything: bool
+    """Configured, or because hiding would save nothing."""
+    names: tuple[str, ...]
+    """The exposed names listed."""
+    standing: tuple[str, ...]
+    """Those that are listed for everybody, however much else is."""
 
 
 def _known(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
