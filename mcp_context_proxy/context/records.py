@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 IN_MEMORY = 200
 """Request contexts that are at hand without the store: what a person looks at, under a megabyte."""
 
+GATHERING_SECONDS = 0.5
+"""What is added meanwhile is written at once, and whoever is just being answered does not share the processor
+with the disk."""
+
 LAST_WRITE_SECONDS = 2.0
 """For what is unwritten when the proxy stops."""
 
@@ -95,6 +99,7 @@ class RequestRecords:
         try:
             while True:
                 await self._wake.wait()
+                await anyio.sleep(GATHERING_SECONDS)
                 self._wake = anyio.Event()
                 await self._write()
         finally:

@@ -147,7 +147,8 @@ class Engine:
         scored = Scored.of(query, index, vectors, filters, options.method, supports, novel)
         selected = scored.selected(options)
         results = tuple(scored.result(item) for item in selected)
-        fits = scored.fits(self._fitting)
+        evidence = scored.evidence(self._fitting)
+        fits = scored.fits(self._fitting, evidence)
         indexed = None if index.complete or index.note else scored.indexed()
         return Ranking(
             query=query,
@@ -159,7 +160,7 @@ class Engine:
             near_misses=() if fits else results,
             others=tuple(scored.result(item) for item in scored.following(selected, options)),
             best_cosine=scored.whole,
-            evidence=scored.evidence(self._fitting),
+            evidence=evidence,
             seconds=time.perf_counter() - started,
             indexed=indexed,
         )

@@ -243,9 +243,11 @@ class LexicalIndex:
         hashes = counted.vocabulary[counted.terms[row]]
         places, counts = counted.fields[row], counted.counts[row]
         own, found = self.norms.reshape(-1, len(FIELDS))[item], []
+        occurring: dict[int, list[int]] = {}
+        for place, number in enumerate(hashes.tolist()):
+            occurring.setdefault(number, []).append(place)
         for term, rarity in idf.items():
-            at = np.flatnonzero(hashes == hash(term))
-            if at.size:
+            if at := occurring.get(hash(term)):
                 shares = counts[at] * own[places[at]]
                 total = shares.sum()
                 added = np.float32(rarity) * _saturated(total) * shares / total

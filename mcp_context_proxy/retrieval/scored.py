@@ -175,8 +175,10 @@ class Scored:
     def _is_near(self, place: np.intp, cosine: float) -> bool:
         return self.cosine is not None and bool(self.cosine[place] >= cosine)
 
-    def fits(self, fitting: Fitting) -> bool:
+    def fits(self, fitting: Fitting, found: float | None) -> bool:
         """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.
+
+        ``found`` is the `evidence` for it.
 
         Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
         """
@@ -185,7 +187,6 @@ class Scored:
         if self.whole is None:
             return self._has_a_word()
         if isinstance(fitting, np.ndarray):
-            found = self.evidence(fitting)
             return self._has_a_word() if found is None else found >= needed(int(self.allowed.sum()))
         near = fitting == "anything" or self.whole >= fitting
         if not self.index.complete:

@@ -76,8 +76,18 @@ class Changes:
         before = self._tools.visible(session)
         yield
         if self._tools.visible(session) != before:
-            self._grown.add(session)
-            self._wake.set()
+            self._announce(session)
+
+    def show(self, session: Session, names: Iterable[str]) -> None:
+        """Have a session's list show some tools from now on, and announce it if that changes it."""
+        more = [name for name in names if name not in session.shown]
+        if self._tools.grows(session, more):
+            self._announce(session)
+        session.shown.update(dict.fromkeys(more))
+
+    def _announce(self, session: Session) -> None:
+        self._grown.add(session)
+        self._wake.set()
 
     async def run(self) -> None:
         """Announce changes until cancelled."""

@@ -260,8 +260,7 @@ class OwnTools:
         if session is None:
             return
         session.query = selected.context.query
-        with self._changes.watching(session):
-            session.shown.update(dict.fromkeys(sorted(selected.tool_names)))
+        self._changes.show(session, sorted(selected.tool_names))
 
 
 class _UnusableArgumentsError(Exception):

@@ -152,6 +152,23 @@ class ToolList:
             return base
         return self._of_session(snapshot, session)
 
+    def grows(self, session: Session, more: Iterable[str]) -> bool:
+        """Whether a session's list shows something new when it shows these as well.
+
+        The same as comparing `visible` before and after, without going through all that it was ever shown.
+        """
+        snapshot = self._catalog.snapshot
+        base = self._base_of(snapshot)
+        if base.everything:
+            return False
+        return any(
+            name in snapshot.tools
+            and name not in base.standing
+            and (Kind.TOOL, name) not in session.added
+            and (Kind.TOOL, name) not in session.removed
+            for name in more
+        )
+
     async def _names(self, query: Query | None, owner: str | None) -> tuple[Snapshot, tuple[str, ...]]:
         """The snapshot that is listed, and the exposed names out of it."""
         snapshot = self._catalog.snapshot
