@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from mcp_context_proxy.config import EmbeddingConfig
-from mcp_context_proxy.embedding.manifest import GRAPH, MANIFEST, TOKENIZER, cause, verified_manifest
+from mcp_context_proxy.embedding.manifest import GRAPH, MANIFEST, TOKENIZER, cause, digest, verified_manifest
 from mcp_context_proxy.errors import ModelError
 
 Pooling: TypeAlias = Literal["mean", "cls"]
@@ -140,8 +140,7 @@ def _content(graph: Path, tokenizer: Path) -> Iterator[Path]:
 
 def _digest(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest(path)
     except OSError as e:
         raise ModelError(path, cause(e), REMEDY) from e
 

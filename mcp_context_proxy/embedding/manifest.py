@@ -13,6 +13,10 @@ from mcp_context_proxy.errors import ModelError
 MANIFEST, GRAPH, TOKENIZER = "manifest.json", "model.onnx", "tokenizer.json"
 """The files of a model folder, as scripts/build_model.py writes them."""
 
+BLOCK = 8 * 1024 * 1024
+"""Bytes hashed at a time. After each block the thread waits for the interpreter, up to 5 ms where another
+reads words meanwhile: with the 256 KiB of `hashlib.file_digest` 120 ms in all instead of 25."""
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -61,14 +65,22 @@ def _read_manifest(path: Path, remedy: str) -> Manifest:
 
 def _verify(path: Path, expected: str, remedy: str) -> None:
     try:
-        with path.open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        actual = digest(path)
     except OSError as e:
         raise ModelError(path, cause(e), remedy) from e
     if actual != expected:
         raise ModelError(
             path, f"the file is damaged: sha256 {actual[:12]}..., expected {expected[:12]}...", remedy
         )
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits. Raises `OSError`."""
+    hashed, block = hashlib.sha256(), bytearray(BLOCK)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(block):
+            hashed.update(memoryview(block)[:size])
+    return hashed.hexdigest()
 
 
 def cause(e: OSError) -> str:

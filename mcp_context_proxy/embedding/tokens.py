@@ -15,6 +15,7 @@ from typing import Any
 
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL
 from mcp_context_proxy.embedding.manifest import TOKENIZER
+from mcp_context_proxy.embedding.runtime import open_vocabulary
 
 PUNCTUATION = 4
 """Characters of punctuation to a token. Over 1,035 real definitions the whole is then 5 % above Claude's last
@@ -50,8 +51,5 @@ class TokenCounter:
     def _vocabulary(self) -> Any:
         with self._lock:
             if self._tokenizer is None:
-                from tokenizers import Tokenizer  # noqa: PLC0415 - who never searches does not pay for it
-
-                self._tokenizer = Tokenizer.from_file(str(self._file))
-                self._tokenizer.no_truncation()
+                self._tokenizer = open_vocabulary(self._file)
             return self._tokenizer

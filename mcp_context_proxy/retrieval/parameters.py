@@ -26,6 +26,8 @@ MAX_DESCRIPTION = 1_000
 """Characters read of one parameter's description."""
 
 _COMBINERS = ("anyOf", "oneOf", "allOf")
+_NESTING = frozenset({"properties", "items", *_COMBINERS})
+"""Keys of a schema that has others in it: most parameters have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ def _walk(schema: JSON) -> Iterator[tuple[int, str, JSON]]:
         if isinstance(properties, dict):
             for name, child in list(properties.items())[:MAX_PARAMETERS]:
                 yield depth, name, child
-                waiting.append((depth + 1, child))
+                if isinstance(child, dict) and not _NESTING.isdisjoint(child):
+                    waiting.append((depth + 1, child))
         waiting.extend((depth, child) for child in _alternatives(node))
 
 

@@ -108,16 +108,22 @@ def _words_of(run: str) -> Iterator[str]:
 
 def terms(text: str) -> list[str]:
     """The index terms of a text, with repetitions."""
-    runs = _runs(text)
-    short = max(map(len, runs), default=0) <= LONGEST_KEPT
-    return list(chain.from_iterable(map(_known_terms if short else _terms_of, runs)))
+    return list(chain.from_iterable(map(_known.__getitem__, _runs(text))))
 
 
-def _terms_of(run: str) -> tuple[str, ...]:
-    return tuple(stem(word) for word in _words_of(run) if word not in STOP_WORDS)
+class _Terms(dict[str, tuple[str, ...]]):
+    """The terms of runs, each asked for many times; when it is full it begins anew."""
+
+    def __missing__(self, run: str) -> tuple[str, ...]:
+        found = tuple(stem(word) for word in _words_of(run) if word not in STOP_WORDS)
+        if len(run) <= LONGEST_KEPT:
+            if len(self) >= RUNS_KEPT:
+                self.clear()
+            self[run] = found
+        return found
 
 
-_known_terms = lru_cache(maxsize=RUNS_KEPT)(_terms_of)
+_known = _Terms()
 
 
 def query_terms(query: str) -> dict[str, str]:

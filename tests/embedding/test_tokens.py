@@ -5,8 +5,9 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
+from mcp_context_proxy.config import EmbeddingConfig
 from mcp_context_proxy.embedding.manifest import TOKENIZER
-from mcp_context_proxy.embedding.model import PACKAGED_MODEL
+from mcp_context_proxy.embedding.model import PACKAGED_MODEL, load_model
 from mcp_context_proxy.embedding.tokens import TokenCounter
 
 
@@ -52,6 +53,14 @@ def test_a_definition_costs_less_than_a_token_for_each_two_characters(counter: T
     text = json.dumps({"name": "forecast", "description": "Forecast for a city", "inputSchema": schema})
 
     assert len(text) / 6 < counter.count(text) < len(text) / 2
+
+
+def test_a_model_that_reads_eight_tokens_does_not_cut_what_is_counted(tokenizer: Tokenizer) -> None:
+    text = "0123456789abcdef" * 4
+
+    load_model(settings=EmbeddingConfig(max_tokens=8))
+
+    assert TokenCounter().count(text) == len(tokenizer.encode(text, add_special_tokens=False).ids) > 8
 
 
 def test_text_that_is_no_unicode_is_counted(counter: TokenCounter) -> None:

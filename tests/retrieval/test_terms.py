@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.retrieval.terms import (
     LONGEST_KEPT,
+    RUNS_KEPT,
     identifier_words,
     name_key,
     query_terms,
@@ -108,3 +109,11 @@ def test_a_word_has_the_same_terms_wherever_and_however_often_it_is_read(text: s
 
     assert terms(" ".join([text] * times)) == terms(text) * times
     assert terms(f"{text} {long}") == [*terms(text), long]
+
+
+def test_a_word_has_the_same_terms_after_more_words_than_are_remembered() -> None:
+    before = terms("createIssue repositories")
+
+    terms(" ".join(f"word{number}" for number in range(RUNS_KEPT + 1)))
+
+    assert terms("createIssue repositories") == before
