@@ -14,7 +14,7 @@ from rich.text import Text
 from mcp_context_proxy.cli import diagnosis, progress
 from mcp_context_proxy.cli.options import config_option, load_config
 from mcp_context_proxy.cli.running import run
-from mcp_context_proxy.cli.server_facts import failure, last_output
+from mcp_context_proxy.cli.server_facts import failure, last_output, marked, strays
 from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import ConfigError, ModelError
@@ -44,7 +44,7 @@ class Verdict:
     subject: str
     message: str
     output: tuple[str, ...] = ()
-    """What the thing itself wrote last."""
+    """What the thing itself wrote."""
     remedy: str = ""
 
 
@@ -150,18 +150,20 @@ def _offered(proxy: Proxy, server: str) -> int:
 
 
 async def _server(client: DownstreamClient, offered: int, seconds: float) -> Verdict:
-    config = client.config
+    config, stray = client.config, tuple(marked(strays(client)))
     if cause := failure(client):
         status = await diagnosis.http_status(config) if config.url is not None else None
         told = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = diagnosis.remedy(config, cause, status)
-        return Verdict(Level.PROBLEM, client.name, told, last_output(client), remedy)
+        remedy = diagnosis.remedy(config, cause, status, bool(stray))
+        return Verdict(Level.PROBLEM, client.name, told, (*last_output(client), *stray), remedy)
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, and offers no tools")
     listed = len(client.listing.tools)
     tools = counted(listed, "tool") if offered == listed else f"{offered:,} of {counted(listed, 'tool')}"
     told = f"{tools}, ready in {seconds * 1000:,.0f} ms"
-    return Verdict(Level.OK, client.name, told)
+    if stray:
+        told += "; what it prints to stdout beside messages is skipped"
+    return Verdict(Level.OK, client.name, told, stray)
 
 
 def _findings(proxy: Proxy) -> Iterator[Verdict]:

@@ -35,10 +35,22 @@ _ELSEWHERE: Final = re.compile(r"[./~]|[a-z+]+://|git\+|[A-Za-z]:\\")
 """Begins a path or a URL: what is there is the user's own affair."""
 
 
-def remedy(config: ServerConfig, cause: str, status: int | None = None) -> str:
-    """What to do about a server that failed; empty when the cause says it already."""
+def remedy(config: ServerConfig, cause: str, status: int | None = None, strays: bool = False) -> str:
+    """What to do about a server that failed; empty when the cause says it already.
+
+    Args:
+        config: Of the server.
+        cause: Why it failed.
+        status: With which its URL answered.
+        strays: It printed something to stdout that is no message.
+    """
     if status is not None and status >= 300:
         return _for_status(config, status)
+    if strays:
+        return (
+            "what it prints to stdout is no MCP message. If that is a help text or an error, correct command "
+            f"and args: {address(config)}. If it is an MCP server, it must print such lines to stderr"
+        )
     if cause.startswith("cannot start"):
         return _for_start(config)
     if "exited (code" in cause or "was killed" in cause or "closed its output" in cause:
@@ -52,6 +64,8 @@ def remedy(config: ServerConfig, cause: str, status: int | None = None) -> str:
             f"connect_timeout under servers.{config.name}, now {config.connect_timeout:g} s. "
             "If it is no MCP server, correct the command"
         )
+    if "is no MCP server" in cause and config.command is not None:
+        return "correct the command"
     if "answered with error" in cause and config.command is not None:
         return "if it is no MCP server, correct the command"
     return "check that it is running and that the URL is right" if config.url is not None else ""

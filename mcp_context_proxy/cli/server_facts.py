@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from mcp_context_proxy.cli.terminal import one_line
@@ -46,6 +46,16 @@ def last_output(client: DownstreamClient) -> tuple[str, ...]:
     """The last lines a server wrote to stderr; those it repeats at each restart once."""
     lines = dict.fromkeys(redacted(client.config, line) for line in client.stderr)
     return tuple(lines)[-STDERR_SHOWN:]
+
+
+def strays(client: DownstreamClient) -> tuple[str, ...]:
+    """What a server printed first to stdout that is no message."""
+    return tuple(redacted(client.config, line) for line in client.strays)
+
+
+def marked(strays: Iterable[str]) -> Iterator[str]:
+    """They, for a person, who sees them beside lines from stderr."""
+    return (f"stdout: {line}" for line in strays)
 
 
 def redacted(config: ServerConfig, text: str) -> str:

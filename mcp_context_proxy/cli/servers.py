@@ -11,7 +11,7 @@ from rich.text import Text
 from mcp_context_proxy.cli import progress
 from mcp_context_proxy.cli.options import config_option, echo_json, load_config
 from mcp_context_proxy.cli.running import run
-from mcp_context_proxy.cli.server_facts import address, failure, last_output
+from mcp_context_proxy.cli.server_facts import address, failure, last_output, marked, strays
 from mcp_context_proxy.cli.terminal import Terminal, messages, one_line, results
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
@@ -75,7 +75,7 @@ def _facts(client: DownstreamClient, seconds: float) -> dict[str, Any]:
             "prompts": len(listing.prompts),
         }
     if failed:
-        facts |= {"cause": failure(client), "stderr": last_output(client)}
+        facts |= {"cause": failure(client), "stderr": last_output(client), "stdout": strays(client)}
     return facts
 
 
@@ -89,7 +89,7 @@ def _show(console: Terminal, servers: list[dict[str, Any]]) -> None:
         if facts["state"] == "failed":
             console.say()
             console.prose(Text(f"{facts['name']}: {facts['cause']}", style="red"), hanging=2)
-            for line in facts["stderr"]:
+            for line in (*facts["stderr"], *marked(facts["stdout"])):
                 console.prose(Text(f"| {line}", style="dim"), 2, hanging=2)
 
 

@@ -22,10 +22,10 @@ from mcp_context_proxy.downstream.listing import Listing
 from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.negotiation import Introduction
+from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.requests import Requests
 from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.downstream.starts import Starts
-from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.wishes import Wishes
 from mcp_context_proxy.errors import ServerUnavailableError
 from mcp_context_proxy.items import IndexedChunk
@@ -60,8 +60,8 @@ class DownstreamClient:
         self.wishes = Wishes()
         """What clients want of the server beside answers."""
         redact = Redactor(secrets_of(config))
-        self._stderr = StderrTail(config.name, limits, redact)
-        self._condition = Condition(config.name, limits, self._stderr, on_change)
+        self._output = Output(config.name, limits, redact)
+        self._condition = Condition(config.name, limits, self._output, on_change)
         self._lists = Lists(config.name, limits, on_change)
         self._rest = Rest(config)
         announcements = Announcements(self._lists, redact, on_event)
@@ -74,7 +74,7 @@ class DownstreamClient:
             self._lists,
             self._rest,
             self.wishes,
-            self._stderr,
+            self._output,
             memory,
             redact,
             announcements.on_shared(lambda: self.link, self._lanes),
@@ -121,7 +121,12 @@ class DownstreamClient:
     @property
     def stderr(self) -> tuple[str, ...]:
         """The last lines the server wrote to stderr, oldest first."""
-        return self._stderr.lines()
+        return self._output.stderr.lines()
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """The first lines the server wrote to stdout that are no messages, oldest first."""
+        return self._output.strays.lines
 
     async def settled(self) -> None:
         """Wait until the first attempt to connect has succeeded or failed."""

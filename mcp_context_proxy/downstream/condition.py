@@ -14,14 +14,11 @@ import anyio
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.connect import Connected
 from mcp_context_proxy.downstream.negotiation import Introduction
+from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.restarts import Restarts
-from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.errors import ServerUnavailableError
 
 logger = logging.getLogger(__name__)
-
-QUOTED_STDERR_LINES = 5
-"""Lines of a server's stderr that an error message quotes."""
 
 
 class State(StrEnum):
@@ -38,15 +35,13 @@ class State(StrEnum):
 class Condition:
     """The condition of one server."""
 
-    def __init__(
-        self, server: str, limits: Limits, stderr: StderrTail, on_change: Callable[[], None]
-    ) -> None:
+    def __init__(self, server: str, limits: Limits, output: Output, on_change: Callable[[], None]) -> None:
         """Begin as a server that nobody has started.
 
         Args:
             server: Its name, for messages.
             limits: Bounds on restarts.
-            stderr: Its last words.
+            output: Its last words.
             on_change: Called, without blocking, whenever the state changed.
         """
         self.state = State.WAITING
@@ -60,7 +55,7 @@ class Condition:
         self.restarts = Restarts(limits)
         self.settled = anyio.Event()
         """The first attempt to connect has succeeded or failed."""
-        self._server, self._limits, self._stderr, self._on_change = server, limits, stderr, on_change
+        self._server, self._limits, self._output, self._on_change = server, limits, output, on_change
 
     def configure(self, limits: Limits) -> None:
         """Follow other limits."""
@@ -105,5 +100,4 @@ class Condition:
                 f"{state} {self.restarts.failures} times in a row, tried again every "
                 f"{self._limits.breaker_seconds:g} s"
             )
-        quoted = self._stderr.lines()[-QUOTED_STDERR_LINES:]
-        return ServerUnavailableError(self._server, state, self.cause, quoted)
+        return ServerUnavailableError(self._server, state, self.cause, self._output.quoted())

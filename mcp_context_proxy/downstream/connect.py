@@ -17,9 +17,9 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import negotiation
 from mcp_context_proxy.downstream.link import Link, Notify, Outgoing
 from mcp_context_proxy.downstream.negotiation import Introduction
+from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.peer import Channel, Peer
 from mcp_context_proxy.downstream.questions import CANCELLED, Answer, Questions
-from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (
     AuthorizationError,
@@ -92,7 +92,7 @@ class _OpenChannel(Channel, Protocol):
 
 @asynccontextmanager
 async def connect(
-    config: ServerConfig, limits: Limits, stderr: StderrTail, redact: Redactor, inbound: Inbound
+    config: ServerConfig, limits: Limits, output: Output, redact: Redactor, inbound: Inbound
 ) -> AsyncIterator[Connected]:
     """Open the connection and negotiate; close it on the way out.
 
@@ -121,13 +121,13 @@ async def connect(
                     raise
                 refusal = str(error)
     logger.debug("server %s: %s", config.name, refusal or "connecting")
-    async with _connect_duplex(config, limits, stderr, auth, inbound) as connected:
+    async with _connect_duplex(config, limits, output, auth, inbound) as connected:
         yield connected
 
 
 @asynccontextmanager
 async def _connect_duplex(
-    config: ServerConfig, limits: Limits, stderr: StderrTail, auth: httpx2.Auth | None, inbound: Inbound
+    config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, inbound: Inbound
 ) -> AsyncIterator[Connected]:
     async with anyio.create_task_group() as group:
         questions = Questions(group, inbound.answer, limits.ask_seconds)
@@ -147,6 +147,7 @@ async def _connect_duplex(
             call_max_seconds=limits.call_max_seconds,
             on_request=on_request,
             on_notification=on_notification,
+            strays=output.strays,
         )
         loss = Loss()
 
@@ -156,7 +157,7 @@ async def _connect_duplex(
             loss.happened.set()
 
         try:
-            async with _open_channel(config, limits, stderr, auth, peer) as channel:
+            async with _open_channel(config, limits, output, auth, peer) as channel:
                 peer.attach(channel)
                 group.start_soon(watch, channel)
                 introduction = await _negotiate(peer, config, limits, inbound.capabilities)
@@ -169,10 +170,10 @@ async def _connect_duplex(
 
 
 def _open_channel(
-    config: ServerConfig, limits: Limits, stderr: StderrTail, auth: httpx2.Auth | None, peer: Peer
+    config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, peer: Peer
 ) -> AbstractAsyncContextManager[_OpenChannel]:
     if config.transport == "stdio" and sys.platform != "win32":
-        return open_stdio(config, limits, stderr, peer.receive)
+        return open_stdio(config, limits, output, peer.receive)
     if config.transport == "http":
         from mcp_context_proxy.downstream.session_http import open_session_http  # noqa: PLC0415 - as below
 

@@ -19,9 +19,9 @@ from mcp_context_proxy.downstream.condition import Condition, State
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe, innermost
 from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.memory import Memory
+from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.downstream.starts import Slot, Starts
-from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.downstream.subscription import Subscription
 from mcp_context_proxy.downstream.wishes import Wishes
 from mcp_context_proxy.errors import CallInterruptedError, LoginRequiredError, RemoteError
@@ -42,7 +42,7 @@ class Connection:
         lists: Lists,
         rest: Rest,
         wishes: Wishes,
-        stderr: StderrTail,
+        output: Output,
         memory: Memory | None,
         redact: Redactor,
         inbound: Inbound,
@@ -57,7 +57,7 @@ class Connection:
             lists: Kept current while there is a connection.
             rest: Says when there need not be one.
             wishes: What clients want of the server beside answers.
-            stderr: Takes the server's last words.
+            output: Takes the server's last words.
             memory: Remembers what a lazy server lists.
             redact: Takes secrets out of a cause, and learns those of the connection.
             inbound: What becomes of what the server sends on its own accord.
@@ -66,7 +66,7 @@ class Connection:
         self.restarts = 0
         self._config, self._limits = config, limits
         self._condition, self._lists, self._rest, self._wishes = condition, lists, rest, wishes
-        self._stderr, self._memory, self._redact = stderr, memory, redact
+        self._output, self._memory, self._redact = output, memory, redact
         self._inbound, self._in_use = inbound, in_use
         self._subscription = Subscription(limits, wishes, inbound.on_notification, lists.suspect_all)
         self._learned_era: Era | None = None
@@ -131,7 +131,7 @@ class Connection:
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
                 async with connect(
-                    self._config_for_era(), self._limits, self._stderr, self._redact, self._inbound
+                    self._config_for_era(), self._limits, self._output, self._redact, self._inbound
                 ) as connected:
                     await self._list(connected)
                     scope.deadline = float("inf")

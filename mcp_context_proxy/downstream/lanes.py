@@ -21,8 +21,8 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe
 from mcp_context_proxy.downstream.link import Link, Outgoing, Party
+from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.questions import CAPABILITY_OF
-from mcp_context_proxy.downstream.stderr import StderrTail
 from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import Members
@@ -197,12 +197,12 @@ class Lanes:
 
     async def _own(self, lane: Lane) -> None:
         """Open the connection of a lane, keep it while it is wanted, and close it."""
-        stderr = StderrTail(self._config.name, self._limits, self._redact)
+        output = Output(self._config.name, self._limits, self._redact)
         seconds = self._config.connect_timeout
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
                 async with connect(
-                    self._config, self._limits, stderr, self._redact, self._inbound(lane)
+                    self._config, self._limits, output, self._redact, self._inbound(lane)
                 ) as connected:
                     await connected.settled(self._limits.probe_seconds)
                     scope.deadline = float("inf")

@@ -17,6 +17,7 @@ import anyio
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing, Party
+from mcp_context_proxy.downstream.output import Strays
 from mcp_context_proxy.downstream.pending import Pending, PendingRequests
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -33,14 +34,8 @@ from mcp_context_proxy.wire.framing import Oversized
 
 logger = logging.getLogger(__name__)
 
-BAD_LINES_LOGGED = 3
-"""Lines that are not messages are common (banners, stray prints); more than a few tell nothing new."""
-
 BAD_LINES = 1000
 """So many in a row without a message, and what speaks there is no MCP server."""
-
-BAD_LINE_SHOWN = 120
-"""Characters of such a line that are logged."""
 
 
 class Channel(Protocol):
@@ -87,6 +82,7 @@ class Peer:
         call_max_seconds: float,
         on_request: Callable[[envelope.RequestId, str, Members], None],
         on_notification: Notify,
+        strays: Strays,
     ) -> None:
         """Prepare a peer; `attach` gives it the channel.
 
@@ -96,15 +92,16 @@ class Peer:
             call_max_seconds: Upper bound that progress cannot extend.
             on_request: Takes a request that the server makes; answer it with `answer` or `refuse`.
             on_notification: Takes notifications that belong to no request.
+            strays: Takes what is no message.
         """
         self.era = Era.HANDSHAKE
         self.server = server
         self._channel: Channel = _NoChannel()
         self._pending = PendingRequests(server, call_seconds, call_max_seconds)
         self._on_request, self._on_notification = on_request, on_notification
+        self._strays = strays
         self._bad_lines = 0
-        self._good_at = 0
-        """How many bad lines there had been when the last message came."""
+        """Since the last message."""
         self._closed: str | None = None
 
     def attach(self, channel: Channel) -> None:
@@ -124,7 +121,7 @@ class Peer:
         """Send a request and return its result as it came; see `Link.request`."""
         if self._closed is not None:
             raise ServerUnavailableError(self.server, "disconnected", self._closed)
-        pending = self._pending.add(outgoing)
+        pending = self._pending.add(method, outgoing)
         down = era.downward(
             params,
             self.era,
@@ -216,13 +213,20 @@ class Peer:
         if message.method is UNSET:
             self._receive_reply(message, frame)
             return
-        self._good_at = self._bad_lines
+        self._bad_lines = 0
         if message.id is UNSET or message.id is None:
             self._receive_notification(message.method, _members(message.params))
         elif isinstance(message.id, float):
             logger.debug("%s: ignored a request with the id %s", self.server, message.id)
+        elif (pending := self._echoed(message.id, message.method)) is not None:
+            pending.fail(BadAnswerError(self.server, "with what it was sent, so it is no MCP server"))
         else:
             self._on_request(message.id, message.method, _members(message.params))
+
+    def _echoed(self, request_id: envelope.RequestId, method: str) -> Pending | None:
+        """Our own request, where the server makes it back to us, as a program does that repeats its input."""
+        pending = self._pending.find(request_id)
+        return pending if pending is not None and pending.method == method != "ping" else None
 
     def _receive_reply(self, message: envelope.Envelope, frame: bytes) -> None:
         pending = self._pending.find(message.id)
@@ -230,7 +234,7 @@ class Peer:
             if message.result is UNSET and message.error is UNSET:
                 self._count_bad_line(frame)
             return
-        self._good_at = self._bad_lines
+        self._bad_lines = 0
         if message.error is not UNSET:
             error = envelope.decode_error(message.error)
             data = None if error.data is UNSET else error.data
@@ -265,10 +269,8 @@ class Peer:
 
     def _count_bad_line(self, line: bytes) -> None:
         self._bad_lines += 1
-        if self._bad_lines <= BAD_LINES_LOGGED:
-            shown = line[:BAD_LINE_SHOWN].decode("utf-8", "replace")
-            logger.warning("%s: skipped a line that is not a message: %r", self.server, shown)
-        if self._bad_lines - self._good_at == BAD_LINES:
+        self._strays.add(line)
+        if self._bad_lines == BAD_LINES:
             self._channel.give_up(f"sent {BAD_LINES:,} lines in a row that are no messages")
 
     def _cancel(self, request_id: int, reason: str) -> None:

@@ -25,6 +25,7 @@ class Pending:
         "held_since",
         "holds",
         "id",
+        "method",
         "outgoing",
         "sending",
         "timeout",
@@ -34,12 +35,13 @@ class Pending:
     def __init__(
         self,
         request_id: int,
+        method: str,
         future: asyncio.Future[Raw],
         outgoing: Outgoing,
         timeout: float,
         give_up_at: float,
     ) -> None:
-        self.id, self.future, self.outgoing = request_id, future, outgoing
+        self.id, self.method, self.future, self.outgoing = request_id, method, future, outgoing
         self.timeout, self.give_up_at = timeout, give_up_at
         self.timer: asyncio.TimerHandle | None = None
         self.holds = 0
@@ -93,12 +95,12 @@ class PendingRequests:
         pending = self._by_id.get(request_id) if isinstance(request_id, int) else None
         return None if pending is None or pending.future.done() else pending
 
-    def add(self, outgoing: Outgoing) -> Pending:
+    def add(self, method: str, outgoing: Outgoing) -> Pending:
         """Begin one: it has an id now, and a deadline."""
         self._last_id += 1
         timeout = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
         give_up_at = self._loop.time() + max(timeout, self._call_max_seconds)
-        pending = Pending(self._last_id, self._loop.create_future(), outgoing, timeout, give_up_at)
+        pending = Pending(self._last_id, method, self._loop.create_future(), outgoing, timeout, give_up_at)
         pending.timer = self._loop.call_later(timeout, self._expire, pending)
         self._by_id[pending.id] = pending
         return pending

@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import groups
-from mcp_context_proxy.downstream.stderr import StderrTail
+from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
 from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
 
@@ -53,9 +53,9 @@ def child_environment(config: ServerConfig, environ: Mapping[str, str] = os.envi
 class StdioChannel:
     """The pipes of a running child. Implements `Channel`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stderr: StderrTail) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], output: Output) -> None:
         self._process = process
-        self.stderr = stderr
+        self._output = output
         self._writer = FlowControl()
         self._reader: PipeReader | None = None
         self._stdin: asyncio.WriteTransport | None = None
@@ -63,11 +63,12 @@ class StdioChannel:
         self._unframed = 0
         """Bytes since the last complete line."""
         self._given_up = ""
+        self._framer: LineFramer | None = None
 
     async def connect(self, receive: Receive, message_bytes: int) -> None:
         """Attach the pipes to the event loop; frames go to `receive` from now on."""
         loop = asyncio.get_running_loop()
-        framer = LineFramer(message_bytes)
+        framer = self._framer = LineFramer(message_bytes)
 
         def feed(data: bytes) -> None:
             self._unframed += len(data)
@@ -83,7 +84,7 @@ class StdioChannel:
         )
         reader = self._reader = PipeReader(feed)
         out, _ = await loop.connect_read_pipe(lambda: reader, stdout)
-        err, _ = await loop.connect_read_pipe(lambda: PipeReader(self.stderr.feed), stderr)
+        err, _ = await loop.connect_read_pipe(lambda: PipeReader(self._output.stderr.feed), stderr)
         into, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
         self._stdin = into
         self._transports += [out, err, into]
@@ -121,6 +122,8 @@ class StdioChannel:
                 await reader.ended.wait()
         with anyio.move_on_after(EXIT_CODE_SECONDS):
             await self._exited()
+        if not (unended := cast("LineFramer", self._framer).unended).startswith(b"{"):
+            self._output.strays.add(unended)
         return self.describe_exit()
 
     def describe_exit(self) -> str:
@@ -165,7 +168,7 @@ class StdioChannel:
 
 @asynccontextmanager
 async def open_stdio(
-    config: ServerConfig, limits: Limits, stderr: StderrTail, receive: Receive
+    config: ServerConfig, limits: Limits, output: Output, receive: Receive
 ) -> AsyncIterator[StdioChannel]:
     """Start the server as a child process; end it on the way out.
 
@@ -173,7 +176,7 @@ async def open_stdio(
         ConnectionError: it cannot be started; the message says why and what to do.
     """
     process = await anyio.to_thread.run_sync(_spawn, config)
-    channel = StdioChannel(process, stderr)
+    channel = StdioChannel(process, output)
     try:
         await channel.connect(receive, limits.message_bytes)
         yield channel

@@ -35,6 +35,11 @@ class LineFramer:
         self._dropped = 0
         self._head = b""
 
+    @property
+    def unended(self) -> bytes:
+        """What has come of a line that is not complete; of one that is too long its last bytes."""
+        return bytes(self._buffer).strip()
+
     def feed(self, data: bytes) -> Iterator[bytes | Oversized]:
         """Add received bytes; yield every line that is now complete, in order."""
         if not self._buffer and not self._dropped and data.endswith(b"\n"):

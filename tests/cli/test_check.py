@@ -40,11 +40,13 @@ def flat(text: str) -> str:
 
 def test_when_all_is_well_it_says_so_and_exits_with_0(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
+    workshop.server("chatty", tools=[tool("a")], at_start=[{"raw": "Welcome!"}])
     done = run("check", "--config", workshop.config())
 
     assert done.returncode == 0, done.stdout
     assert "good: 1 tool, ready in" in done.stdout
-    assert done.stdout.endswith("All is well: 1 server.\n")
+    assert "what it prints to stdout beside messages is skipped | stdout: Welcome!" in flat(done.stdout)
+    assert done.stdout.endswith("All is well: 2 servers.\n")
 
 
 def test_every_problem_of_a_broken_configuration_is_told_with_its_line(run: Run, tmp_path: Path) -> None:
@@ -73,6 +75,11 @@ def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, fo
     workshop.server("silent", settings={"connect_timeout": 0.5}, on={"initialize": [{"wait": "/never"}]})
     workshop.server("closed").settings = {"url": forbidding_url}
     workshop.server("refuses", on={"initialize": [{"error": {"code": -32000, "message": "no"}}]})
+    usage = r"printf 'Usage: tool [options]\n  --verbose  \033[31mloud\033[0m\nunknown option'; exit 2"
+    workshop.server("usage").settings = {"command": "sh", "args": ["-c", usage]}
+    complains = {"command": "sh", "args": ["-c", "while read line; do echo 'no licence key'; done"]}
+    workshop.server("complains").settings = {**complains, "connect_timeout": 0.5}
+    workshop.server("echo").settings = {"command": "cat"}
     done = run("check", "--config", workshop.config())
 
     told = flat(done.stdout)
@@ -84,7 +91,12 @@ def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, fo
     assert "connect_timeout under servers.silent, now 0.5 s" in told
     assert "(HTTP status 401) -> it wants credentials" in told
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
-    assert "6 problems to mend" in told
+    assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
+    assert "| stdout: unknown option -> what it prints to stdout is no MCP message" in told
+    assert "complains: it was not ready within 0.5 s | stdout: no licence key ->" in told
+    assert "echo: it answered with what it was sent, so it is no MCP server -> correct the command" in told
+    assert "\x1b" not in done.stdout
+    assert "9 problems to mend" in told
 
 
 def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> None:

@@ -1,0 +1,32 @@
+"""What a server prints to stdout that is no message: its beginning is kept, harmless and without secrets."""
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream.output import Output, Strays
+
+
+def test_the_first_lines_are_kept_once_each_and_without_what_a_terminal_would_obey() -> None:
+    strays = Strays("loud")
+    for line in (b"Usage:", b"\x1b[31m --all\x1b[0m", b"", b"Usage:", b"1", b"2", b"3", b"4"):
+        strays.add(line)
+
+    assert strays.lines == ("Usage:", "--all", "1", "2", "3")
+
+
+def test_a_secret_is_gone_also_where_the_line_is_cut() -> None:
+    secret = "s3cr3t" * 100
+    strays = Strays("loud", Redactor([("TOKEN", secret)]))
+    strays.add(b"x" * 80 + secret.encode() + b"y" * 3_000_000)
+
+    assert strays.lines[0].startswith("x" * 80 + "[redacted TOKEN]")
+    assert len(strays.lines[0]) == 120
+
+
+def test_an_error_quotes_the_last_words_and_what_was_printed_where_there_are_none() -> None:
+    output = Output("loud", Limits())
+    output.strays.add(b"no licence key")
+    quoted = output.quoted()
+    output.stderr.feed(b"Traceback\nKeyError\n")
+
+    assert quoted == ("no licence key",)
+    assert output.quoted() == ("Traceback", "KeyError")
