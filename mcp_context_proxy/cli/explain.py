@@ -98,4 +98,6 @@ def _show(console: Terminal, explained: Explanation) -> None:
     rows.append(("selected are", f"{options.top_n} of the {options.top_k} nearest{always}"))
     budget = "no bound" if explained.max_tokens is None else f"of {explained.max_tokens:,}"
     rows.append(("tokens", f"{explained.tokens:,}, {budget}"))
-    console.columns(rows, indent=2)
+    width = max(len(label) for label, _ in rows) + 2
+    for label, value in rows:
+        console.prose(f"{label:<{width}}{value}", indent=2, hanging=width)

@@ -20,7 +20,7 @@ class Score:
     lexical: float
     need: float
     terms: tuple[tuple[str, str, float], ...]
-    """The lexical score by field and term."""
+    """The lexical score by field and word."""
 
 
 @dataclass(frozen=True, slots=True)

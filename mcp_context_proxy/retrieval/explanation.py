@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mcp_context_proxy.retrieval.learned import Support
 
@@ -30,11 +30,22 @@ def explain(
     cosine: float | None,
     terms: Sequence[tuple[str, str, float]],
     words: Mapping[str, str],
+    asked: Collection[str],
     support: Support | None = None,
     new: bool = False,
 ) -> str:
-    """The reasons for one result; ``words`` gives the word of the query for each index term."""
-    reasons = ["exact name"] if exact else _fields(terms, words)
+    """The reasons for one result.
+
+    Args:
+        exact: The query is its name.
+        cosine: How near it is in meaning.
+        terms: Its lexical score by field and index term.
+        words: What each index term stands for.
+        asked: Index terms of the query; the others are synonyms.
+        support: What use says for it.
+        new: It has not been here for long.
+    """
+    reasons = ["exact name"] if exact else _fields(terms, words, asked)
     if cosine is not None:
         reasons.append(f"meaning {cosine:.2f}")
     if support is not None:
@@ -45,13 +56,24 @@ def explain(
     return "; ".join(reasons)
 
 
-def _fields(terms: Sequence[tuple[str, str, float]], words: Mapping[str, str]) -> list[str]:
+def _fields(
+    terms: Sequence[tuple[str, str, float]], words: Mapping[str, str], asked: Collection[str]
+) -> list[str]:
     weights: dict[str, float] = {}
     for field, _, added in terms:
         weights[field] = weights.get(field, 0.0) + added
     chosen = sorted(weights, key=lambda field: -weights[field])[:FIELDS_NAMED]
-    return [f"{SPOKEN[field]} '{_matched(field, terms, words)}'" for field in chosen]
+    return [
+        f"{SPOKEN[field]} {_matched([term for at, term, _ in terms if at == field], words, asked)}"
+        for field in chosen
+    ]
 
 
-def _matched(field: str, terms: Sequence[tuple[str, str, float]], words: Mapping[str, str]) -> str:
-    return " ".join([words[term] for at, term, _ in terms if at == field][:WORDS_NAMED])
+def _matched(terms: Sequence[str], words: Mapping[str, str], asked: Collection[str]) -> str:
+    named = sorted(terms, key=lambda term: term not in asked)[:WORDS_NAMED]
+    said = " ".join(words[term] for term in named if term in asked)
+    alike = [words[term] for term in named if term not in asked]
+    parts = [f"'{said}'"] if said else []
+    if alike:
+        parts.append(f"synonym{'s' if len(alike) > 1 else ''} '{' '.join(alike)}'")
+    return " and ".join(parts)

@@ -70,7 +70,7 @@ class Result:
     chunk: str
     """The text of the best chunk."""
     terms: tuple[tuple[str, str, float], ...]
-    """The lexical score by field and term."""
+    """The lexical score by field and word, one of the query or a synonym."""
     why: str
     """One short sentence for a person."""
     matched: str | None = None

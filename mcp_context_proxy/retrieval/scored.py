@@ -207,7 +207,7 @@ class Scored:
         """The item at a place with its scores and reasons."""
         item = int(self.items[place])
         cosine = float(self.cosine[place]) if self.cosine is not None and self.index.ready[item] else None
-        parts = tuple(self.index.lexical.parts(item, self.idf))
+        parts = self.index.lexical.parts(item, self.idf)
         text, chunk = self._best_pair(place)
         serving, support = self.serving.get(place), self.supports.get(place)
         return Result(
@@ -223,8 +223,10 @@ class Scored:
             support=support,
             exact=place in self.exact,
             novelty=self.novel.get(place, 0.0),
-            terms=parts,
-            why=explain(place in self.exact, cosine, parts, self.terms, support, place in self.novel),
+            terms=tuple((field, self.terms[term], added) for field, term, added in parts),
+            why=explain(
+                place in self.exact, cosine, parts, self.terms, self.asked, support, place in self.novel
+            ),
         )
 
     def _is_remembered(self) -> bool:

@@ -64,8 +64,17 @@ def test_the_score_is_the_cosine_and_a_fortieth_of_bm25f(engine: Engine, office:
 def test_a_result_says_why_it_was_found(engine: Engine, office: Snapshot) -> None:
     best = engine.search("create issue for a repository", office).results[0]
 
-    assert best.why.startswith("name matches 'create issue'; description mentions 'repository open ticket'; ")
+    assert best.why.startswith(
+        "name matches 'create issue'; description mentions 'repository' and synonyms 'open ticket'; "
+    )
+    assert ("description", "repository") in {(field, word) for field, word, _ in best.terms}
     assert best.chunk == "github create issue: Opens a ticket in a repository."
+
+
+def test_a_word_that_nobody_said_is_told_as_a_synonym(engine: Engine, office: Snapshot) -> None:
+    best = engine.search("create a ticket", office).results[0]
+
+    assert "name matches 'create' and synonym 'issue'" in best.why
 
 
 @pytest.mark.parametrize("name", ["search", "mail__search", "mail search", "Mail Search", "SEARCH"])
