@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from mcp_context_proxy.catalog import definitions, naming
+from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
@@ -31,13 +32,6 @@ class Documents(Protocol):
     def sources(self) -> tuple[Source, ...]:
         """The owners of the documents and of their embeddings."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Withheld:
-    """An entry that is known and not shown."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ class Catalog:
             tools=tools,
             documents={item.uri: item for item in sorted(documents, key=lambda item: item.uri)},
             resources=self._resources(findings),
-            templates=tuple(self._templates()),
+            templates=tuple(self._templates(findings)),
             prompts=self._prompts(findings),
             findings=tuple(findings),
         )
@@ -150,7 +144,7 @@ class Catalog:
             known = _Parsed(config, listing.tools, *self._parse_tools(config, listing.tools))
             self._parsed[client.name] = known
         findings.extend(known.findings)
-        findings.extend(f"{client.name}: {finding}" for finding in listing.findings)
+        findings.extend(f"{client.name}: {finding}" for finding in listing.remarks)
         return known.tools
 
     def _parse_tools(
@@ -158,62 +152,75 @@ class Catalog:
     ) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
         tools: dict[str, Tool] = {}
         findings: list[str] = []
-        for position, definition in enumerate(listed):
-            parsed = self._parse_tool(config, definition)
-            if isinstance(parsed, _Withheld):
-                findings.append(f"{config.name}: entry {position} of its tools is withheld: {parsed.reason}")
-            elif parsed.name in tools:
-                findings.append(f"{config.name}: a second tool named {parsed.name!r} is withheld")
-            else:
-                tools[parsed.name] = parsed
+        for position, definition in enumerate(listed, 1):
+            try:
+                tool, remark = self._parse_tool(config, definition)
+            except UnfitError as error:
+                findings.append(f"{config.name}: {definitions.withheld(position, 'tools', str(error))}")
+                continue
+            if tool.name in tools:
+                findings.append(f"{config.name}: a second tool named {tool.name!r} is withheld")
+                continue
+            tools[tool.name] = tool
+            if remark:
+                findings.append(f"{config.name}: tool {tool.name!r}: {remark}")
         return tuple(tools.values()), tuple(findings)
 
-    def _parse_tool(self, config: ServerConfig, definition: bytes) -> Tool | _Withheld:
+    def _parse_tool(self, config: ServerConfig, definition: bytes) -> tuple[Tool, str]:
+        """A tool, and what is missing of its definition.
+
+        Raises:
+            UnfitError: it cannot be shown.
+        """
         try:
             members = envelope.members(definition)
         except (ValueError, RecursionError):
-            return _Withheld("it is not an object")
+            raise UnfitError("it is not an object") from None
         name = envelope.text(members.get("name"))
         if not name or not name.isprintable():
-            return _Withheld("it has no usable name")
+            raise UnfitError("it has no usable name")
         schema = members.get("inputSchema")
         if schema is None or not bytes(schema).startswith(b"{"):
-            return _Withheld(f"tool {name!r} has no inputSchema object")
+            raise UnfitError(f"tool {name!r} has no inputSchema object")
         try:
-            shown = definitions.fit(definition, self._limits)
-        except definitions.UnfitError as error:
-            return _Withheld(f"tool {name!r}: {error}")
-        return Tool(
+            fitted = definitions.fit(definition, self._limits)
+        except UnfitError as error:
+            raise UnfitError(f"tool {name!r}: {error}") from None
+        tool = Tool(
             server=config.name,
             name=name,
             exposed_name=naming.exposed_name(config.name, name, self._expose.max_name_length),
-            description=envelope.text(envelope.members(shown).get("description")) or "",
-            definition=shown,
+            description=envelope.text(envelope.members(fitted.definition).get("description")) or "",
+            definition=fitted.definition,
             fingerprint=hashlib.sha256(config.name.encode() + b"\0" + definition).hexdigest(),
             include=config.include_of(name),
             tags=config.tags_of(name),
             category=config.category_of(name),
         )
+        return tool, fitted.remark
 
     def _resources(self, findings: list[str]) -> dict[str, Resource]:
         resources = [
-            Resource(client.name, uri, definition)
-            for client in self._clients
-            for uri, definition in definitions.keyed(client.listing.resources, "uri", self._limits)
+            Resource(server, uri, definition)
+            for server, uri, definition in self._keyed("resources", "uri", findings)
         ]
         return _unique(resources, lambda resource: resource.uri, "resource", findings)
 
-    def _templates(self) -> Iterator[Resource]:
+    def _templates(self, findings: list[str]) -> Iterator[Resource]:
+        for server, uri, definition in self._keyed("templates", "uriTemplate", findings):
+            yield Resource(server, uri, definition)
+
+    def _keyed(self, name: str, member: str, findings: list[str]) -> Iterator[tuple[str, str, bytes]]:
+        """Server, key and definition of each entry of one list of all servers."""
         for client in self._clients:
-            for uri, definition in definitions.keyed(client.listing.templates, "uriTemplate", self._limits):
-                yield Resource(client.name, uri, definition)
+            found: list[str] = []
+            listed = getattr(client.listing, name)
+            for key, definition in definitions.keyed(listed, name, member, self._limits, found):
+                yield client.name, key, definition
+            findings.extend(f"{client.name}: {finding}" for finding in found)
 
     def _prompts(self, findings: list[str]) -> dict[str, Prompt]:
-        found = [
-            (client.name, name, definition)
-            for client in self._clients
-            for name, definition in definitions.keyed(client.listing.prompts, "name", self._limits)
-        ]
+        found = list(self._keyed("prompts", "name", findings))
         length = self._expose.max_name_length
         pairs = [(server, name) for server, name, _ in found]
         names = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Raw
@@ -36,8 +37,17 @@ class UnfitError(ValueError):
     """A definition that cannot be shown; the text says why."""
 
 
-def fit(definition: bytes, limits: Limits) -> bytes:
-    """A tool's definition as it may be shown.
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A definition as it may be shown."""
+
+    definition: bytes
+    remark: str = ""
+    """What is missing of it, for a person."""
+
+
+def fit(definition: bytes, limits: Limits) -> Fitted:
+    """A definition as it may be shown.
 
     Raises:
         UnfitError: it is over a bound, or hides something where nothing can be changed.
@@ -60,18 +70,19 @@ def readable(definition: bytes) -> bytes:
     return definition if cleaned == value else json.dumps(cleaned, ensure_ascii=False).encode()
 
 
-def shorten(definition: bytes, limit: int) -> bytes:
+def shorten(definition: bytes, limit: int) -> Fitted:
     """The definition with a description of at most about `limit` bytes, and a mark where it was cut."""
     if len(definition) <= limit:
-        return definition
+        return Fitted(definition)
     members: Members = envelope.members(definition)
     description = envelope.text(members.get("description"))
     if description is None or len(description.encode()) <= limit:
-        return definition
+        return Fitted(definition)
     size = len(description.encode())
     kept = description.encode()[:limit].decode("utf-8", "ignore")
     members["description"] = envelope.raw(f"{kept} … [cut here: {limit:,} of {size:,} bytes]")
-    return envelope.encode(members)
+    remark = f"its description is cut: {limit:,} of {size:,} bytes are shown"
+    return Fitted(envelope.encode(members), remark)
 
 
 def _measure(definition: bytes, limits: Limits) -> None:
@@ -116,15 +127,34 @@ def _unchanged(value: str, key: str) -> str:
     raise UnfitError(f"it hides characters in {clean(key) or 'a name'!r}, which calls depend on")
 
 
-def keyed(definitions: Iterable[bytes], member: str, limits: Limits) -> Iterator[tuple[str, bytes]]:
+def keyed(
+    listed: Iterable[bytes], what: str, member: str, limits: Limits, findings: list[str]
+) -> Iterator[tuple[str, bytes]]:
     """Each definition of a resource or prompt as it may be shown, with the text that identifies it.
 
-    Those without one, and those that are unfit, are left out.
+    Args:
+        listed: By a server.
+        what: Name of the list, for messages.
+        member: Which text that is.
+        limits: Bounds on definitions.
+        findings: Told which are left out or cut, and why.
     """
-    for definition in definitions:
+    for position, definition in enumerate(listed, 1):
         try:
             key = envelope.text(envelope.members(definition).get(member))
-            if key:
-                yield key, fit(definition, limits)
+            if not key:
+                raise UnfitError(f"it has no {member}")
+            fitted = fit(definition, limits)
+        except UnfitError as error:
+            findings.append(withheld(position, what, str(error)))
         except (ValueError, RecursionError):
-            continue
+            findings.append(withheld(position, what, "it is not an object"))
+        else:
+            if fitted.remark:
+                findings.append(f"{key!r} of its {what}: {fitted.remark}")
+            yield key, fitted.definition
+
+
+def withheld(position: int, what: str, reason: str) -> str:
+    """What is said of an entry that nobody is shown."""
+    return f"entry {position} of its {what} is withheld: {reason}"

@@ -14,8 +14,8 @@ from rich.text import Text
 from mcp_context_proxy.cli import diagnosis, progress
 from mcp_context_proxy.cli.options import config_option, load_config
 from mcp_context_proxy.cli.running import run
-from mcp_context_proxy.cli.server_facts import failure, last_output, marked, strays
-from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
+from mcp_context_proxy.cli.server_facts import failure, findings, last_output, marked, strays
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import ConfigError, ModelError
 from mcp_context_proxy.items import Kind
@@ -167,10 +167,8 @@ async def _server(client: DownstreamClient, offered: int, seconds: float) -> Ver
 
 
 def _findings(proxy: Proxy) -> Iterator[Verdict]:
-    for finding in proxy.catalog.snapshot.findings:
-        server, colon, message = finding.partition(": ")
-        known = bool(colon) and server in proxy.fleet.clients
-        yield Verdict(Level.WARNING, server if known else "catalog", one_line(message if known else finding))
+    for server, message in findings(proxy):
+        yield Verdict(Level.WARNING, server or "catalog", message)
 
 
 def _show(console: Terminal, verdicts: Iterable[Verdict]) -> None:

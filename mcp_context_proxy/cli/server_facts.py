@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.cli.terminal import one_line
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.condition import State
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.app import Proxy
 
 HIDDEN: Final = "***"
 
@@ -56,6 +59,14 @@ def strays(client: DownstreamClient) -> tuple[str, ...]:
 def marked(strays: Iterable[str]) -> Iterator[str]:
     """They, for a person, who sees them beside lines from stderr."""
     return (f"stdout: {line}" for line in strays)
+
+
+def findings(proxy: Proxy) -> Iterator[tuple[str, str]]:
+    """What was withheld or cut of what servers listed, and why, with the server; '' where it is of none."""
+    for finding in proxy.catalog.snapshot.findings:
+        server, colon, message = finding.partition(": ")
+        known = bool(colon) and server in proxy.fleet.clients
+        yield (server, one_line(message)) if known else ("", one_line(finding))
 
 
 def redacted(config: ServerConfig, text: str) -> str:

@@ -11,8 +11,8 @@ from rich.text import Text
 from mcp_context_proxy.cli import progress
 from mcp_context_proxy.cli.options import config_option, echo_json, load_config
 from mcp_context_proxy.cli.running import run
-from mcp_context_proxy.cli.server_facts import address, failure, last_output, marked, strays
-from mcp_context_proxy.cli.terminal import Terminal, messages, one_line, results
+from mcp_context_proxy.cli.server_facts import address, failure, findings, last_output, marked, strays
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.condition import State
@@ -45,8 +45,11 @@ async def _collect(config: Config) -> list[dict[str, Any]]:
     async with app.open_proxy(config) as proxy:
         seconds = await progress.settle(proxy, messages())
         clients = proxy.fleet.clients
+        found = list(findings(proxy))
         return [
-            _facts(clients[name], seconds[name]) if name in clients else _disabled(server)
+            _facts(clients[name], seconds[name], [message for server, message in found if server == name])
+            if name in clients
+            else _disabled(server)
             for name, server in config.servers.items()
         ]
 
@@ -55,7 +58,7 @@ def _disabled(config: ServerConfig) -> dict[str, Any]:
     return {"name": config.name, "state": "disabled", "address": address(config)}
 
 
-def _facts(client: DownstreamClient, seconds: float) -> dict[str, Any]:
+def _facts(client: DownstreamClient, seconds: float, found: list[str]) -> dict[str, Any]:
     introduction, listing = client.introduction, client.listing
     failed = bool(client.cause) or introduction is None
     facts: dict[str, Any] = {
@@ -63,6 +66,7 @@ def _facts(client: DownstreamClient, seconds: float) -> dict[str, Any]:
         "state": "failed" if failed else "asleep" if client.state is State.ASLEEP else "ready",
         "address": address(client.config),
         "start_ms": round(seconds * 1000),
+        "findings": found,
     }
     if introduction is not None:
         facts |= {
@@ -91,6 +95,10 @@ def _show(console: Terminal, servers: list[dict[str, Any]]) -> None:
             console.prose(Text(f"{facts['name']}: {facts['cause']}", style="red"), hanging=2)
             for line in (*facts["stderr"], *marked(facts["stdout"])):
                 console.prose(Text(f"| {line}", style="dim"), 2, hanging=2)
+        if found := facts.get("findings"):
+            console.say()
+            told = f"{counted(len(found), 'remark')} on what it lists: mcp-context-proxy check tells"
+            console.prose(Text(f"{facts['name']}: {told}", style="yellow"), hanging=2)
 
 
 def _row(facts: dict[str, Any]) -> list[Text]:

@@ -5,7 +5,9 @@ Entries stay bytes. One odd entry never costs the rest of the list.
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -54,8 +56,13 @@ class Listing:
     resources: tuple[bytes, ...] = ()
     templates: tuple[bytes, ...] = ()
     prompts: tuple[bytes, ...] = ()
-    findings: tuple[str, ...] = field(default=())
-    """What was left out and why, for a person."""
+    findings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What was left out of each list and why, for a person."""
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """All of these."""
+        return itertools.chain.from_iterable(self.findings.values())
 
 
 async def fetch(
@@ -70,9 +77,7 @@ async def fetch(
     for name in sorted(names, key=list(LISTS).index):
         if introduction.offers(LISTS[name].capability):
             entries, findings = await _fetch_all(link, LISTS[name], limits)
-            listing = replace(
-                listing, **{name: entries}, findings=findings if name == "tools" else listing.findings
-            )
+            listing = replace(listing, **{name: entries}, findings={**listing.findings, name: findings})
     return listing
 
 
@@ -94,7 +99,10 @@ async def _fetch_all(link: Link, listed: Listed, limits: Limits) -> tuple[tuple[
                 # Declared the capability but not this list: templates are often missing.
                 return (), ()
             raise
-        for entry in _page_entries(page, listed.member):
+        found = _page_entries(page, listed.member)
+        if found is None:
+            return tuple(entries), (f"{listed.method}: stopped, a result has no list of {listed.member}",)
+        for entry in found:
             size += len(entry)
             if size > limits.listing_bytes or len(entries) >= limits.tools_per_server:
                 return tuple(entries), (f"{listed.method}: cut after {len(entries)} entries, {size:,} bytes",)
@@ -111,11 +119,12 @@ async def _fetch_all(link: Link, listed: Listed, limits: Limits) -> tuple[tuple[
     return tuple(entries), (f"{listed.method}: stopped after {limits.pages} pages",)
 
 
-def _page_entries(page: Members, member: str) -> list[bytes]:
+def _page_entries(page: Members, member: str) -> list[bytes] | None:
+    """The entries of a page; None where it is none."""
     raw = page.get(member)
     if raw is None:
-        return []
+        return None
     try:
         return [bytes(entry) for entry in _entries(raw)]
     except msgspec.DecodeError:
-        return []
+        return None

@@ -113,7 +113,7 @@ def _with_header_maps(fetched: Listing, connected: Connected) -> Listing:
     from mcp_context_proxy.downstream.http import header_map  # noqa: PLC0415 - imports the SDK
 
     maps.clear()
-    usable, findings = [], list(fetched.findings)
+    usable, findings = [], list(fetched.findings.get("tools", ()))
     for definition in fetched.tools:
         name, mapping, problem = header_map(definition)
         if problem is None:
@@ -121,4 +121,4 @@ def _with_header_maps(fetched: Listing, connected: Connected) -> Listing:
             maps[name] = mapping
         else:
             findings.append(f"tool {name!r} is withheld: {problem}")
-    return replace(fetched, tools=tuple(usable), findings=tuple(findings))
+    return replace(fetched, tools=tuple(usable), findings={**fetched.findings, "tools": tuple(findings)})

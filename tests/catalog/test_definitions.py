@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import real_lists
 
-from mcp_context_proxy.catalog.definitions import UnfitError, fit
+from mcp_context_proxy.catalog.definitions import Fitted, UnfitError, fit
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.wire.text import clean
 
@@ -24,7 +24,7 @@ def encoded(**members: Any) -> bytes:
 
 
 def fitted(definition: bytes, limits: Limits = LIMITS) -> Any:
-    return json.loads(fit(definition, limits))
+    return json.loads(fit(definition, limits).definition)
 
 
 def test_real_definitions_stay_the_bytes_they_are() -> None:
@@ -33,7 +33,7 @@ def test_real_definitions_stay_the_bytes_they_are() -> None:
             for definition in (json.dumps(tool).encode(), json.dumps(tool, ensure_ascii=False).encode()):
                 texts = json.dumps(tool, ensure_ascii=False)
                 if clean(texts) == texts and "\\r" not in texts:
-                    assert fit(definition, LIMITS) == definition
+                    assert fit(definition, LIMITS) == Fitted(definition)
 
 
 def test_characters_that_a_person_does_not_see_go_from_texts_at_every_depth() -> None:

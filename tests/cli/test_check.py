@@ -101,7 +101,13 @@ def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, fo
 
 def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> None:
     workshop.server("empty", tools=[])
-    workshop.server("mixed", tools=[tool("good"), {"name": "no_schema"}])
+    workshop.server(
+        "mixed",
+        tools=[tool("good"), {"name": "no_schema"}, tool("wordy", "Says much. " * 300_000)],
+        resources=[{"uri": "x:1", "name": "one"}, {"name": "no_uri"}],
+        on={"prompts/list": [{"result": {"prompts": "none"}}]},
+        prompts=[{"name": "p"}],
+    )
     rules = workshop.folder / "rules"
     rules.mkdir()
     (rules / "odd.md").write_text("---\npriority: high\n---\nBe brief.\n", encoding="utf-8")
@@ -110,10 +116,13 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
     told = flat(done.stdout)
     assert done.returncode == 0
     assert "warning empty: it is ready, and offers no tools" in told
-    assert "ok mixed: 1 of 2 tools, ready in" in told
-    assert "warning mixed: entry 1 of its tools is withheld" in told
+    assert "ok mixed: 2 of 3 tools, ready in" in told
+    assert "warning mixed: entry 2 of its tools is withheld" in told
+    assert "mixed: tool 'wordy': its description is cut: 16,384 of 3,300,000 bytes are shown" in told
+    assert "mixed: entry 2 of its resources is withheld: it has no uri" in told
+    assert "mixed: prompts/list: stopped, a result has no list of prompts" in told
     assert "odd.md:2" in done.stdout.replace("\n         ", "")
-    assert "It works, with 3 warnings" in told
+    assert "It works, with 6 warnings" in told
 
 
 def test_who_is_strict_is_not_content_with_warnings(run: Run, workshop: Workshop) -> None:

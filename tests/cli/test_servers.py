@@ -6,13 +6,15 @@ from .conftest import Run
 
 
 def test_each_server_is_shown_with_its_state_and_what_it_offers(run: Run, workshop: Workshop) -> None:
-    workshop.server("old", tools=[tool("a"), tool("b")], version="1.2")
+    workshop.server("old", tools=[tool("a"), tool("b"), {"name": "bare"}], version="1.2")
     workshop.server("new", era="modern", tools=[tool("c")])
     workshop.server("off", settings={"enabled": False})
     data = json.loads(run("servers", "--json", "--config", workshop.config()).stdout)
 
     old, new, off = data["servers"]
-    assert (old["state"], old["era"], old["tools"]) == ("ready", "handshake", 2)
+    assert (old["state"], old["era"], old["tools"]) == ("ready", "handshake", 3)
+    assert old["findings"] == ["entry 3 of its tools is withheld: tool 'bare' has no inputSchema object"]
+    assert new["findings"] == []
     assert (new["state"], new["era"], new["protocol"]) == ("ready", "modern", "2026-07-28")
     assert off["state"] == "disabled"
     assert old["start_ms"] > 0
