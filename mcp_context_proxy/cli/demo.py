@@ -57,7 +57,7 @@ BAR: Final = 20
 OWN_SERVER: Final = """\
 [servers.memory]
 command = "npx"
-args = ["-y", "@modelcontextprotocol/server-memory"]"""
+args = ["-y", "@modelcontextprotocol/server-memory@2026.8.31"]"""
 
 PROGRAM: Final = "mcp-context-proxy"
 

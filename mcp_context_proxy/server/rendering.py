@@ -24,6 +24,8 @@ DEPTH = 3
 ENUM_VALUES = 12
 """Values of an enumeration that a signature spells out."""
 
+HOW_TO_CALL = "Call a tool by its name, or through call_tool with its name and arguments."
+
 DESCRIPTION_CHARACTERS = 600
 """Of a tool's description in text; the rest is in its definition."""
 
@@ -136,10 +138,11 @@ def answer_text(query: str, answer: Found, notes: Sequence[str], with_schema: bo
         parts += _texts(answer.results, with_schema)
         if answer.near_misses:
             parts.append(f"No tool fits well. The nearest: {', '.join(map(_named, answer.near_misses))}.")
-        parts.append("Call a tool by its name, or through call_tool with its name and arguments.")
+        parts.append(HOW_TO_CALL)
     elif answer.near_misses:
         parts.append(f"Nothing fits {asked} well. The nearest of {known}, in case one is meant:")
         parts += _texts(answer.near_misses, with_schema)
+        parts.append(f"If one of them could do it, call it all the same. {HOW_TO_CALL}")
     else:
         parts.append(f"Nothing was found for {asked} among {known} tools.")
     return "\n\n".join(parts)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mcp_context_proxy.cli.diagnosis import unpinned
 from mcp_context_proxy.cli.main import COMMANDS
-from mcp_context_proxy.config import load
+from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig
 from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
@@ -44,6 +45,15 @@ def test_the_claude_code_commands_start_the_proxy(readme, understood):
     entry = json.loads(shlex.split(as_json)[0])
     assert entry["alwaysLoad"] is True
     understood(entry["args"])
+
+
+@pytest.mark.parametrize("page", ["README.md", "config.example.toml"])
+def test_no_server_that_is_pasted_from_here_is_one_that_check_warns_about(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    pasted = re.findall(r"^(?:# )?args = (\[.*?\])", text, re.M)
+    assert pasted
+    for args in pasted:
+        assert unpinned(ServerConfig(name="s", command="npx", args=tuple(json.loads(args)))) is None
 
 
 def test_a_host_file_that_starts_the_proxy_can_be_the_one_it_reads(readme, tmp_path):

@@ -185,6 +185,14 @@ async def test_a_search_whose_filters_leave_nothing_says_what_they_left_out(host
     assert result["structuredContent"]["fits"] is False
 
 
+async def test_when_nothing_fits_the_nearest_are_named_and_may_be_called(host: Host) -> None:
+    result = await host.call(SEARCH, {"query": "zyxgh qwvut"})
+
+    assert result["structuredContent"]["fits"] is False
+    assert result["structuredContent"]["near_misses"]
+    assert "call it all the same. Call a tool by its name" in result["content"][0]["text"]
+
+
 async def test_no_more_is_returned_than_was_asked_for(host: Host) -> None:
     result = await host.call(
         SEARCH, {"query": "weather tides commit forecast", "top_n": 1, "kinds": ["tool"]}
