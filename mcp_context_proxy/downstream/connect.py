@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -101,7 +101,8 @@ async def connect(
     Raises:
         Exception: the transport's or the server's failure, possibly in an exception group.
     """
-    refusal, auth = "", None
+    refusal: Exception | None = None
+    auth = None
     if config.transport != "stdio" or sys.platform == "win32":
         await load_sdk()
     if config.transport != "stdio":
@@ -119,10 +120,11 @@ async def connect(
             except (RemoteError, BadAnswerError, CallTimeoutError) as error:
                 if config.era == "modern" or _refuses_us(error):
                     raise
-                refusal = str(error)
+                refusal = error
     logger.debug("server %s: %s", config.name, refusal or "connecting")
-    async with _connect_duplex(config, limits, output, auth, inbound) as connected:
-        yield connected
+    async with _connect_duplex(config, limits, output, auth, inbound) as opened:
+        silent = opened.introduction.ignores_probe or isinstance(refusal, CallTimeoutError)
+        yield replace(opened, introduction=replace(opened.introduction, ignores_probe=silent))
 
 
 @asynccontextmanager

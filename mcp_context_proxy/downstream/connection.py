@@ -17,6 +17,7 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.condition import Condition, State
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe, innermost
+from mcp_context_proxy.downstream.greeting import Greeting
 from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.output import Output
@@ -24,7 +25,7 @@ from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.downstream.starts import Slot, Starts
 from mcp_context_proxy.downstream.subscription import Subscription
 from mcp_context_proxy.downstream.wishes import Wishes
-from mcp_context_proxy.errors import CallInterruptedError, LoginRequiredError, RemoteError
+from mcp_context_proxy.errors import LoginRequiredError
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.text import clean
 
@@ -69,7 +70,7 @@ class Connection:
         self._output, self._memory, self._redact = output, memory, redact
         self._inbound, self._in_use = inbound, in_use
         self._subscription = Subscription(limits, wishes, inbound.on_notification, lists.suspect_all)
-        self._learned_era: Era | None = None
+        self._greeting = Greeting(memory)
         self._recalled, self._login_wanted = False, False
 
     def configure(self, config: ServerConfig, limits: Limits) -> None:
@@ -84,7 +85,6 @@ class Connection:
         known = await anyio.to_thread.run_sync(self._memory.recall, self._config)
         if known is not None:
             self._condition.introduction = known.introduction
-            self._learned_era = known.introduction.era
             self._lists.recall(known.listing)
             self._rest.refresh_first = known.stale
             self._sleep()
@@ -96,7 +96,7 @@ class Connection:
             starts: Bounds how many servers are being started at a time.
         """
         restarts = self._condition.restarts
-        await self._recall_brittle()
+        await self._greeting.recall(self._config)
         while True:
             if self._condition.introduction is not None:
                 # It has been there, so it will be: who calls waits for it rather than be told to try again.
@@ -130,9 +130,11 @@ class Connection:
             self._condition.start()
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
+                config = self._greeting.applied_to(self._config)
                 async with connect(
-                    self._config_for_era(), self._limits, self._output, self._redact, self._inbound
+                    config, self._limits, self._output, self._redact, self._inbound
                 ) as connected:
+                    await self._greeting.succeeded(self._config, connected.introduction)
                     await self._list(connected)
                     scope.deadline = float("inf")
                     slot.free()
@@ -145,7 +147,7 @@ class Connection:
                 self._fail(f"it {connected.loss.cause}")
         except Exception as error:
             # boundary: whatever a downstream server or its transport does stays with this server
-            await self._note(innermost(error))
+            self._note(innermost(error))
             self._fail(describe(error))
         finally:
             slot.free()
@@ -155,29 +157,10 @@ class Connection:
                 self._rest.end()
         return 0.0 if ready_at is None else anyio.current_time() - ready_at
 
-    def _config_for_era(self) -> ServerConfig:
-        """The configuration, with the era named that was learned, so that it is not probed again."""
-        if self._learned_era is Era.HANDSHAKE and self._config.era == "auto":
-            return self._config.model_copy(update={"era": "handshake"})
-        return self._config
-
-    async def _recall_brittle(self) -> None:
-        if self._memory is None or self._config.era != "auto" or self._learned_era is not None:
-            return
-        if await anyio.to_thread.run_sync(self._memory.dies_of_probe, self._config):
-            self._learned_era = Era.HANDSHAKE
-
-    async def _note(self, error: BaseException) -> None:
+    def _note(self, error: BaseException) -> None:
         """What a failure teaches for the next attempt."""
         self._login_wanted = isinstance(error, LoginRequiredError)
-        if isinstance(error, CallInterruptedError) and error.subject == "server/discover":
-            # Some old servers die on a request they do not know: the next start skips the modern probe.
-            self._learned_era = Era.HANDSHAKE
-            if self._memory is not None:
-                await anyio.to_thread.run_sync(self._memory.keep_brittle, self._config)
-        elif isinstance(error, RemoteError):
-            # It was updated, or had died of something else: it is asked anew what it speaks.
-            self._learned_era = None
+        self._greeting.failed(error)
 
     async def _list(self, connected: Connected) -> None:
         """Know what there is; a caller who waits need not wait for lists that were known before."""
@@ -193,7 +176,6 @@ class Connection:
             await anyio.to_thread.run_sync(self._memory.keep, *facts)
 
     def _become_ready(self, connected: Connected) -> None:
-        self._learned_era = connected.introduction.era
         self._condition.become_ready(connected)
         self._rest.end()
 

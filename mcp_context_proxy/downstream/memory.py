@@ -1,4 +1,4 @@
-"""What is remembered of servers: what those that sleep said and listed, and which die of a question.
+"""What is remembered of servers: what those that sleep said and listed, and which are not to be probed.
 
 It is kept by a digest of how a server is connected, so that a server that is configured differently is
 another one. What cannot be read, for whatever reason, was never remembered. All methods block.
@@ -26,8 +26,8 @@ STALE_SECONDS = 24 * 3600.0
 """A listing that is older is fetched again once, in the background: programs are updated behind our back."""
 
 
-BRITTLE = ":dies-of-probe"
-"""Beside the digest of a server, the key under which that is kept."""
+UNPROBED = ":unprobed"
+"""Beside the digest of a server, the key under which it is kept that a probe is wasted on it."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -65,21 +65,30 @@ class Memory:
         # A clock that was set back makes no listing fresh.
         return Remembered(kept.introduction, kept.listing, not 0 <= age < STALE_SECONDS)
 
-    def dies_of_probe(self, config: ServerConfig) -> bool:
-        """Whether the server has lately died of being asked what only modern servers know."""
+    def unprobed(self, config: ServerConfig) -> str | None:
+        """As which version the server said to be when a probe was last wasted on it; None long after that."""
         try:
-            found = self._store.get(connection_key(config) + BRITTLE)
+            found = self._store.get(connection_key(config) + UNPROBED)
         except StoreError as error:
             logger.debug("server %s: nothing is remembered: %s", config.name, error)
-            return False
-        return found is not None and 0 <= self._clock() - found[0] < STALE_SECONDS
+            return None
+        lately = found is not None and 0 <= self._clock() - found[0] < STALE_SECONDS
+        return found[1].decode("utf-8", "replace") if found is not None and lately else None
 
-    def keep_brittle(self, config: ServerConfig) -> None:
-        """Remember that the server has died of it; when that fails it will die once more."""
+    def keep_unprobed(self, config: ServerConfig, version: str) -> None:
+        """Remember that a probe was wasted on the server; when that fails another one will be."""
         try:
-            self._store.put(connection_key(config) + BRITTLE, self._clock(), b"")
+            said = version.encode("utf-8", "replace")
+            self._store.put(connection_key(config) + UNPROBED, self._clock(), said)
         except StoreError as error:
             logger.debug("server %s is not remembered: %s", config.name, error)
+
+    def forget_unprobed(self, config: ServerConfig) -> None:
+        """Have the server probed by the next proxy; when that fails it will be in a day."""
+        try:
+            self._store.forget(connection_key(config) + UNPROBED)
+        except StoreError as error:
+            logger.debug("server %s is not forgotten: %s", config.name, error)
 
     def keep(self, config: ServerConfig, introduction: Introduction, listing: Listing) -> None:
         """Remember the server; when that fails it will be asked again next time."""

@@ -7,7 +7,7 @@ with an error at once. Only positive evidence makes a server modern; anything el
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mcp_context_proxy import __version__
@@ -41,6 +41,8 @@ class Introduction:
     server_info: Mapping[str, JSON]
     capabilities: Mapping[str, JSON]
     instructions: str
+    ignores_probe: bool = False
+    """It said nothing to `server/discover`, and then answered the handshake."""
 
     def offers(self, capability: str) -> bool:
         """Whether the server declared `capability`, such as ``tools``."""
@@ -65,12 +67,15 @@ async def negotiate(
         return await initialize(link, limits, capabilities)
     if config.era == "modern":
         return await discover(link, limits.connect_seconds)
+    ignored = False
     try:
         return await discover(link, limits.probe_seconds)
-    except (RemoteError, BadAnswerError, CallTimeoutError):
+    except CallTimeoutError:
+        ignored = True
+    except (RemoteError, BadAnswerError):
         pass
     try:
-        return await initialize(link, limits, capabilities)
+        return replace(await initialize(link, limits, capabilities), ignores_probe=ignored)
     except RemoteError as error:
         if error.code != UNSUPPORTED_VERSION:
             raise

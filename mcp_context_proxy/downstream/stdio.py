@@ -84,10 +84,12 @@ class StdioChannel:
         )
         reader = self._reader = PipeReader(feed)
         out, _ = await loop.connect_read_pipe(lambda: reader, stdout)
+        self._transports.append(out)
         err, _ = await loop.connect_read_pipe(lambda: PipeReader(self._output.stderr.feed), stderr)
+        self._transports.append(err)
         into, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
+        self._transports.append(into)
         self._stdin = into
-        self._transports += [out, err, into]
 
     async def send(self, frame: bytes) -> None:
         """Write one frame; waits while the child does not read.
@@ -154,6 +156,9 @@ class StdioChannel:
         await self._exited()
         for transport in self._transports:
             transport.close()
+        # Who was cancelled while connecting had not given all of them to the loop yet.
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            cast("IO[bytes]", pipe).close()
 
     async def _exited(self) -> None:
         delay = EXIT_POLL_SECONDS / 8

@@ -38,6 +38,11 @@ class SqliteListings:
                 (KEPT,),
             )
 
+    def forget(self, key: str) -> None:
+        """Keep nothing by that key."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM listings WHERE key = ?", (key,))
+
 
 def _digest(key: str, listing: bytes) -> bytes:
     return hashlib.sha256(key.encode() + b"\0" + listing).digest()

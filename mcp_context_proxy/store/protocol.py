@@ -145,6 +145,9 @@ class ListingStore(Protocol):
     def put(self, key: str, time: float, listing: bytes) -> None:
         """Keep a listing in the place of the one before it."""
 
+    def forget(self, key: str) -> None:
+        """Keep nothing by that key."""
+
 
 class StatisticsStore(Protocol):
     """How often and how well tools and searches did."""
