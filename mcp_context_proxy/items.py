@@ -61,7 +61,8 @@ class Tool:
     definition: bytes
     """One JSON object, as received; only texts are cleaned and cut where they must be."""
     fingerprint: str
-    """SHA-256 (hex) over server and definition; changes when anything about the tool changes."""
+    """SHA-256 (hex) over server and definition; changes when anything about the tool changes, but not when
+    its members come in another order."""
     include: IncludeMode = IncludeMode.AGENT
     tags: tuple[str, ...] = ()
     """As configured."""

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from mcp_context_proxy.catalog.fingerprints import fingerprint
 from mcp_context_proxy.catalog.naming import exposed_name
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import engine
@@ -81,7 +82,7 @@ def tool(
         exposed_name=exposed_name(server, name, Config().expose.max_name_length),
         description=description,
         definition=definition,
-        fingerprint=hashlib.sha256(server.encode() + b"\0" + definition).hexdigest(),
+        fingerprint=fingerprint(server, definition),
         include=IncludeMode(include),
     )
 
@@ -104,8 +105,8 @@ def _document(
     kind: Kind, name: str, text: str, description: str, include: Include, priority: int
 ) -> Document:
     facts = msgspec.json.encode([kind, name, text, description, include, priority])
-    fingerprint = hashlib.sha256(facts).hexdigest()
-    return Document(kind, name, description, text, fingerprint, IncludeMode(include), priority)
+    digest = hashlib.sha256(facts).hexdigest()
+    return Document(kind, name, description, text, digest, IncludeMode(include), priority)
 
 
 class Catalog:

@@ -6,7 +6,6 @@ one: a bad one is withheld with a reason, never the whole list.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from mcp_context_proxy.catalog import definitions, naming
 from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.fingerprints import fingerprint, steady
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
@@ -89,7 +89,7 @@ class Catalog:
         self._parsed = {
             client.name: self._parsed[client.name] for client in self._clients if client.name in self._parsed
         }
-        tools = self._named_tools(findings)
+        tools = steady(self.snapshot.tools, self._named_tools(findings))
         by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
         for tool in tools.values():
             by_server[tool.server].append(tool)
@@ -107,9 +107,9 @@ class Catalog:
             sources=(*sources, *document_sources),
             tools=tools,
             documents={item.uri: item for item in sorted(documents, key=lambda item: item.uri)},
-            resources=self._resources(findings),
+            resources=steady(self.snapshot.resources, self._resources(findings)),
             templates=tuple(self._templates(findings)),
-            prompts=self._prompts(findings),
+            prompts=steady(self.snapshot.prompts, self._prompts(findings)),
             findings=tuple(findings),
         )
         if not _same(self.snapshot, made):
@@ -192,7 +192,7 @@ class Catalog:
             exposed_name=naming.exposed_name(config.name, name, self._expose.max_name_length),
             description=envelope.text(envelope.members(fitted.definition).get("description")) or "",
             definition=fitted.definition,
-            fingerprint=hashlib.sha256(config.name.encode() + b"\0" + definition).hexdigest(),
+            fingerprint=fingerprint(config.name, definition),
             include=config.include_of(name),
             tags=config.tags_of(name),
             category=config.category_of(name),

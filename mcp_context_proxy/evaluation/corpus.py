@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw
 
+from mcp_context_proxy.catalog.fingerprints import fingerprint
 from mcp_context_proxy.catalog.naming import exposed_name
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.errors import DataFileError
@@ -61,5 +61,5 @@ def _tool(line: CorpusLine) -> Tool:
         exposed_name=exposed_name(line.server, line.name, ExposeConfig().max_name_length),
         description=line.description or "",
         definition=definition,
-        fingerprint=hashlib.sha256(line.server.encode() + b"\0" + definition).hexdigest(),
+        fingerprint=fingerprint(line.server, definition),
     )

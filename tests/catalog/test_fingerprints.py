@@ -1,12 +1,20 @@
 """A fingerprint tells every difference between definitions, and nothing else."""
 
+import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
 import pytest
-from support.proxies import inside
-from support.servers import Workshop, tool
+from hypothesis import given
+from hypothesis import strategies as st
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Workshop, real_lists, tool
+
+from mcp_context_proxy.catalog.fingerprints import fingerprint
+from mcp_context_proxy.downstream.condition import State
 
 pytestmark = pytest.mark.anyio
 
@@ -49,3 +57,105 @@ async def test_order_and_pages_of_a_list_do_not_count(tmp_path: Path) -> None:
     other = await fingerprints(tmp_path / "other", "s", tools[::-1], page_size=3)
 
     assert one == other
+
+
+def shuffled(value: Any, chance: Random) -> Any:
+    """The same value, with the members of every object in another order."""
+    if isinstance(value, list):
+        return [shuffled(item, chance) for item in value]
+    if isinstance(value, dict):
+        members = [(name, shuffled(item, chance)) for name, item in value.items()]
+        chance.shuffle(members)
+        return dict(members)
+    return value
+
+
+def reversed_members(value: Any) -> Any:
+    if isinstance(value, list):
+        return [reversed_members(item) for item in value]
+    if isinstance(value, dict):
+        return {name: reversed_members(item) for name, item in reversed(value.items())}
+    return value
+
+
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(codec="utf-8") | st.sampled_from(':{}[],"\\\u003a'))
+objects = st.dictionaries(
+    texts,
+    st.recursive(
+        st.none() | st.booleans() | numbers | texts,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+        max_leaves=8,
+    ),
+)
+
+
+@given(objects, st.randoms(use_true_random=False), st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_order_and_spaces_within_a_definition_do_not_count(
+    value: dict[str, Any], chance: Random, ascii_only: bool, indent: int | str | None
+) -> None:
+    plain = json.dumps(value, ensure_ascii=False).encode()
+    other = json.dumps(shuffled(value, chance), ensure_ascii=ascii_only, indent=indent).encode()
+
+    assert fingerprint("s", plain) == fingerprint("s", other)
+
+
+@given(objects, objects)
+def test_objects_that_differ_have_different_fingerprints(one: dict[str, Any], other: dict[str, Any]) -> None:
+    alike = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+    assert (
+        fingerprint("s", json.dumps(one).encode()) == fingerprint("s", json.dumps(other).encode())
+    ) == alike
+
+
+def test_every_real_definition_keeps_its_fingerprint_in_another_order() -> None:
+    chance = Random(1)
+    for entries in real_lists().values():
+        for entry in entries:
+            other = json.dumps(shuffled(entry, chance), indent=1).encode()
+            assert fingerprint("s", other) == fingerprint("s", json.dumps(entry).encode()), entry["name"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b'{"name":"a","name":"b"}', b'{"name":"c","name":"b"}'),
+        (b'{"name":"a","name":"b"}', b'{"name":"b"}'),
+        (b'{"name":"a","name":"b:"}', rb'{"name":"b\u003a"}'),
+        (b'{"name":"a","a":1e400}', b'{"name":"a","a":1e401}'),
+        (b'{"name":"a","a":18446744073709551617}', b'{"name":"a","a":18446744073709551616}'),
+        (b'{"name":"a","a":1}', b'{"name":"a","a":true}'),
+        (b'{"name":"a","a":null}', b'{"name":"a"}'),
+    ],
+)
+def test_what_a_parser_would_overlook_counts(one: bytes, other: bytes) -> None:
+    assert fingerprint("s", one) != fingerprint("s", other)
+
+
+async def test_lists_in_another_order_are_no_change_and_what_changes_is_one(workshop: Workshop) -> None:
+    tools = [tool("say", "Say it", annotations={"readOnlyHint": True, "title": "Say"}), tool("stay")]
+    prompts = [{"name": "greet", "description": "Greet", "arguments": [{"name": "whom", "required": True}]}]
+    resources = [{"uri": "note://1", "name": "one", "mimeType": "text/plain"}]
+    first = {"tools": tools, "prompts": prompts, "resources": resources}
+    second = first | {"tools": [tools[0] | {"title": "Say!"}, tools[1]]}
+    calls = {"say": [{"set": reversed_members(first)}], "stay": [{"set": second}]}
+    server = workshop.server("s", calls=calls, **first)
+    async with inside(workshop.config()) as proxy:
+        client, host = proxy.fleet.clients["s"], Host(proxy, "handshake")
+        await until(lambda: client.state is State.READY)
+        before = proxy.catalog.refresh()
+        listed = await host.raw("tools/list")
+        await host.call("s__say")
+        await until(lambda: client.listing.tools[0].startswith(b'{"annotations"'))
+        await until(lambda: client.listing.prompts[0].startswith(b'{"arguments"'))
+        await until(lambda: client.listing.resources[0].startswith(b'{"mimeType"'))
+
+        assert proxy.catalog.refresh() is before
+        assert await host.raw("tools/list") == listed
+        await host.call("s__stay")
+        await until(lambda: b"Say!" in client.listing.tools[0])
+
+        assert proxy.catalog.refresh() is not before
+        assert "Say!" in await host.raw("tools/list")
+    assert len(server.ledger.messages("tools/list")) == 3
