@@ -20,6 +20,7 @@ from mcp_context_proxy.front.process import (
     listen_for_signals,
     raise_file_limit,
     spare_the_collector,
+    take_short_turns,
 )
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
@@ -60,6 +61,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
     raise_file_limit()
     give_back_large_memory()
+    take_short_turns()
     # Listened for before any server is started: none may outlive a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as listening:
