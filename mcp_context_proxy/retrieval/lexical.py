@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -225,15 +226,17 @@ class LexicalIndex:
         """Score every item for some terms, each of which counts once; those ``alike`` count a ``share``."""
         asked = list(query)
         terms = [*asked, *alike]
-        items = int(self.firsts[-1])
-        scores, idf = np.zeros(items, np.float32), {}
-        for at, (cells, counts) in enumerate(self._occurrences(terms)):
-            having, x = self._by_item(cells, counts)
-            rarity = np.log1p((items - having.size + 0.5) / (having.size + 0.5))
-            rarity *= 1.0 if at < len(asked) else share
-            idf[terms[at]] = float(np.float32(rarity)) if having.size else float(rarity)
-            np.add.at(scores, having, np.float32(rarity) * _saturated(x))
-        return Weighed(scores, idf)
+        items, scores = int(self.firsts[-1]), np.zeros(int(self.firsts[-1]), np.float32)
+        which, having, x = self._by_item(terms)
+        frequencies = np.bincount(which, minlength=len(terms))
+        rarity = np.log1p((items - frequencies + 0.5) / (frequencies + 0.5))
+        rarity[len(asked) :] *= share
+        added = rarity.astype(np.float32).take(which)
+        added *= _saturated(x)
+        np.add.at(scores, having, added)
+        # What does not occur is in no score, and its idf keeps all its digits.
+        exact = np.where(frequencies > 0, rarity.astype(np.float32), rarity)
+        return Weighed(scores, dict(zip(terms, exact.tolist(), strict=True)))
 
     def parts(self, item: int, idf: Mapping[str, float]) -> list[tuple[str, str, float]]:
         """The score of one item divided by field and term, in the order of the query's terms."""
@@ -243,9 +246,10 @@ class LexicalIndex:
         hashes = counted.vocabulary[counted.terms[row]]
         places, counts = counted.fields[row], counted.counts[row]
         own, found = self.norms.reshape(-1, len(FIELDS))[item], []
-        occurring: dict[int, list[int]] = {}
+        asked, occurring = set(map(hash, idf)), dict[int, list[int]]()
         for place, number in enumerate(hashes.tolist()):
-            occurring.setdefault(number, []).append(place)
+            if number in asked:
+                occurring.setdefault(number, []).append(place)
         for term, rarity in idf.items():
             if at := occurring.get(hash(term)):
                 shares = counts[at] * own[places[at]]
@@ -254,28 +258,40 @@ class LexicalIndex:
                 found += [(FIELDS[f], term, float(a)) for f, a in zip(places[at], added, strict=True)]
         return found
 
-    def _occurrences(self, terms: Sequence[str]) -> list[tuple[NDArray[np.int32], Small]]:
-        """For each term the cells it is in, of the whole catalog, and its counts there."""
-        hashes = np.array([hash(term) for term in terms], np.int64)
-        cells = [[np.zeros(0, np.int32)] for _ in terms]
-        counts: list[list[Small]] = [[np.zeros(0, np.uint8)] for _ in terms]
-        for group, place in zip(self.groups, self._places(), strict=True):
-            for at, span in group.whole.spans(hashes):
-                cells[at].append(group.whole.cells[span] + np.int32(place.start * len(FIELDS)))
-                counts[at].append(group.whole.counts[span])
-        return [(np.concatenate(c), np.concatenate(n)) for c, n in zip(cells, counts, strict=True)]
-
     def _by_item(
-        self, cells: NDArray[np.int32], counts: Small
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The items that have a term, and their weighted counts over all fields."""
-        weighted = self.norms.take(cells)
-        weighted *= counts
+        self, terms: Sequence[str]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+        """Each term with each item that has it, and its weighted count there over all fields.
+
+        In the order of the terms, and of the items that have each.
+        """
+        cells, counts, sizes = self._occurrences(terms)
+        which = np.repeat(np.arange(len(terms), dtype=np.int32), sizes)
         items = cells // np.int32(len(FIELDS))
         is_first = np.ones(items.size, bool)
         np.not_equal(items[1:], items[:-1], out=is_first[1:])
-        firsts = np.flatnonzero(is_first)
-        return items.take(firsts), np.add.reduceat(weighted, firsts) if firsts.size else weighted
+        ends = np.cumsum(sizes, dtype=np.intp)
+        is_first[ends[ends < items.size]] = True
+        (firsts,) = is_first.nonzero()
+        weighted = self.norms.take(cells)
+        weighted *= counts
+        added = np.add.reduceat(weighted, firsts) if firsts.size else weighted
+        return which.take(firsts), items.take(firsts), added
+
+    def _occurrences(self, terms: Sequence[str]) -> tuple[NDArray[np.int32], Small, list[int]]:
+        """The cells of the whole catalog that terms are in, term by term, their counts, how many of each."""
+        hashes = np.array([hash(term) for term in terms], np.int64)
+        found: list[list[tuple[NDArray[np.int32], Small]]] = [[] for _ in terms]
+        for group, place in zip(self.groups, self._places(), strict=True):
+            shift = np.int32(place.start * len(FIELDS))
+            for at, span in group.whole.spans(hashes):
+                found[at].append((group.whole.cells[span] + shift, group.whole.counts[span]))
+        pairs = list(chain.from_iterable(found))
+        return (
+            np.concatenate([np.zeros(0, np.int32), *(cells for cells, _ in pairs)]),
+            np.concatenate([np.zeros(0, np.uint8), *(counts for _, counts in pairs)]),
+            [sum(cells.size for cells, _ in of_term) for of_term in found],
+        )
 
 
 def _saturated(x: NDArray[np.float32]) -> NDArray[np.float32]:

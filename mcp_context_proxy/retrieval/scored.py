@@ -5,6 +5,7 @@ An immutable value between the arrays and the answer; nothing here waits or reme
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -265,11 +266,11 @@ class Scored:
             return 0.0
         best_item = int(self.items[self.lexical.argmax()])
         matched = {term for _, term, _ in self.index.lexical.parts(best_item, self.idf)}
-        return sum(self.idf[term] for term in matched) / self._rarity()
+        return math.fsum(self.idf[term] for term in matched) / self._rarity()
 
     def _rarity(self) -> float:
         """The idf of the query."""
-        return sum(self.idf[term] for term in self.asked)
+        return math.fsum(self.idf[term] for term in self.asked)
 
     def _best_pair(self, place: int) -> tuple[str | None, str]:
         """The text of the query and the chunk of an item that are nearest to each other."""
