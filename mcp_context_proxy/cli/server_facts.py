@@ -47,8 +47,8 @@ def failure(client: DownstreamClient) -> str:
 
 def last_output(client: DownstreamClient) -> tuple[str, ...]:
     """The last lines a server wrote to stderr; those it repeats at each restart once."""
-    lines = dict.fromkeys(redacted(client.config, line) for line in client.stderr)
-    return tuple(lines)[-STDERR_SHOWN:]
+    lines = dict.fromkeys(redacted(client.config, line) for line in reversed(client.stderr))
+    return tuple(lines)[:STDERR_SHOWN][::-1]
 
 
 def strays(client: DownstreamClient) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ class DownstreamClient:
     @property
     def stderr(self) -> tuple[str, ...]:
         """The last lines the server wrote to stderr, oldest first."""
-        return self._output.stderr.lines()
+        return self._condition.stderr
 
     @property
     def strays(self) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ from mcp_context_proxy.errors import ServerUnavailableError
 
 logger = logging.getLogger(__name__)
 
+QUOTED_LINES = 5
+"""Lines of a server's output that an error message quotes."""
+
 
 class State(StrEnum):
     """Where a connection stands."""
@@ -50,6 +53,8 @@ class Condition:
         self.introduction: Introduction | None = None
         self.cause = ""
         """Why the connection failed last; empty while there is nothing to say."""
+        self._last_words: tuple[str, ...] | None = None
+        """On stderr when the connection failed last."""
         self.useful = False
         """It has answered a request of a client since it was connected."""
         self.restarts = Restarts(limits)
@@ -90,7 +95,15 @@ class Condition:
         if cause != self.cause:
             logger.warning("server %s: %s", self._server, cause)
         self.cause, self.connected = cause, None
+        self._last_words = self._output.stderr.lines()
         self.enter(State.FAILED)
+
+    @property
+    def stderr(self) -> tuple[str, ...]:
+        """Its last words on stderr; what it says as it is started again hides none of them."""
+        if self._last_words is None or self.state is State.READY:
+            return self._output.stderr.lines()
+        return self._last_words
 
     def unavailable(self) -> ServerUnavailableError:
         """The error of a call while there is no connection: the state, the cause, the server's last words."""
@@ -100,4 +113,6 @@ class Condition:
                 f"{state} {self.restarts.failures} times in a row, tried again every "
                 f"{self._limits.breaker_seconds:g} s"
             )
-        return ServerUnavailableError(self._server, state, self.cause, self._output.quoted())
+        return ServerUnavailableError(
+            self._server, state, self.cause, self.stderr[-QUOTED_LINES:] or self._output.strays.lines
+        )

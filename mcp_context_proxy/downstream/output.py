@@ -21,9 +21,6 @@ STRAY_CHARACTERS = 120
 STRAY_BYTES = 16 * KIB
 """That are looked at of a line of megabytes: enough for a secret to be recognized whole."""
 
-QUOTED_LINES = 5
-"""Lines that an error message quotes."""
-
 
 class Strays:
     """The first lines on a server's stdout that are no messages; those it repeats at each start once."""
@@ -56,7 +53,3 @@ class Output:
         """Hold nothing yet; `redact` takes secrets out."""
         self.stderr = StderrTail(server, limits, redact)
         self.strays = Strays(server, redact)
-
-    def quoted(self) -> tuple[str, ...]:
-        """What an error message quotes: its last words, or what it said in the wrong place."""
-        return self.stderr.lines()[-QUOTED_LINES:] or self.strays.lines

@@ -100,9 +100,11 @@ async def test_a_server_that_exits_at_start_is_told_with_its_last_words(
     workshop.server(
         "dead", at_start=[{"stderr": "reading settings\nno API key: set KEY"}, {"exit": 3}], tools=[tool("x")]
     )
+    workshop.server("mute", at_start=[{"raw": "Usage: mute KEY"}, {"exit": 3}])
     async with inside(workshop.config()) as proxy:
         from mcp_context_proxy.errors import ServerUnavailableError
 
+        assert "its last output: Usage: mute KEY" in str(proxy.fleet.clients["mute"].unavailable())
         assert await works(Host(proxy, era))
         with pytest.raises(ServerUnavailableError) as refused:
             await proxy.fleet.clients["dead"].call("tools/call", {})
@@ -111,6 +113,22 @@ async def test_a_server_that_exits_at_start_is_told_with_its_last_words(
     assert "'dead'" in message
     assert "exited (code 3)" in message
     assert "no API key: set KEY" in message
+
+
+async def test_what_a_server_says_as_it_is_started_again_hides_none_of_its_last_words(
+    workshop: Workshop,
+) -> None:
+    trace = "\n".join([f"frame {number}" for number in range(30)] + ["KeyError: 'KEY'"])
+    die = [{"stderr": trace}, {"exit": 1}]
+    once, again = str(workshop.flag("first")), str(workshop.flag("again"))
+    starting = [{"stderr": "frame 0\nand something else"}, {"once": [again, []]}, {"wait": "/never"}]
+    workshop.server("dead", at_start=[{"once": [once, die]}, *starting])
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        await until(lambda: workshop.flag("again").exists())
+        client = proxy.fleet.clients["dead"]
+
+        assert client.stderr[-2:] == ("frame 29", "KeyError: 'KEY'")
+        assert "KeyError" in str(client.unavailable())
 
 
 async def test_a_program_that_is_not_there_is_told_by_name(workshop: Workshop, good: Server) -> None:

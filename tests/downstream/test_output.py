@@ -1,8 +1,7 @@
 """What a server prints to stdout that is no message: its beginning is kept, harmless and without secrets."""
 
-from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.output import Output, Strays
+from mcp_context_proxy.downstream.output import Strays
 
 
 def test_the_first_lines_are_kept_once_each_and_without_what_a_terminal_would_obey() -> None:
@@ -20,13 +19,3 @@ def test_a_secret_is_gone_also_where_the_line_is_cut() -> None:
 
     assert strays.lines[0].startswith("x" * 80 + "[redacted TOKEN]")
     assert len(strays.lines[0]) == 120
-
-
-def test_an_error_quotes_the_last_words_and_what_was_printed_where_there_are_none() -> None:
-    output = Output("loud", Limits())
-    output.strays.add(b"no licence key")
-    quoted = output.quoted()
-    output.stderr.feed(b"Traceback\nKeyError\n")
-
-    assert quoted == ("no licence key",)
-    assert output.quoted() == ("Traceback", "KeyError")
