@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config, open_group
 from mcp_context_proxy.cli.terminal import Terminal, counted, one_line, results
 from mcp_context_proxy.config import Config
 
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from mcp_context_proxy.store import Store
 
 
-@click.group("interactions")
-def command() -> None:
+@click.group("interactions", invoke_without_command=True)
+@config_option
+@click.pass_context
+def command(ctx: click.Context, config_path: Path | None) -> None:
     """What agents searched, called and said, as it is remembered.
 
-    A running proxy that shares the store notices a change at once.
+    Without a command: stats. A running proxy that shares the store notices a change at once.
     """
+    open_group(ctx, config_path, stats)
 
 
 @command.command("stats")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config, open_group
 from mcp_context_proxy.cli.terminal import Terminal, counted, one_line, results
 from mcp_context_proxy.errors import DataFileError
 
@@ -25,12 +25,15 @@ SHOWN: Final = 10
 """Pairs that ``stats`` shows: those that are most certain."""
 
 
-@click.group("learning")
-def command() -> None:
+@click.group("learning", invoke_without_command=True)
+@config_option
+@click.pass_context
+def command(ctx: click.Context, config_path: Path | None) -> None:
     """What use has taught: which tools were used for which queries.
 
-    A running proxy that shares the store notices a change within seconds.
+    Without a command: stats. A running proxy that shares the store notices a change within seconds.
     """
+    open_group(ctx, config_path, stats)
 
 
 @command.command("stats")

@@ -46,8 +46,8 @@ def remote(config: Config, name: str) -> ServerConfig:
     server = config.servers.get(name)
     if server is None:
         known = ", ".join(name for name, server in config.servers.items() if server.url is not None)
-        told = f"there is no server {name!r} in {config.path}; at a URL are: {known or 'none'}"
-        raise click.ClickException(told)
+        there = f"at a URL are: {known}" if known else "none in it is at a URL"
+        raise click.ClickException(f"there is no server {name!r} in {config.path}; {there}")
     if server.url is None:
         raise click.ClickException(f"server {name!r} is a program: it has nowhere to log in")
     return server

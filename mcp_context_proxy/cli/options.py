@@ -24,6 +24,14 @@ def config_option(command: F) -> F:
     )(command)
 
 
+def open_group(ctx: click.Context, config_path: Path | None, default: click.Command) -> None:
+    """Hand ``--config`` on to the command of a group that is named, or run the one that it is without."""
+    if config_path is not None:
+        ctx.find_root().obj = config_path
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(default)
+
+
 def load_config(
     ctx: click.Context, config_path: Path | None, overrides: Mapping[str, Any] | None = None
 ) -> Config:

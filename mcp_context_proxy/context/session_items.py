@@ -65,8 +65,14 @@ def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None
     same = [tool for tool in snapshot.tools.values() if tool.name == name and server in (None, tool.server)]
     if len(same) == 1:
         return same[0]
-    nearest = [tool.exposed_name for tool in same] or difflib.get_close_matches(name, snapshot.tools, n=3)
-    raise UnknownItemError(str(kind), name, nearest)
+    raise UnknownItemError(str(kind), name, [tool.exposed_name for tool in same] or _near(snapshot, name))
+
+
+def _near(snapshot: Snapshot, name: str) -> list[str]:
+    """Tools with nearly that name, whether it was meant to be the exposed one or the server's own."""
+    exposed = {tool.name: tool.exposed_name for tool in snapshot.tools.values()}
+    exposed |= {each: each for each in snapshot.tools}
+    return list(dict.fromkeys(exposed[near] for near in difflib.get_close_matches(name, exposed, n=3)))
 
 
 def add(session: SessionContext, item: Item) -> None:

@@ -170,7 +170,7 @@ def service_table(service: Service) -> dict[str, str]:
 
 
 def test_stats_tell_how_many_there_are_of_whom(run: Run, config: Path) -> None:
-    done = run("interactions", "stats", "--config", config)
+    done = run("interactions", "--config", config)
     data = json.loads(run("interactions", "stats", "--json", "--config", config).stdout)
 
     assert done.stdout.startswith("3 interactions.\n")

@@ -48,7 +48,7 @@ def another(workshop: Workshop, name: str) -> Path:
 
 
 def stats(run: Run, config: Path) -> dict[str, object]:
-    done = run("learning", "stats", "--json", "--config", config)
+    done = run("learning", "--config", config, "stats", "--json")
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -64,7 +64,7 @@ def test_stats_show_how_much_there_is_and_the_most_certain_first(run: Run, confi
 
 
 def test_where_nothing_is_learned_stats_say_what_teaches(run: Run, workshop: Workshop) -> None:
-    done = run("learning", "stats", "--config", workshop.config())
+    done = run("learning", "--config", workshop.config())
 
     assert done.stdout.startswith("Nothing yet: ")
 
