@@ -116,6 +116,14 @@ async def test_a_request_is_shown_in_three_columns_in_a_stable_order(
     assert "tokens are shown" in page.value("document.querySelector('.share').textContent")
 
 
+async def test_where_nothing_fits_the_nearest_stand_first(page: Page, api: httpx2.AsyncClient) -> None:
+    show(page, (await api.post("/api/v1/context", json={"query": "zyxgh qwvut"})).json())
+    scores = [float(score) for score in texts(page, ".further .score")]
+
+    assert len(scores) > 2
+    assert scores == sorted(scores, reverse=True)
+
+
 async def test_a_priority_has_three_digits(page: Page, api: httpx2.AsyncClient) -> None:
     show(page, (await api.post("/api/v1/context", json={"query": "the address of the team"})).json())
 

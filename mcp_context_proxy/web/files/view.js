@@ -44,7 +44,7 @@ export function contextView(request, behind, order, live) {
     request.rerank ? element("p", { class: "facts" }, `Rerank: ${request.rerank.reason}`) : null,
     orderChoice(order),
     element("div", { class: "columns" }, ...COLUMNS.map(([type, title]) => column(type, title, request.items, order))),
-    further("Nothing fits well. The nearest, not part of the context", request.near_misses, order),
+    further("Nothing fits well. The nearest, not part of the context", request.near_misses, "score"),
     further("Selected, and too dear for the token budget", request.dropped, order),
   ].filter((part) => part !== null);
 }
