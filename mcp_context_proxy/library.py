@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 
 from mcp_context_proxy.catalog.fingerprints import fingerprint
 from mcp_context_proxy.catalog.naming import exposed_name
+from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import engine
 from mcp_context_proxy.context.background import OnProgress
@@ -147,7 +147,7 @@ class _IndexingSearcher(Searcher):
         return snapshot
 
 
-class ContextEngine(engine.ContextEngine):
+class ContextEngine(engine.ContextEngine, Closing):
     """Builds contexts from a catalog. Close it, or use it as a context manager."""
 
     def __init__(
@@ -212,14 +212,6 @@ class ContextEngine(engine.ContextEngine):
         """Let go of the model and the store."""
         self._model.close()
         self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 async def _nothing_starts(seconds: float) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.embedding.lazy import LazyModel
@@ -17,7 +16,7 @@ from mcp_context_proxy.interactions.memory import InteractionMemory, Retention
 from mcp_context_proxy.store import IN_MEMORY, open_store
 
 
-class Interactions(InteractionMemory):
+class Interactions(InteractionMemory, Closing):
     """Remembers what agents do. Blocking and thread-safe. Close it, or use it as a context manager."""
 
     def __init__(self, store: Path | str = IN_MEMORY, config: Config | None = None) -> None:
@@ -57,11 +56,3 @@ class Interactions(InteractionMemory):
         """Let go of the model and the store."""
         self._lazy.close()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

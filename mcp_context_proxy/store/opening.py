@@ -9,11 +9,11 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import platformdirs
 
+from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.interactions import SqliteInteractions
 from mcp_context_proxy.store.learned import SqliteLearned
@@ -43,7 +43,7 @@ another process did that at the same moment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class Store(Closing):
     """An open store: its tables, and where it is."""
 
     vectors: VectorStore
@@ -62,14 +62,6 @@ class Store:
     def close(self) -> None:
         """Close the file."""
         self.database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def default_path() -> Path:
