@@ -32,12 +32,12 @@ PROMISES = (
         (
             MODES,
             SOAK,
-            "downstream/test_life.py::test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again",
+            "downstream/test_calls.py::test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again",
         ),
     ),
     Promise(
         "A server that fails, hangs, floods or lies disturbs no call of another.",
-        (MODES, SOAK, "downstream/test_life.py::test_a_server_that_reads_nothing_more_holds_up_only_itself"),
+        (MODES, SOAK, "downstream/test_calls.py::test_a_server_that_reads_nothing_more_holds_up_only_itself"),
     ),
     Promise(
         "A failure is told as a result that names the server, the cause and what became of the call.",
@@ -47,7 +47,7 @@ PROMISES = (
         "What has no answer ends at its deadline, and the server is told to cancel.",
         (
             "faults/test_every_mode.py::test_a_call_that_was_given_up_is_cancelled_at_the_server",
-            "downstream/test_life.py::test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled",
+            "downstream/test_calls.py::test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled",
             STOPPING + "test_a_host_that_goes_cancels_what_it_asked_for",
         ),
     ),
@@ -105,7 +105,7 @@ PROMISES = (
         "also not encoded.",
         (
             MODES,
-            "authorization/test_oauth.py::test_a_token_that_its_server_tells_is_in_no_error_and_no_log",
+            "authorization/test_proxy.py::test_a_token_that_its_server_tells_is_in_no_error_and_no_log",
             "config/test_secrets.py::test_a_secret_is_found_encoded_and_line_by_line",
             "config/test_secrets.py::test_a_traceback_in_the_log_is_redacted",
             "downstream/test_stderr.py::test_a_secret_is_redacted_also_where_it_came_in_pieces_or_encoded",
@@ -117,7 +117,7 @@ PROMISES = (
         "its three; arguments as they are, never through a shell.",
         (
             "faults/test_every_mode.py::test_what_a_child_inherits_is_a_short_list_and_its_own_settings",
-            "downstream/test_life.py::test_arguments_are_passed_as_they_are_and_never_to_a_shell",
+            "downstream/test_processes.py::test_arguments_are_passed_as_they_are_and_never_to_a_shell",
         ),
     ),
     Promise(
@@ -127,7 +127,7 @@ PROMISES = (
             STOPPING + "test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_started",
             STOPPING + "test_the_guardian_of_the_servers_is_replaced_when_it_was_killed",
             SOAK,
-            "downstream/test_life.py::"
+            "downstream/test_processes.py::"
             "test_children_are_gone_when_the_proxy_stops_also_those_that_ignore_the_end",
             STOPPING + "test_a_second_signal_ends_everything_at_once",
         ),

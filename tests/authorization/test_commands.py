@@ -1,0 +1,67 @@
+"""``login`` and ``logout``, as a person types them."""
+
+import json
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from support.authorization import Protected
+
+from .conftest import configuration, visit
+
+pytestmark = pytest.mark.anyio
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "mcp_context_proxy", *words]
+
+
+async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path) -> None:
+    path = configuration(tmp_path, protected)
+    log = tmp_path / "stderr"
+    words = ("--log-level", "debug", "login", "locked", "--no-browser", "--config", str(path))
+    with log.open("wb") as stderr:
+        process = await anyio.open_process(command(*words), stderr=stderr)
+    async with process:
+        assert process.stdout is not None
+        said = ""
+        while "/authorize?" not in said or not said.rstrip(" ").endswith("\n\n"):
+            said += (await process.stdout.receive()).decode()
+        address = next(line.strip() for line in said.splitlines() if "/authorize?" in line)
+        assert (await visit(address)).status_code == 200
+        async for chunk in process.stdout:
+            said += chunk.decode()
+        assert await process.wait() == 0
+    assert f"Logged in to locked at {protected.issuer.url}" in said
+    (token,) = protected.issuer.access
+    assert token not in said
+
+    words = ("--log-level", "debug", "tools", "--json", "--config", str(path))
+    done = await anyio.run_process(command(*words))
+    logged = log.read_text() + done.stderr.decode()
+    (renewal,) = protected.issuer.refreshable
+    (client,) = protected.issuer.clients.values()
+    assert "DEBUG" in logged
+    for secret in (token, renewal, client.client_secret):
+        assert secret is not None
+        assert secret not in logged
+    assert [tool["name"] for tool in json.loads(done.stdout)["tools"]] == ["locked__whoami"]
+    out = await anyio.run_process(command("logout", "locked", "--config", str(path)))
+    assert b"revoked and deleted" in out.stdout
+    assert protected.issuer.refreshable == {}
+    again = await anyio.run_process(command("logout", "locked", "--config", str(path)))
+    assert b"There was no login to locked" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("server", "told"), [("nobody", "at a URL are: locked"), ("local", "it has nowhere to log in")]
+)
+async def test_a_server_that_cannot_be_logged_in_to_is_told_as_such(
+    protected: Protected, tmp_path: Path, server: str, told: str
+) -> None:
+    path = configuration(tmp_path, protected, '[servers.local]\ncommand = "true"\n')
+    done = await anyio.run_process(command("login", server, "--config", str(path)), check=False)
+
+    assert done.returncode == 1
+    assert told in done.stderr.decode()

@@ -1,0 +1,229 @@
+"""A call ends: by its answer, its deadline, its caller, or the end of its server, and is never sent twice."""
+
+import json
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.downstream.condition import State
+
+from .conftest import text, works
+
+pytestmark = pytest.mark.anyio
+
+QUICK = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02, "probe_seconds": 0.3}
+
+
+async def test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again(
+    workshop: Workshop, good: Server, era: str
+) -> None:
+    server = workshop.server(
+        "frail", era=era, tools=[tool("die"), tool("live")], calls={"die": [{"exit": 6}]}
+    )
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        host = Host(proxy, era)
+        died = await host.call("frail__die", {"text": "once"})
+        assert await works(host)
+        await server.ledger.until(lambda ledger: len(ledger.entries("start")) == 2)
+        client = proxy.fleet.clients["frail"]
+        await until(lambda: client.state is State.READY)
+        lived = await host.call("frail__live")
+
+    assert died["isError"] is True
+    assert "exited (code 6)" in text(died)
+    assert "may or may not have run" in text(died)
+    assert "isError" not in lived
+    assert len(server.ledger.calls("die")) == 1
+
+
+async def test_a_kill_during_a_call_names_the_signal(workshop: Workshop) -> None:
+    workshop.server("frail", tools=[tool("die")], calls={"die": [{"kill": 9}, {"silent": True}]})
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, "handshake").call("frail__die")
+
+    assert "killed by signal 9" in text(result)
+
+
+async def test_a_crash_fails_every_call_that_is_under_way_once(workshop: Workshop) -> None:
+    server = workshop.server(
+        "frail", tools=[tool("hang"), tool("die")], calls={"hang": [{"silent": True}], "die": [{"exit": 1}]}
+    )
+    results = []
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+
+        async def hang() -> None:
+            results.append(await host.call("frail__hang"))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(hang)
+            await server.ledger.until(lambda ledger: len(ledger.calls("hang")) == 10)
+            await host.call("frail__die")
+
+    assert len(results) == 10
+    assert all("may or may not have run" in text(result) for result in results)
+    assert len(server.ledger.calls("hang")) == 10
+
+
+async def test_a_call_too_many_is_told_busy_at_once_and_costs_no_other(workshop: Workshop) -> None:
+    flag = workshop.flag("go on")
+    calls = {"wait": [{"wait": str(flag)}, {"result": {"content": []}}]}
+    server = workshop.server("slow", tools=[tool("wait")], calls=calls)
+    results: list[Any] = []
+    async with inside(workshop.config(limits={"in_flight_per_server": 2})) as proxy:
+        host = Host(proxy, "modern")
+
+        async def call() -> None:
+            results.append(await host.call("slow__wait"))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(call)
+            await server.ledger.until(lambda ledger: len(ledger.calls("wait")) == 2)
+            refused = await host.call("slow__wait")
+            flag.touch()
+
+    assert "busy" in text(refused)
+    assert [result.get("isError") for result in results] == [None, None]
+    assert len(server.ledger.calls("wait")) == 2
+
+
+@pytest.mark.parametrize("spoken", ["handshake", "modern"])
+async def test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled(
+    workshop: Workshop, spoken: str
+) -> None:
+    server = workshop.server(
+        "slow",
+        era=spoken,
+        tools=[tool("hang"), tool("fine")],
+        calls={"hang": [{"wait_cancelled": True}]},
+        settings={"call_timeout": 0.5},
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        result = await host.call("slow__hang")
+        (cancelled,) = await server.ledger.until(lambda ledger: ledger.messages("notifications/cancelled"))
+        fine = await host.call("slow__fine")
+
+    assert result["isError"] is True
+    assert "within 0.5 s" in text(result)
+    (call,) = server.ledger.messages("tools/call")[:1]
+    assert cancelled["params"]["requestId"] == call["id"]
+    assert "isError" not in fine
+
+
+async def test_progress_starts_the_deadline_anew(workshop: Workshop) -> None:
+    flags = [workshop.flag(str(number)) for number in range(4)]
+    steps = [step for flag in flags for step in ({"progress": 1}, {"wait": str(flag)})]
+    workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 0.6})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        results = []
+
+        async def call() -> None:
+            results.append(await host.call("slow__work", progressToken="t"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            for number, flag in enumerate(flags):
+                await until(lambda told=number: len(host.notifications) > told)
+                await anyio.sleep(0.25)  # nearer to the deadline each time: together well past it
+                flag.touch()
+
+    assert "isError" not in results[0]
+
+
+async def test_a_flood_of_progress_is_thinned_and_its_end_is_told(workshop: Workshop, era: str) -> None:
+    workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 5000}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        await host.call("eager__work", progressToken="t")
+
+    told = [params["progress"] for method, params in host.notifications if method.endswith("progress")]
+    assert told == sorted(told)
+    assert told[:10] == list(range(1, 11))
+    assert told[-1] == 5000
+    assert len(told) < 2500
+
+
+async def test_the_newest_progress_is_told_though_it_came_too_fast_and_nothing_follows(
+    workshop: Workshop, era: str
+) -> None:
+    flag = workshop.flag("go")
+    workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 100}, {"wait": str(flag)}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(host.call, "eager__work", progressToken="t"))
+            await until(lambda: host.notifications and host.notifications[-1][1]["progress"] == 100)
+            flag.touch()
+
+    assert len(host.notifications) < 100
+
+
+async def test_a_flood_of_log_messages_is_thinned_and_tells_no_secret(workshop: Workshop) -> None:
+    said = {"method": "notifications/message", "params": {"level": "error", "data": "key s3cr3t-value"}}
+    server = workshop.server(
+        "eager",
+        tools=[tool("work")],
+        calls={"work": [{"notify": said}] * 3000},
+        capabilities={"tools": {}, "logging": {}},
+    )
+    server.settings["env"] = {"API_KEY": "s3cr3t-value"}
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call("eager__work")
+
+    told = [params["data"] for method, params in host.notifications if method == "notifications/message"]
+    assert set(told) == {"key [redacted API_KEY]"}
+    assert 500 <= len(told) < 3000
+
+
+async def test_cancelling_the_caller_cancels_at_the_server(workshop: Workshop) -> None:
+    server = workshop.server("slow", tools=[tool("hang")], calls={"hang": [{"wait_cancelled": True}]})
+    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+        group.start_soon(Host(proxy, "handshake").call, "slow__hang")
+        await server.ledger.until(lambda ledger: ledger.calls("hang"))
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await server.ledger.until(lambda ledger: ledger.entries("cancelled"))
+
+
+async def test_a_server_that_reads_nothing_more_holds_up_only_itself(
+    workshop: Workshop, good: Server
+) -> None:
+    stop = [{"kill": 19}, {"silent": True}]
+    workshop.server("stuck", tools=[tool("stop")], calls={"stop": stop}, settings={"call_timeout": 0.5})
+    async with inside(workshop.config(limits={"stop_seconds": 0.2})) as proxy:
+        host = Host(proxy, "handshake")
+        results = []
+
+        async def call() -> None:
+            results.append(await host.call("stuck__stop", {"text": "x" * 100_000}))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(call)
+            assert await works(host)
+
+    assert len(results) == 5
+    assert all(result["isError"] for result in results)
+
+
+async def test_the_ledger_of_a_server_shows_each_call_once(workshop: Workshop) -> None:
+    server = workshop.server("plain", tools=[tool("go")])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        async with anyio.create_task_group() as group:
+            for number in range(200):
+                group.start_soon(host.call, "plain__go", {"n": number})
+
+    numbers = [params["arguments"]["n"] for params in server.ledger.calls()]
+    assert sorted(numbers) == list(range(200))
+    assert len({json.loads(line)["id"] for line in server.ledger.lines("tools/call")}) == 200

@@ -1,0 +1,50 @@
+"""A list that changed is listed anew, at a rate that a flapping server cannot set."""
+
+import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_changed_list_is_listed_anew(workshop: Workshop, era: str) -> None:
+    server = workshop.server(
+        "growing", era=era, tools=[tool("grow")], calls={"grow": [{"set": {"tools": [tool("new")]}}]}
+    )
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        host = Host(proxy, era)
+        if era == "modern":
+            await server.ledger.until(lambda ledger: ledger.entries("listening"))
+        await host.call("growing__grow")
+        await until(lambda: "growing__new" in proxy.catalog.snapshot.tools)
+
+        assert "growing__grow" not in await host.names()
+
+
+async def test_a_flood_of_change_notices_leads_to_few_listings(workshop: Workshop) -> None:
+    flood = [{"announce": {"method": "notifications/tools/list_changed"}}] * 500
+    server = workshop.server("flapping", tools=[tool("flap")], calls={"flap": flood})
+    async with inside(workshop.config()) as proxy:
+        await Host(proxy, "handshake").call("flapping__flap")
+        await server.ledger.until(lambda ledger: len(ledger.messages("tools/list")) == 2)
+        await Host(proxy, "handshake").call("flapping__flap")
+
+        assert len(server.ledger.messages("tools/list")) <= 3
+
+
+async def test_a_changed_list_that_cannot_be_had_leaves_the_old_one(workshop: Workshop) -> None:
+    once = workshop.flag("listed")
+    server = workshop.server(
+        "odd",
+        tools=[tool("go")],
+        on={"tools/list": [{"once": [str(once), [{"result": {"tools": [tool("go")]}}]]}, {"error": {}}]},
+        calls={"go": [{"announce": {"method": "notifications/tools/list_changed"}}]},
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call("odd__go")
+        await server.ledger.until(lambda ledger: len(ledger.messages("tools/list")) == 2)
+        await host.call("odd__go")
+
+        assert "odd__go" in await host.names()

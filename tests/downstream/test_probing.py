@@ -1,0 +1,141 @@
+"""Which era a server speaks is asked once, and not again where asking is wasted or does harm."""
+
+import json
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.downstream.condition import State
+from mcp_context_proxy.downstream.memory import STALE_SECONDS
+from mcp_context_proxy.wire.era import Era
+
+pytestmark = pytest.mark.anyio
+
+QUICK = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02, "probe_seconds": 0.3}
+
+
+async def test_an_old_server_that_ignores_the_modern_probe_is_asked_the_old_way(workshop: Workshop) -> None:
+    workshop.server("old", tools=[tool("go")], on={"server/discover": [{"silent": True}]})
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        assert "old__go" in await Host(proxy, "modern").names()
+
+
+async def test_an_old_server_that_dies_of_the_modern_probe_is_not_probed_again(workshop: Workshop) -> None:
+    server = workshop.server("old", tools=[tool("go")], on={"server/discover": [{"exit": 1}]})
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        await until(lambda: proxy.fleet.clients["old"].state is State.READY)
+        proxy.catalog.refresh()
+        assert "old__go" in await Host(proxy, "modern").names()
+
+    assert len(server.ledger.messages("server/discover")) == 1
+    assert len(server.ledger.entries("start")) == 2
+
+
+@pytest.fixture(params=["silent", "exit"])
+def old(request: pytest.FixtureRequest, workshop: Workshop) -> Server:
+    """A server of the handshake era that a probe is wasted on: it ignores it, or dies of it."""
+    step = {request.param: 1 if request.param == "exit" else True}
+    return workshop.server("old", tools=[tool("go")], on={"server/discover": [step]})
+
+
+def probes(server: Server) -> int:
+    return len(server.ledger.messages("server/discover"))
+
+
+def respecify(server: Server, **spec: Any) -> None:
+    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | spec))
+
+
+async def served(workshop: Workshop, server: Server) -> Era:
+    """One run of a proxy with a store that is kept, until the server is ready; in which era."""
+    config = workshop.config(limits=QUICK, store={"path": "store.db"})
+    async with inside(config) as proxy:
+        client = proxy.fleet.clients[server.name]
+        await until(lambda: client.state is State.READY)
+        assert client.introduction is not None
+        return client.introduction.era
+
+
+async def test_a_server_that_a_probe_is_wasted_on_is_not_probed_by_the_next_proxy(
+    workshop: Workshop, old: Server
+) -> None:
+    for _ in range(3):
+        assert await served(workshop, old) is Era.HANDSHAKE
+
+    assert probes(old) == 1
+
+
+async def test_a_server_at_a_url_that_ignores_the_probe_is_not_probed_by_the_next_proxy(
+    workshop: Workshop,
+) -> None:
+    never = [{"wait": str(workshop.flag("never"))}]
+    server = workshop.http_server("old", tools=[tool("go")], on={"server/discover": never})
+    for _ in range(2):
+        assert await served(workshop, server) is Era.HANDSHAKE
+
+    assert probes(server) == 1
+
+
+async def test_a_server_that_is_connected_differently_is_probed_again(
+    workshop: Workshop, old: Server
+) -> None:
+    await served(workshop, old)
+    old.settings["env"] = {"ACCOUNT": "another"}
+    await served(workshop, old)
+
+    assert probes(old) == 2
+
+
+async def test_a_server_that_a_probe_is_wasted_on_is_probed_again_after_a_day(
+    workshop: Workshop, old: Server
+) -> None:
+    await served(workshop, old)
+    with closing(sqlite3.connect(workshop.folder / "store.db")) as database, database:
+        database.execute("UPDATE listings SET time = time - ?", (STALE_SECONDS + 1,))
+    await served(workshop, old)
+
+    assert probes(old) == 2
+
+
+async def test_a_server_that_says_it_is_another_version_is_probed_by_the_next_proxy(
+    workshop: Workshop, old: Server
+) -> None:
+    await served(workshop, old)
+    respecify(old, era="both", on={}, version="2")
+    eras = [await served(workshop, old) for _ in range(3)]
+
+    assert eras == [Era.HANDSHAKE, Era.MODERN, Era.MODERN]
+
+
+async def test_a_server_that_became_modern_is_found_so_by_the_proxy_that_remembers_it_otherwise(
+    workshop: Workshop, old: Server
+) -> None:
+    await served(workshop, old)
+    respecify(old, era="modern", on={})
+    before = len(old.ledger.entries("start"))
+    eras = [await served(workshop, old) for _ in range(2)]
+
+    assert eras == [Era.MODERN, Era.MODERN]
+    assert len(old.ledger.entries("start")) == before + 3
+
+
+async def test_a_modern_server_that_died_while_it_was_asked_is_asked_again(workshop: Workshop) -> None:
+    dies_once = [{"once": [str(workshop.flag("died")), [{"exit": 1}]]}]
+    server = workshop.server("new", era="modern", tools=[tool("go")], on={"server/discover": dies_once})
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        await until(lambda: proxy.fleet.clients["new"].state is State.READY)
+
+    assert len(server.ledger.messages("server/discover")) == 2
+
+
+async def test_the_era_can_be_named_to_skip_the_probe(workshop: Workshop) -> None:
+    server = workshop.server("old", tools=[tool("go")], settings={"era": "handshake"})
+    async with inside(workshop.config()):
+        pass
+
+    assert server.ledger.messages("server/discover") == []
