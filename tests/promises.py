@@ -205,6 +205,8 @@ PROMISES = (
             "store/test_kills.py::"
             "test_500_kills_while_another_writes_leave_a_sound_store_with_all_that_was_acknowledged",
             SURROUNDINGS + "test_a_disk_that_is_full_or_read_only_costs_nothing_but_memory",
+            SURROUNDINGS
+            + "test_what_happens_while_the_disk_is_full_is_told_once_and_kept_once_there_is_room",
             SURROUNDINGS + "test_without_a_home_it_serves",
             SURROUNDINGS + "test_two_proxies_on_one_store_never_hinder_each_other",
             SURROUNDINGS + "test_a_model_that_cannot_be_used_leaves_search_by_words",

@@ -16,6 +16,7 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, ToolKey
 from mcp_context_proxy.learning.working_set import WINDOW_DAYS
 from mcp_context_proxy.store import ToolSession, ToolSessionStore
+from mcp_context_proxy.store.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +39,11 @@ class SessionRecorder:
     def __init__(self, store: ToolSessionStore, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
         self._fresh: list[ToolSession] = []
+        self._unwritten: list[ToolSession] = []
+        """That the store has refused; they go with the next ones."""
         self._seen: OrderedDict[tuple[ToolKey, str], None] = OrderedDict()
         self._wake = anyio.Event()
-        self._failed = False
+        self._trouble = Trouble("The working set learns of this run when that is over.")
 
     def used(self, tool: ToolKey, session: str | None) -> None:
         """A tool did what it was asked in a session; without one, the day counts as such. Does not block."""
@@ -68,7 +71,8 @@ class SessionRecorder:
 
     async def flush(self) -> None:
         """Write what has come so far."""
-        fresh, self._fresh = self._fresh, []
+        fresh, self._fresh = self._unwritten + self._fresh, []
+        self._unwritten = []
         if fresh:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._write, fresh)
@@ -76,7 +80,7 @@ class SessionRecorder:
     def _write(self, rows: list[ToolSession]) -> None:
         try:
             self._store.add(rows, self._clock() - WINDOW_DAYS * SECONDS_A_DAY, MOST_KEPT)
+            self._trouble.over()
         except StoreError as error:
-            if not self._failed:
-                self._failed = True
-                logger.warning("%s. The working set does not learn of this run.", error)
+            self._trouble.tell(error)
+            self._unwritten = rows[-SEEN_KEPT:]
