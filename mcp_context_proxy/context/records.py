@@ -6,7 +6,6 @@ Nobody waits for the disk to be served. The store is written by one task, off th
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -15,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.request import RequestContext, decoded, encoded
 from mcp_context_proxy.errors import StoreError
@@ -119,7 +119,7 @@ class RequestRecords:
         assert self._store is not None
         rows = [RequestRow(one.id, one.time, one.session, encoded(one), one.owner) for one in contexts]
         try:
-            self._store.put(rows, self._keep, time.time() - self._age)
+            self._store.put(rows, self._keep, time_of_day() - self._age)
             self._trouble.over()
         except StoreError as error:
             self._trouble.tell(error)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.embedding.lazy import LazyModel
@@ -48,7 +48,7 @@ class Interactions(InteractionMemory):
             StoreError: it was not kept.
             ModelError: it was kept, and has no embedding.
         """
-        moment = time.time() if when is None else when
+        moment = time_of_day() if when is None else when
         (kept,) = self.add([Interaction(agent_name, interaction_type, content, moment)])
         self.embed([kept])
         return kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, ToolKey
 from mcp_context_proxy.learning.working_set import WINDOW_DAYS
@@ -36,7 +36,7 @@ LAST_SECONDS: Final = 2.0
 class SessionRecorder:
     """Takes in uses of tools. Its `run` owns the work."""
 
-    def __init__(self, store: ToolSessionStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: ToolSessionStore, clock: Callable[[], float] = time_of_day) -> None:
         self._store, self._clock = store, clock
         self._fresh: list[ToolSession] = []
         self._unwritten: list[ToolSession] = []

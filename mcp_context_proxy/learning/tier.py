@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
@@ -62,7 +62,7 @@ class LearnedTier:
         model: QueryModel,
         store: LearnedStore,
         store_queries: bool = True,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Begin with what the store has, once it is first asked.
 

@@ -6,7 +6,6 @@ Whoever is served pays for a few additions. A store that fails costs nothing but
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ import anyio
 import anyio.to_thread
 from anyio.from_thread import check_cancelled
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.batch import Batch, ToolKey
 from mcp_context_proxy.statistics.counters import Counters
@@ -60,7 +60,7 @@ class UsageRecorder:
         store: StatisticsStore,
         retention: Retention,
         inventory: Inventory,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
         refresh_seconds: float = REFRESH_SECONDS,
     ) -> None:
         """Prepare to count.
