@@ -70,7 +70,7 @@ def start(bench: FaultyBench, rounds: int) -> list[Figure]:
 
 def calls(bench: FaultyBench, rounds: int) -> list[Figure]:
     """A thousand calls of one second each, all at once."""
-    config = bench.faulty({"slow": {"mode": "slow-call", "delay": 1.0}}, in_flight_per_server=CALLS)
+    config = bench.faulty({"slow": {"mode": "slow-call", "delay": 1.0}})
     client = bench.proxy(config)
     client.open()
     client.until(lambda client: _answers(client, "slow__safe"))

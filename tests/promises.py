@@ -198,8 +198,15 @@ PROMISES = (
         "search, never a "
         "call.",
         (
-            "store/test_store.py::test_a_store_with_any_damage_opens",
+            "store/test_damage.py::test_with_any_of_2000_bits_flipped_it_serves",
+            "store/test_damage.py::test_truncated_at_any_page_it_serves",
+            "store/test_damage.py::test_with_any_page_zeroed_it_serves",
+            "store/test_damage.py::test_with_a_file_missing_or_of_another_store_it_serves",
+            "store/test_kills.py::"
+            "test_500_kills_while_another_writes_leave_a_sound_store_with_all_that_was_acknowledged",
             SURROUNDINGS + "test_a_disk_that_is_full_or_read_only_costs_nothing_but_memory",
+            SURROUNDINGS
+            + "test_what_happens_while_the_disk_is_full_is_told_once_and_kept_once_there_is_room",
             SURROUNDINGS + "test_without_a_home_it_serves",
             SURROUNDINGS + "test_two_proxies_on_one_store_never_hinder_each_other",
             SURROUNDINGS + "test_a_model_that_cannot_be_used_leaves_search_by_words",

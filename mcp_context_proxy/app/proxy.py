@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,6 +18,7 @@ from mcp_context_proxy.app.upkeep import Upkeep
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentFolder
 from mcp_context_proxy.catalog.library import DocumentLibrary
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config, DocumentsConfig
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import redact_logs
@@ -278,7 +278,7 @@ class Proxy:
         store, learning = self.store, self.config.learning
         if learning.enabled:
             chosen_from = store.tool_sessions, store.statistics
-            self.searching.working_set.choose(*chosen_from, learning.working_set_tokens, time.time)
+            self.searching.working_set.choose(*chosen_from, learning.working_set_tokens, time_of_day)
 
     @property
     def _recallable(self) -> InteractionRecorder | None:

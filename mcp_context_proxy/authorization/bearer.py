@@ -7,7 +7,6 @@ one slow call would hold up all others, and forgets over a restart when a token 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Final
 
@@ -17,6 +16,7 @@ import httpx2
 import msgspec
 
 from mcp_context_proxy.authorization.credentials import CredentialFile, Credentials
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
 from mcp_context_proxy.sdk import load_oauth
@@ -50,7 +50,7 @@ class BearerAuth(httpx2.Auth):
         config: ServerConfig,
         file: CredentialFile,
         learn: Learn = lambda secrets: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Know no token yet.
 

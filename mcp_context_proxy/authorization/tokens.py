@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Final
 
 import httpx2
@@ -15,6 +14,7 @@ from mcp_context_proxy.authorization.credentials import Credentials
 from mcp_context_proxy.authorization.exchange import exchange, explained, reason
 from mcp_context_proxy.authorization.kept import Kept
 from mcp_context_proxy.authorization.reach import Destinations, Reach
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 
@@ -75,7 +75,7 @@ async def revoke(config: ServerConfig, credentials: Credentials) -> bool:
 
 def with_tokens(credentials: Credentials, tokens: OAuthToken) -> Credentials:
     """The credentials with new tokens; what the answer leaves out stays as it was."""
-    lasts, now = tokens.expires_in, time.time()
+    lasts, now = tokens.expires_in, time_of_day()
     fields = {name: getattr(credentials, name) for name in credentials.__struct_fields__}
     fields |= {
         "access_token": tokens.access_token,

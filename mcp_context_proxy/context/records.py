@@ -6,7 +6,6 @@ Nobody waits for the disk to be served. The store is written by one task, off th
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -15,10 +14,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.request import RequestContext, decoded, encoded
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store import RequestRow, RequestStore
+from mcp_context_proxy.store.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class RequestRecords:
         self._recent: OrderedDict[str, RequestContext] = OrderedDict()
         self._unwritten: dict[str, RequestContext] = {}
         self._wake = anyio.Event()
-        self._store_failed = False
+        self._trouble = Trouble("Request contexts are kept in memory only, until that is over.")
         self._added: list[Callable[[RequestContext], None]] = []
 
     def when_added(self, callback: Callable[[RequestContext], None]) -> None:
@@ -118,29 +119,25 @@ class RequestRecords:
         assert self._store is not None
         rows = [RequestRow(one.id, one.time, one.session, encoded(one), one.owner) for one in contexts]
         try:
-            self._store.put(rows, self._keep, time.time() - self._age)
+            self._store.put(rows, self._keep, time_of_day() - self._age)
+            self._trouble.over()
         except StoreError as error:
-            self._warn(error)
+            self._trouble.tell(error)
 
     def _get(self, request_id: str) -> RequestRow | None:
         assert self._store is not None
         try:
             return self._store.get(request_id)
         except StoreError as error:
-            self._warn(error)
+            self._trouble.tell(error)
             return None
 
     def _rows(self, read: Callable[[], list[RequestRow]]) -> list[RequestRow]:
         try:
             return read()
         except StoreError as error:
-            self._warn(error)
+            self._trouble.tell(error)
             return []
-
-    def _warn(self, error: StoreError) -> None:
-        if not self._store_failed:
-            self._store_failed = True
-            logger.warning("%s. Request contexts are kept in memory only.", error)
 
 
 def _read(row: RequestRow) -> RequestContext | None:

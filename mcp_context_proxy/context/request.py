@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.items import JSON, Kind
 from mcp_context_proxy.rerank.reranker import Reranking
@@ -151,7 +152,7 @@ class Draft:
         """The value."""
         return RequestContext(
             id=secrets.token_hex(ID_BYTES),
-            time=time.time(),
+            time=time_of_day(),
             query=self.query,
             origin=self.origin,
             session=self.session,

@@ -7,7 +7,6 @@ client carries itself. Nothing here is ever keyed to a modern connection.
 from __future__ import annotations
 
 import secrets
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from itertools import islice
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.items import Document, Item, Kind, Tool
@@ -73,7 +73,7 @@ class SessionContext:
 
     id: str = field(default_factory=lambda: secrets.token_hex(ID_BYTES))
     """Public: in lists, records and logs."""
-    created: float = field(default_factory=time.time)
+    created: float = field(default_factory=time_of_day)
     """Seconds since 1970."""
     query: str | None = None
     """The latest query; None until there was one."""

@@ -7,12 +7,12 @@ another one. What cannot be read, for whatever reason, was never remembered. All
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.difference import connection_key
 from mcp_context_proxy.downstream.listing import Listing
@@ -48,7 +48,7 @@ class Remembered:
 class Memory:
     """Remembers servers in a store."""
 
-    def __init__(self, store: ListingStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: ListingStore, clock: Callable[[], float] = time_of_day) -> None:
         self._store, self._clock = store, clock
 
     def recall(self, config: ServerConfig) -> Remembered | None:

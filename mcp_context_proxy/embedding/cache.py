@@ -19,6 +19,7 @@ from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store.protocol import VectorStore
+from mcp_context_proxy.store.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class CachedEmbedder:
 
     def __init__(self, model: LazyModel, store: VectorStore) -> None:
         self._model, self._store = model, store
-        self._store_failed = False
+        self._trouble = Trouble("Vectors are not kept; they are computed again at the next start.")
 
     def embed(
         self,
@@ -77,7 +78,7 @@ class CachedEmbedder:
         try:
             found = self._store.get(model.model_id, keys)
         except StoreError as e:
-            self._warn(e)
+            self._trouble.tell(e)
             return {}
         usable = are_unit(list(found.values()), model.dimensions)
         return {key: vector for (key, vector), ok in zip(found.items(), usable, strict=True) if ok}
@@ -85,13 +86,9 @@ class CachedEmbedder:
     def _put(self, model: Embedder, vectors: dict[bytes, Vector]) -> None:
         try:
             self._store.put(model.model_id, vectors)
+            self._trouble.over()
         except StoreError as e:
-            self._warn(e)
-
-    def _warn(self, e: StoreError) -> None:
-        if not self._store_failed:
-            self._store_failed = True
-            logger.warning("%s. Vectors are not kept; they are computed again at the next start.", e)
+            self._trouble.tell(e)
 
 
 def _key(text: str) -> bytes:

@@ -7,11 +7,11 @@ an embedding is never lost, only left out of searches by meaning, and counted th
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self, TypeVar
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
@@ -59,7 +59,7 @@ class InteractionMemory:
         store: InteractionStore,
         retention: Retention,
         redact: Callable[[str], str],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Remember in a store.
 

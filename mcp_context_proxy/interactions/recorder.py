@@ -18,6 +18,7 @@ import anyio.to_thread
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.interactions.interaction import Interaction
 from mcp_context_proxy.interactions.memory import InteractionMemory
+from mcp_context_proxy.store.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class InteractionRecorder:
         self._hurry, self._urgent = anyio.Event(), anyio.Event()
         self._complete = False
         self._busy = 0
-        self._store_failed = False
+        self._trouble = Trouble("Interactions are not kept.")
 
     def note(self, interaction: Callable[[], Interaction]) -> None:
         """Keep what the function returns, soon. It is called in another thread. Does not block."""
@@ -143,8 +144,9 @@ class InteractionRecorder:
         made = [one for make in noted if (one := _made(make)) is not None]
         try:
             kept = self.memory.add([*(one.interaction for one in posted), *made])
+            self._trouble.over()
         except StoreError as error:
-            self._warn(error)
+            self._trouble.tell(error)
             for waiting in posted:
                 waiting.error = error
             return []
@@ -185,7 +187,7 @@ class InteractionRecorder:
             self._complete = False
             logger.debug("%d interactions stay without an embedding: %s", len(batch), error)
         except StoreError as error:
-            self._warn(error)
+            self._trouble.tell(error)
         except Exception:
             # boundary: what cannot be embedded must not end the memory
             logger.exception("interactions could not be embedded")
@@ -194,11 +196,6 @@ class InteractionRecorder:
     def _done(self) -> None:
         self._busy -= 1
         self._idle.set()
-
-    def _warn(self, error: StoreError) -> None:
-        if not self._store_failed:
-            self._store_failed = True
-            logger.warning("%s. Interactions are not kept.", error)
 
 
 def _made(make: Callable[[], Interaction]) -> Interaction | None:

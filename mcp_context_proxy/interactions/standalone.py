@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
@@ -47,7 +47,7 @@ class Interactions(InteractionMemory, Closing):
             StoreError: it was not kept.
             ModelError: it was kept, and has no embedding.
         """
-        moment = time.time() if when is None else when
+        moment = time_of_day() if when is None else when
         (kept,) = self.add([Interaction(agent_name, interaction_type, content, moment)])
         self.embed([kept])
         return kept

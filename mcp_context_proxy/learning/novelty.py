@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, ToolKey
 from mcp_context_proxy.store import StatisticsStore
@@ -40,7 +40,7 @@ class Novelty:
         self,
         store: StatisticsStore,
         used: Callable[[], Collection[ToolKey]],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Know what is new.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,10 +11,12 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, ToolKey
 from mcp_context_proxy.learning.working_set import WINDOW_DAYS
 from mcp_context_proxy.store import ToolSession, ToolSessionStore
+from mcp_context_proxy.store.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,14 @@ LAST_SECONDS: Final = 2.0
 class SessionRecorder:
     """Takes in uses of tools. Its `run` owns the work."""
 
-    def __init__(self, store: ToolSessionStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: ToolSessionStore, clock: Callable[[], float] = time_of_day) -> None:
         self._store, self._clock = store, clock
         self._fresh: list[ToolSession] = []
+        self._unwritten: list[ToolSession] = []
+        """That the store has refused; they go with the next ones."""
         self._seen: OrderedDict[tuple[ToolKey, str], None] = OrderedDict()
         self._wake = anyio.Event()
-        self._failed = False
+        self._trouble = Trouble("The working set learns of this run when that is over.")
 
     def used(self, tool: ToolKey, session: str | None) -> None:
         """A tool did what it was asked in a session; without one, the day counts as such. Does not block."""
@@ -68,7 +71,8 @@ class SessionRecorder:
 
     async def flush(self) -> None:
         """Write what has come so far."""
-        fresh, self._fresh = self._fresh, []
+        fresh, self._fresh = self._unwritten + self._fresh, []
+        self._unwritten = []
         if fresh:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._write, fresh)
@@ -76,7 +80,7 @@ class SessionRecorder:
     def _write(self, rows: list[ToolSession]) -> None:
         try:
             self._store.add(rows, self._clock() - WINDOW_DAYS * SECONDS_A_DAY, MOST_KEPT)
+            self._trouble.over()
         except StoreError as error:
-            if not self._failed:
-                self._failed = True
-                logger.warning("%s. The working set does not learn of this run.", error)
+            self._trouble.tell(error)
+            self._unwritten = rows[-SEEN_KEPT:]

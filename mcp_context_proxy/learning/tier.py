@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
@@ -27,6 +27,7 @@ from mcp_context_proxy.learning.signals import Use
 from mcp_context_proxy.learning.state import State
 from mcp_context_proxy.retrieval.learned import Support
 from mcp_context_proxy.store import LearnedRow, LearnedStore
+from mcp_context_proxy.store.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class LearnedTier:
         model: QueryModel,
         store: LearnedStore,
         store_queries: bool = True,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Begin with what the store has, once it is first asked.
 
@@ -79,7 +80,8 @@ class LearnedTier:
         self._pruned = 0.0
         self._version: int | None = None
         self._outdated: list[Pair] = []
-        self._store_failed = False
+        self._trouble = Trouble("What is learned is kept in memory until that is over.")
+        self._unsaved: dict[tuple[bytes, ToolKey], Pair] = {}
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -178,8 +180,9 @@ class LearnedTier:
     def refresh(self) -> None:
         """See what another process has learned or forgotten, and prune once a day."""
         with self._writing:
+            self._save()
             if self._state is not None and self._changed_elsewhere():
-                self._state = self._read()
+                self._state = self._read().with_pairs([*self._unsaved.values()])
             outdated, self._outdated = self._outdated, []
             if self._state is not None:
                 self._remove(self._state, outdated)
@@ -190,7 +193,7 @@ class LearnedTier:
         try:
             version = self._store.version()
         except StoreError as error:
-            self._warn(error)
+            self._trouble.tell(error)
             return False
         before, self._version = self._version, version
         return before not in (None, version)
@@ -237,8 +240,15 @@ class LearnedTier:
         return seen
 
     def _apply(self, state: State, changed: Sequence[Pair]) -> None:
-        self._kept(lambda: self._store.put([row_of(pair) for pair in changed]))
+        self._unsaved |= {(pair.key, pair.tool): pair for pair in changed}
+        self._save()
         self._state = state.with_pairs(changed)
+
+    def _save(self) -> None:
+        """Write what is not in the store yet, also of times when that was refused."""
+        unsaved = self._unsaved
+        if unsaved and self._kept(lambda: self._store.put([row_of(pair) for pair in unsaved.values()])):
+            self._unsaved = {}
 
     def _prune(self, now: float) -> None:
         state = self._loaded()
@@ -248,6 +258,8 @@ class LearnedTier:
 
     def _remove(self, state: State, gone: Sequence[Pair]) -> None:
         if gone:
+            for pair in gone:
+                self._unsaved.pop((pair.key, pair.tool), None)
             self._kept(lambda: self._store.remove([(pair.key, *pair.tool) for pair in gone]))
             self._state = state.without(gone)
 
@@ -262,7 +274,7 @@ class LearnedTier:
         try:
             found = [pair_of(row) for row in self._store.all()]
         except StoreError as error:
-            self._warn(error)
+            self._trouble.tell(error)
             found = []
         model_id, none = self._model.vectors([])
         usable = [pair for pair in found if pair.model_id == model_id and is_unit(pair.vector, none.shape[1])]
@@ -277,16 +289,14 @@ class LearnedTier:
         self._outdated = [pair for pair in usable if id(pair) not in ids]
         return State.of(kept)
 
-    def _kept(self, write: Callable[[], None]) -> None:
+    def _kept(self, write: Callable[[], None]) -> bool:
         try:
             write()
+            self._trouble.over()
         except StoreError as error:
-            self._warn(error)
-
-    def _warn(self, error: StoreError) -> None:
-        if not self._store_failed:
-            self._store_failed = True
-            logger.warning("%s. What is learned from now on is kept in memory only.", error)
+            self._trouble.tell(error)
+            return False
+        return True
 
 
 def _is_better(pair: Pair, known: Pair | None, now: float) -> bool:

@@ -6,11 +6,11 @@ without a session to the latest one that showed the tool. What cannot be attribu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.context.handles import Handles
 from mcp_context_proxy.context.query import handle_of
 from mcp_context_proxy.context.records import RequestRecords
@@ -47,7 +47,7 @@ class Attribution:
         used: Used | None = None,
         in_session: InSession | None = None,
         working_set: WorkingSet | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         self._records, self._handles = records, handles
         self._catalog, self._learn, self._used, self._clock = catalog, learn, used, clock

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.interactions import content
 from mcp_context_proxy.interactions.interaction import CALL, SEARCH, Interaction
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
@@ -28,7 +28,7 @@ class _ClientInfo(msgspec.Struct):
 class InteractionLog:
     """Notes what hosts do."""
 
-    def __init__(self, recorder: InteractionRecorder, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, recorder: InteractionRecorder, clock: Callable[[], float] = time_of_day) -> None:
         self._recorder, self._clock = recorder, clock
 
     def searched(self, query: str, agent_name: str | None) -> None:

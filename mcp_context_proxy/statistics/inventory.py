@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.items import Item, Snapshot
 from mcp_context_proxy.store import StatisticsStore
 from mcp_context_proxy.store.usage import DefinitionRow
@@ -27,7 +28,7 @@ class Inventory:
         snapshot: Callable[[], Snapshot],
         tokens: Callable[[Item], int],
         listed_whole: Callable[[Snapshot], bool],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Prepare to count.
 

@@ -6,7 +6,6 @@ Whoever is served pays for a few additions. A store that fails costs nothing but
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ import anyio
 import anyio.to_thread
 from anyio.from_thread import check_cancelled
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.batch import Batch, ToolKey
 from mcp_context_proxy.statistics.counters import Counters
@@ -25,6 +25,7 @@ from mcp_context_proxy.statistics.retention import Retention
 from mcp_context_proxy.statistics.summed import Summed
 from mcp_context_proxy.statistics.tally import Tally
 from mcp_context_proxy.store import StatisticsStore
+from mcp_context_proxy.store.trouble import Trouble
 from mcp_context_proxy.store.usage import SearchRow, SearchUsage, Slot
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class UsageRecorder:
         store: StatisticsStore,
         retention: Retention,
         inventory: Inventory,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
         refresh_seconds: float = REFRESH_SECONDS,
     ) -> None:
         """Prepare to count.
@@ -82,7 +83,7 @@ class UsageRecorder:
         self._used: OrderedDict[str, None] = OrderedDict()
         self._to_write, self._to_count, self._writing = anyio.Event(), anyio.Event(), anyio.Lock()
         self._maintained = 0.0
-        self._failed = False
+        self._trouble = Trouble("Statistics are kept in memory until that is over.")
 
     @property
     def counting(self) -> bool:
@@ -211,10 +212,9 @@ class UsageRecorder:
         """Do something with the store; whether it need not be done again."""
         try:
             work()
+            self._trouble.over()
         except StoreError as error:
-            if not self._failed:
-                self._failed = True
-                logger.warning("%s. Statistics are kept in memory until that is over.", error)
+            self._trouble.tell(error)
             return False
         except Exception:
             # boundary: what cannot be counted must not end the proxy, nor be tried for ever

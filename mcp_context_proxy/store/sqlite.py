@@ -86,6 +86,9 @@ def translated(path: Path) -> Iterator[None]:
         # The low byte is the primary code; an error raised by the module itself has none.
         code = getattr(e, "sqlite_errorcode", 0) & 0xFF
         raise (StoreDamagedError if code in _DAMAGE else StoreError)(path, str(e)) from e
+    except UnicodeDecodeError as e:
+        # SQLite's own words quote what is in the file.
+        raise StoreDamagedError(path, "there are bytes in it where only text can be") from e
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -12,6 +11,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.context.query import QUERY_CHARACTERS
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.interactions.decay import SECONDS_A_DAY
@@ -39,7 +39,9 @@ _PROBLEMS: Final = (
 class InteractionsApi:
     """What the operations do."""
 
-    def __init__(self, recorder: InteractionRecorder | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, recorder: InteractionRecorder | None, clock: Callable[[], float] = time_of_day
+    ) -> None:
         """Prepare to answer.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -11,6 +10,7 @@ from typing import Final, TypeVar
 import anyio.to_thread
 
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.statistics.figures import ToolFigures
@@ -38,7 +38,7 @@ class UsageApi:
         usage: UsageRecorder | None,
         catalog: Catalog,
         listed_whole: Callable[[Snapshot], bool],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Prepare to answer.
 

@@ -36,9 +36,9 @@ def workshop(tmp_path: Path) -> Workshop:
     return made
 
 
-async def search(client: RawClient) -> dict[str, Any]:
+async def search(client: RawClient, query: str = "says safe") -> dict[str, Any]:
     await client.until_listed(f"good__{SAFE}")
-    answer = await client.call("search_available_tools", {"query": "says safe"})
+    answer = await client.call("search_available_tools", {"query": query})
     assert (await client.call(f"good__{SAFE}", {"nonce": "n"}))["content"][0]["text"] == "n"
     found: dict[str, Any] = answer["structuredContent"]
     return found
@@ -78,8 +78,11 @@ cp {0}/store.sqlite3 {1}; exit $code
 """Runs a program with a small disk that is full from ``fill`` to ``free``, and keeps its store."""
 
 
+PAUSED = ("Statistics are kept in memory", "Request contexts are kept in memory", "What is learned is kept")
+
+
 @needs_namespaces
-async def test_what_is_counted_while_the_disk_is_full_is_kept_once_there_is_room(
+async def test_what_happens_while_the_disk_is_full_is_told_once_and_kept_once_there_is_room(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     async def said(flag: str, done: str) -> None:
@@ -96,13 +99,23 @@ async def test_what_is_counted_while_the_disk_is_full_is_kept_once_there_is_room
             await said("fill", "filled")
             for _ in range(5):
                 assert "isError" not in await client.call(f"good__{SAFE}", {"nonce": "n"})
-            await until(lambda: "Statistics are kept in memory" in log.read_text(encoding="utf-8"))
+            await search(client, "says safe while it is full")
+            await until(lambda: all(part in log.read_text(encoding="utf-8") for part in PAUSED))
+            for _ in range(3):
+                await search(client, "says safe while it is still full")
             await said("free", "freed")
+            await search(client, "says safe when there is room")
 
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as store:
         ((calls,),) = store.execute("SELECT sum(calls) FROM tool_usage").fetchall()
-    assert calls == 5
-    assert "Traceback" not in log.read_text(encoding="utf-8")
+        learned = store.execute("SELECT query FROM learned").fetchall()
+        contexts = store.execute("SELECT context FROM requests").fetchall()
+    assert calls == 5 + 5
+    assert ("says safe while it is full",) in learned
+    assert any(b"when there is room" in context for (context,) in contexts)
+    told = log.read_text(encoding="utf-8")
+    assert [told.count(part) for part in PAUSED] == [1] * len(PAUSED)
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize("home", ["/nonexistent", ""])

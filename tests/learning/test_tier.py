@@ -193,7 +193,11 @@ def test_a_locked_store_stops_neither_learning_nor_searching(tier, words, path, 
         other.close()
 
     assert set(tier.supported(words.one(QUERY))) == {MAIL, CHAT}
-    assert "kept in memory only" in caplog.text
+    assert "kept in memory until that is over" in caplog.text
+    with open_store(path) as store:
+        assert [row.tool for row in store.learned.all()] == [MAIL[1]]
+        tier.refresh()
+        assert {row.tool for row in store.learned.all()} == {MAIL[1], CHAT[1]}, "now there is room for it"
 
 
 def test_damaged_rows_are_left_out(tier, words, clock, path):

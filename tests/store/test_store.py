@@ -1,7 +1,5 @@
 """The store keeps what it is given, and whatever happens to its file, it opens."""
 
-import random
-import shutil
 import sqlite3
 import stat
 import subprocess
@@ -114,26 +112,29 @@ def test_a_put_is_all_or_nothing(path: Path) -> None:
 
 
 WRITER = """
+import os
 import sys
 from pathlib import Path
 import numpy as np
 from mcp_context_proxy.store import open_store
+others = [] if len(sys.argv) < 3 else range(int(sys.argv[2]) - 1)
+first = all(os.fork() for _ in others)
 with open_store(Path(sys.argv[1])) as store:
     assert store.warning is None, store.warning
     for n in range(200):
         store.vectors.put("model", {n.to_bytes(32, "big"): np.full(384, n, np.float32)})
         assert len(store.vectors.get("model", [n.to_bytes(32, "big")])) == 1
+if first:
+    assert all(os.wait()[1] == 0 for _ in others)
 """
 
 
 def test_processes_share_a_store(path: Path) -> None:
     """All of them create it at the same moment and write the same rows; nobody sees a lock."""
-    processes = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stderr=subprocess.PIPE) for _ in range(4)
-    ]
-    errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+    command = [sys.executable, "-c", WRITER, str(path), "4"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
 
-    assert errors == [""] * 4
+    assert (ended.returncode, ended.stderr) == (0, "")
     with open_store(path) as store:
         assert len(store.vectors.get("model", [key(n) for n in range(300)])) == 200
 
@@ -188,31 +189,6 @@ def test_a_truncated_store_is_moved_aside(path: Path) -> None:
         assert "was damaged" in store.warning
     with open_store(path) as store:
         assert store.warning is None
-
-
-def test_a_store_with_any_damage_opens(path: Path, tmp_path: Path) -> None:
-    """200 random bits flipped, one at a time, in the file or its log: it opens, and serves or raises ours."""
-    fill(path, 50)
-    with open_store(path) as store:
-        store.vectors.put("model", {key(n): vector(n) for n in range(50, 60)})
-        files = {file.name: file.read_bytes() for file in path.parent.iterdir()}
-    chance = random.Random(1)
-    for round_ in range(200):
-        folder = tmp_path / str(round_)
-        folder.mkdir()
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        victim = folder / chance.choice(["store.sqlite3", "store.sqlite3-wal"])
-        damaged = bytearray(victim.read_bytes())
-        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
-        victim.write_bytes(damaged)
-        with open_store(folder / "store.sqlite3") as store:
-            try:
-                store.vectors.get("model", [key(n) for n in range(60)])
-                store.vectors.put("model", {key(100): vector(100)})
-            except StoreError:
-                pass
-        shutil.rmtree(folder)
 
 
 def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:

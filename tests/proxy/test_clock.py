@@ -1,0 +1,146 @@
+"""A clock that leaps by a year makes nothing fade, be forgotten, or count for more than it did."""
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.stores import MODEL, vector
+
+from mcp_context_proxy.clock import LEAP_SECONDS, PLAUSIBLE, TimeOfDay, time_of_day
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.interactions import decay
+from mcp_context_proxy.learning import novelty
+from mcp_context_proxy.learning.pairs import Pair
+from mcp_context_proxy.learning.session_recorder import SessionRecorder
+from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.statistics.retention import Retention
+from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.usage import DAY, HOUR, SearchRow, SearchUsage, Slot, ToolUsage
+
+YEAR = 365.0 * DAY
+NOW = PLAUSIBLE + YEAR
+
+leaps = pytest.mark.parametrize("leap", [YEAR, -YEAR, LEAP_SECONDS * 1.01])
+
+
+class Machine:
+    """A clock that can be set, and one that cannot."""
+
+    def __init__(self, wall: float = NOW) -> None:
+        self.wall, self.passed = wall, 50.0
+        self.time_of_day = TimeOfDay(lambda: self.wall, lambda: self.passed)
+
+    def wait(self, seconds: float) -> None:
+        self.wall, self.passed = self.wall + seconds, self.passed + seconds
+
+
+class OneVector:
+    """A model that knows one text."""
+
+    def vectors(self, texts: list[str]) -> tuple[str, np.ndarray]:
+        return MODEL, np.array([vector(1) for _ in texts], np.float32).reshape(len(texts), len(vector(1)))
+
+
+@leaps
+def test_a_leap_is_not_believed_and_time_goes_on(leap: float) -> None:
+    machine = Machine()
+    machine.wait(10)
+    machine.wall += leap
+    machine.wait(5)
+
+    assert machine.time_of_day() == NOW + 15
+    machine.wall -= leap
+    assert machine.time_of_day() == NOW + 15
+
+
+@pytest.mark.parametrize("correction", [3600.0, -3600.0, LEAP_SECONDS])
+def test_a_clock_that_is_set_right_is_followed(correction: float) -> None:
+    machine = Machine()
+    machine.wall += correction
+
+    assert machine.time_of_day() == NOW + correction
+
+
+def test_a_machine_that_slept_for_a_month_is_believed() -> None:
+    machine = Machine()
+    machine.wait(30 * DAY)
+
+    assert machine.time_of_day() == NOW + 30 * DAY
+
+
+def test_a_machine_that_began_without_a_clock_takes_over_the_first_that_it_gets() -> None:
+    machine = Machine(wall=0.0)
+    machine.wait(60)
+    assert machine.time_of_day() == 60
+    machine.wall = NOW
+    assert machine.time_of_day() == NOW
+    machine.wall += YEAR
+    machine.wait(1)
+
+    assert machine.time_of_day() == NOW + 1
+
+
+def test_the_clock_of_this_process_tells_the_time() -> None:
+    before = time.time()
+
+    assert before - 1 <= time_of_day() <= time.time() + 1
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.sqlite3"
+
+
+def counts(path: Path) -> dict[str, int]:
+    tables = ("learned", "tool_usage", "search_usage", "searches", "tool_sessions")
+    with closing(sqlite3.connect(path)) as connection:
+        return {table: connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+def learned_and_counted(store: Store, machine: Machine) -> None:
+    tier = LearnedTier(OneVector(), store.learned, clock=machine.time_of_day)  # type: ignore[arg-type]
+    tier.learn(Use("query", ("s", "t"), Signal.FOUND, "session"))
+    slot = Slot.of(NOW)
+    row = SearchRow("r", NOW, b"k", "q", "search", 1, "s__t", None, None, 1.0, False)
+    day = Slot.of(NOW - 300 * DAY, DAY)
+    usage = ToolUsage("s", "t", 1, 0, 1, 1.0, 1, NOW)
+    store.statistics.add([(slot, usage), (day, usage)], {slot: SearchUsage(1)}, [row])
+
+
+@pytest.mark.anyio
+@leaps
+async def test_after_a_leap_nothing_is_forgotten_and_nothing_fades(path: Path, leap: float) -> None:
+    machine = Machine()
+    with open_store(path) as store:
+        learned_and_counted(store, machine)
+        sessions = SessionRecorder(store.tool_sessions, machine.time_of_day)
+        sessions.used(("s", "t"), "one")
+        await sessions.flush()
+        before = counts(path)
+        assert min(before.values()) == 1
+        machine.wall += leap
+        machine.wait(2 * HOUR)
+
+        Retention.of(Limits()).apply(store.statistics, machine.time_of_day())
+        sessions.used(("s", "t"), "two")
+        await sessions.flush()
+        tier = LearnedTier(OneVector(), store.learned, clock=machine.time_of_day)  # type: ignore[arg-type]
+        tier.refresh()
+        ((support),) = tier.supported(vector(1)).values()
+        tier.refresh()
+
+    assert counts(path) == before | {"tool_sessions": 2}
+    assert 0 < support.cosine <= 1
+
+
+@pytest.mark.parametrize("days", [-365.0, -1e9, 1e9])
+def test_what_is_yet_to_come_counts_no_more_than_what_is_now(days: float) -> None:
+    pair = Pair(b"k", ("s", "t"), "q", vector(1), MODEL, 0.75, 1, NOW, NOW)
+
+    assert 0 <= pair.confidence_at(NOW + days * DAY) <= 0.75
+    assert 0 <= novelty.addition(days) <= novelty.addition(0.0)
+    assert 0 <= decay.aged(0.5, days) <= 0.5

@@ -1,0 +1,55 @@
+"""Writers that are killed at any moment lose nothing that they acknowledged, and the store stays sound."""
+
+import random
+import sqlite3
+import sys
+import threading
+from contextlib import closing
+
+import numpy as np
+import pytest
+from support.stores import quick_folder
+from support.writers import TOGETHER, writers
+
+from mcp_context_proxy.store import open_store
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs processes that fork"),
+]
+
+KILLS = 500
+LONGEST_SECONDS = 0.01
+"""That a writer goes on for, when the next has begun: some tens of transactions."""
+
+
+def test_500_kills_while_another_writes_leave_a_sound_store_with_all_that_was_acknowledged() -> None:
+    moments = random.Random(20_261_122)
+    with quick_folder() as folder:
+        path = folder / "store.sqlite3"
+        open_store(path).close()
+        with writers(path) as started, closing(sqlite3.connect(path)) as connection:
+            started.start("writer-0")
+            for kill in range(KILLS):
+                started.start(f"writer-{kill + 1}")
+                # The moment itself is what is tried, so it is no wait for anything.
+                threading.Event().wait(moments.uniform(0, LONGEST_SECONDS))
+                name = f"writer-{kill}"
+                acknowledged = started.kill(name)
+                assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+                rounds, calls, context = written(connection, name)
+                # One more at most: written, and killed before it could say so.
+                assert len(rounds) == 1
+                assert acknowledged <= context <= calls <= min(rounds) <= acknowledged + 1
+        with open_store(path) as store:
+            assert store.warning is None
+        assert not list(folder.glob("*corrupt*"))
+
+
+def written(connection: sqlite3.Connection, name: str) -> tuple[set[float], int, int]:
+    """Of which round each of a writer's tables is."""
+    blobs = connection.execute("SELECT vector FROM vectors WHERE model_id = ?", (name,)).fetchall()
+    assert len(blobs) == TOGETHER
+    ((calls,),) = connection.execute("SELECT calls FROM tool_usage WHERE tool = ?", (name,)).fetchall()
+    ((context,),) = connection.execute("SELECT context FROM requests WHERE id = ?", (name,)).fetchall()
+    return {float(value) for (blob,) in blobs for value in np.frombuffer(blob, "<f4")}, calls, int(context)
