@@ -34,7 +34,10 @@ LIMITS = {
     "pages": 30,
     "stop_seconds": 1.0,
     "backoff_max_seconds": 10.0,
+    "probe_seconds": 1.0,
 }
+RATE = 50.0
+"""Calls of the bystander in a second: each test waits for two."""
 
 
 @dataclass
@@ -81,7 +84,7 @@ async def scene(
             proxy = stack.enter_context(http_proxy(config))
             client = await stack.enter_async_context(http(proxy.base, era))
         await until_there(client, [f"{BYSTANDER}__{SAFE}"])
-        async with Bystander(client).calling() as bystander:
+        async with Bystander(client, rate=RATE).calling() as bystander:
             wanted = [f"{key(transport, case)}__{SAFE}" for transport, case in CASES if case.lists]
             await until_there(client, wanted)
             yield Scene(client, bystander, ledger, folder, era)
