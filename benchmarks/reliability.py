@@ -87,7 +87,7 @@ def calls(bench: FaultyBench, rounds: int) -> list[Figure]:
 
 
 def memory(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """What a warm proxy grows by in many calls: over stdio in each round; over HTTP, which is slower, in one."""
+    """What a warm proxy grows by in many calls: over stdio in each round; over HTTP, which is slow, once."""
     client = bench.proxy(bench.config())
     client.open()
     params = call_params(tool_name("proxy"))

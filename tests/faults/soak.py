@@ -196,9 +196,9 @@ class Soak:
 
     async def watch_memory(self, pid: int) -> None:
         """Look at the proxy's memory each second, to the end of the soak."""
-        looks = []
-        for _ in range(round(self.seconds)):
-            await anyio.sleep(1)
+        began, looks = anyio.current_time(), []
+        for second in range(1, round(self.seconds) + 1):
+            await anyio.sleep_until(began + second)
             looks.append(rss(pid) / 2**20)
         figures, some = self.figures, round(min(MEMORY_SECONDS, self.seconds / 4))
         early, warm = (round(min(limit, self.seconds / 2)) for limit in (EARLY_SECONDS, WARM_SECONDS))
