@@ -1,5 +1,6 @@
 """The HTTP front as a process: who is let in, what is bounded, how sessions and the process end."""
 
+import contextlib
 import json
 import os
 import re
@@ -371,3 +372,22 @@ def test_an_address_that_cannot_be_had_is_told_in_words(workshop: Workshop) -> N
     assert ended.returncode == 1
     assert b"203.0.113.1" in ended.stderr
     assert b"Traceback" not in ended.stderr
+
+
+async def test_a_client_that_ends_its_session_while_it_asks_leaves_no_traceback(proxy: HttpProxy) -> None:
+    ping = {"jsonrpc": "2.0", "method": "ping"}
+    async with httpx2.AsyncClient(timeout=20, base_url=proxy.base) as client:
+
+        async def post(session: dict[str, str], number: int) -> None:
+            with contextlib.suppress(httpx2.RemoteProtocolError):
+                await client.post("/mcp", json=ping | {"id": number}, headers=session)
+
+        for _ in range(10):
+            opened = await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)
+            session = ACCEPT | {"mcp-session-id": opened.headers["mcp-session-id"]}
+            async with anyio.create_task_group() as group:
+                for number in range(20):
+                    group.start_soon(post, session, number)
+                group.start_soon(partial(client.delete, "/mcp", headers=session))
+
+    assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
