@@ -1,6 +1,6 @@
 """What the proxy promises when there are many servers, many calls, or deaths; run by hand.
 
-    python benchmarks/reliability.py [start] [calls] [recovery] [stop] [--rounds N] [--json FILE]
+    python benchmarks/reliability.py [start] [calls] [memory] [recovery] [stop] [--rounds N] [--json FILE]
 
 Without a name, all. The servers are those of `tests/faults`. Linux only (it reads /proc).
 """
@@ -15,17 +15,22 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from figures import Figure, measured
-from raw_clients import FailureError, StdioClient, call_params, frame
-from subjects import Workbench
+from raw_clients import FailureError, HttpClient, StdioClient, call_params, frame
+from subjects import Workbench, free_port, listening, proxy_command, tool_name
 
 FAULTY = Path(__file__).parents[1] / "tests" / "faults" / "faulty"
 SERVERS = 200
 CALLS = 1000
 DEATHS = 50
+MANY = 100_000
+WARM = 10_000
+"""Calls before memory is looked at for the first time."""
+IN_FLIGHT = 32
 IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_context_proxy.server.sdk"
 
 
@@ -79,6 +84,41 @@ def calls(bench: FaultyBench, rounds: int) -> list[Figure]:
         values.append(CALLS / client.pipelined(call_params("slow__tool_000", nonce="n"), CALLS, CALLS))
     _end(client)
     return [Figure(f"{CALLS} concurrent calls of 1 s", values, "s", 3.0)]
+
+
+def memory(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """What a warm proxy grows by in many calls: over stdio in each round; over HTTP, which is slow, once."""
+    client = bench.proxy(bench.config())
+    client.open()
+    params = call_params(tool_name("proxy"))
+    client.until(lambda client: _answers(client, tool_name("proxy")))
+    client.pipelined(params, WARM, IN_FLIGHT)
+    looks = [_rss_mib(client.process.pid)]
+    for _ in range(rounds):
+        for _ in range(MANY // WARM):
+            client.pipelined(params, WARM, IN_FLIGHT)
+        looks.append(_rss_mib(client.process.pid))
+    _end(client)
+    grown = [after - before for before, after in pairwise(looks)]
+    return [
+        Figure(f"{MANY:,} calls over stdio add", grown, "MiB", 10.0),
+        Figure(f"{MANY:,} calls over HTTP add", [_grown_over_http(bench)], "MiB", 10.0),
+    ]
+
+
+def _grown_over_http(bench: FaultyBench) -> float:
+    port = free_port()
+    command = [*proxy_command(bench.config()), "serve", "--http", "--no-auth", "--port", str(port)]
+    with listening(command, port) as process:
+        time.sleep(1)
+        client = HttpClient(port, "modern")
+        client.timed_calls(tool_name("proxy"), WARM)
+        before = _rss_mib(process.pid)
+        for _ in range(MANY // WARM):
+            client.timed_calls(tool_name("proxy"), WARM)
+        after = _rss_mib(process.pid)
+        client.close()
+    return after - before
 
 
 def recovery(bench: FaultyBench, rounds: int) -> list[Figure]:
@@ -150,6 +190,11 @@ def _command_line(pid: int) -> str:
     return ""
 
 
+def _rss_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def _end(client: StdioClient) -> None:
     client.process.terminate()
     client.process.wait(60)
@@ -158,6 +203,7 @@ def _end(client: StdioClient) -> None:
 TABLES: dict[str, tuple[str, Callable[[FaultyBench, int], list[Figure]]]] = {
     "start": ("Start", start),
     "calls": ("Concurrent calls", calls),
+    "memory": ("Memory of many calls", memory),
     "recovery": ("Recovery", recovery),
     "stop": ("Stop", stop),
 }

@@ -108,7 +108,7 @@ def bare_command(servers: int, tools: int, modern: bool) -> list[str]:
 
 
 @contextmanager
-def listening(command: list[str], port: int) -> Iterator[None]:
+def listening(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process that serves HTTP on a port, from when it accepts connections."""
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -116,7 +116,7 @@ def listening(command: list[str], port: int) -> Iterator[None]:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(0.01)
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait(30)

@@ -27,6 +27,21 @@ def _shown(char: str) -> str:
     return char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
 
 
+class _Departures(logging.Filter):
+    """Passes over what the SDK says of clients that end their session while they ask: nothing has failed."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return error is None or not _is_departure(error)
+
+
+def _is_departure(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_departure, error.exceptions))
+    # By name: what has no front need not import what it comes from.
+    return type(error).__name__ in {"ClosedResourceError", "BrokenResourceError"}
+
+
 def configure_logging(level: str) -> None:
     """Log to stderr from `level` up.
 
@@ -41,6 +56,7 @@ def configure_logging(level: str) -> None:
     # What goes wrong in a login is told as a sentence; the SDK logs it as a traceback besides.
     logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
     if level.lower() != "debug":
+        logging.getLogger("mcp.server.streamable_http").addFilter(_Departures())
         # The libraries' own chatter explains nothing to a user.
         for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
             logging.getLogger(name).setLevel(logging.ERROR)

@@ -51,6 +51,8 @@ class BoundedConnection(H11Protocol):
         """Forget the deadlines."""
         self._enter(Phase.ANSWER)
         self._unstall()
+        # Uvicorn leaves its own to expire: a minute of clients that came and went would be kept by it.
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

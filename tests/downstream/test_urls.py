@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, http_proxy, inside
+from support.proxies import Host, HttpProxy, http_proxy, inside
 from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
 
@@ -163,29 +163,30 @@ async def test_a_server_that_is_not_there_is_told_with_its_address(workshop: Wor
         assert "good__fine" in await Host(proxy, "modern").names()
 
 
+@pytest.fixture(scope="module")
+def inner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
+    """A proxy that is a server of another."""
+    workshop = Workshop(tmp_path_factory.mktemp("inner"))
+    calls = {"report": [{"progress": 2}], "large": [{"large": 3_000_000}]}
+    workshop.server("work", tools=[tool(name) for name in ("echo", *calls)], calls=calls)
+    with http_proxy(workshop.config(expose={"mode": "all"})) as served:
+        yield served
+
+
 @pytest.mark.parametrize("transport", ["http", "sse"])
 async def test_a_proxy_behind_a_proxy_works_over_any_transport(
-    workshop: Workshop, transport: str, era: str
+    workshop: Workshop, inner: HttpProxy, transport: str, era: str
 ) -> None:
-    inner = Workshop(workshop.flag("inner"))
-    inner.folder.mkdir()
-    calls = {"report": [{"progress": 2}], "large": [{"large": 3_000_000}]}
-    inner.server("work", tools=[tool(name) for name in ("echo", *calls)], calls=calls)
-    with http_proxy(inner.config(expose={"mode": "all"})) as served:
-        path = "mcp" if transport == "http" else "sse"
-        workshop.server("inner")
-        workshop.servers["inner"].settings = {
-            "url": f"{served.base}/{path}",
-            "transport": transport,
-            "era": era,
-        }
-        async with inside(workshop.config(expose={"mode": "all"})) as proxy:
-            host = Host(proxy, "handshake")
-            await until(lambda: "inner__work__echo" in proxy.catalog.snapshot.tools)
-            result = await host.call("inner__work__echo", {"n": 2**70, "t": "\u2028"})
-            await host.call("inner__work__report", progressToken=3)
-            large = await host.call("inner__work__large")
-            spoken = proxy.fleet.clients["inner"].era
+    path = "mcp" if transport == "http" else "sse"
+    workshop.server("inner")
+    workshop.servers["inner"].settings = {"url": f"{inner.base}/{path}", "transport": transport, "era": era}
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        host = Host(proxy, "handshake")
+        await until(lambda: "inner__work__echo" in proxy.catalog.snapshot.tools)
+        result = await host.call("inner__work__echo", {"n": 2**70, "t": "\u2028"})
+        await host.call("inner__work__report", progressToken=3)
+        large = await host.call("inner__work__large")
+        spoken = proxy.fleet.clients["inner"].era
 
     assert json.loads(result["content"][0]["text"])["arguments"] == {"n": 2**70, "t": "\u2028"}
     assert [params["progressToken"] for _, params in host.notifications] == [3, 3]

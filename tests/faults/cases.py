@@ -24,7 +24,7 @@ class Outcome(Enum):
 
 ANSWERS, FAILS, REFUSES, RELAYS, EITHER = Outcome
 
-DEADLINE = {"call_timeout": 0.7}
+DEADLINE = {"call_timeout": 0.4}
 """For modes that never answer: how long their calls are waited for."""
 
 QUICK = {"connect_timeout": 1.5}
@@ -54,7 +54,7 @@ def _never(mode: str, says: str, **more: Any) -> Case:
     return Case(mode, FAILS, says, lists=False, lives=False, **more)
 
 
-UNTIMELY = r"did not answer .* within 0\.7 s"
+UNTIMELY = r"did not answer .* within 0\.4 s"
 MAYBE = "may or may not have run"
 
 STDIO = [
@@ -111,7 +111,7 @@ STDIO = [
     Case("tool-error", RELAYS, "no such row"),
     Case("slow-call", options={"delay": 0.3}),
     Case("out-of-order"),
-    Case("progress", options={"delay": 0.5}),
+    Case("progress", options={"delay": 0.3}),
     Case("ignore-cancel", options={"delay": 0.3}),
     Case("huge-result", FAILS, r"8,388,\d+ bytes, over the limit of 4,194,304", {"size": 8 << 20}),
     Case("deep-result", FAILS, "nested deeper than 190 levels"),
@@ -136,7 +136,7 @@ STDIO = [
     Case("nan", FAILS, "a message that cannot be read"),
     Case("batch", FAILS, "a message that cannot be read"),
     Case("crlf"),
-    Case("dribble", options={"delay": 0.5}),
+    Case("dribble", options={"delay": 0.3}),
 ]
 
 BROKE_OFF = rf"{MAYBE}"

@@ -19,6 +19,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,9 +41,9 @@ from support.raw_client import RawClient, RpcError, http
 from support.servers import Workshop
 
 SERVERS = 30
-CALLERS = 12
-VISIT_CALLS = 40
-"""Of one client at most. With so many callers, ten minutes are 100,000 calls."""
+CALLERS = 16
+VISIT_CALLS = 60
+"""Of one client at most. With so many callers, ten minutes are 130,000 calls."""
 
 CALL_SECONDS = 2.0
 GRACE_SECONDS = 10.0
@@ -55,8 +56,15 @@ LATER_SECONDS = 60.0
 GONE_SECONDS = 5.0
 """For killed processes to be gone."""
 
-WARM_SECONDS = 10.0
-"""Before memory is looked at for the first time."""
+WARM_SECONDS = 60.0
+"""After which growth of memory counts. By then ten thousand calls have met most ways to fail, and have been
+under way in all numbers: what both took at most, the allocators keep."""
+
+MEMORY_SECONDS = 10.0
+"""Of which the median counts: a few megabytes come and go with large answers that are under way."""
+
+EARLY_SECONDS = 10.0
+"""When memory is told for the first time, so that what warming up takes is seen."""
 
 WATCHED = Path(__file__).with_name("watched.py")
 NEIGHBOUR = Path(__file__).with_name("neighbour.py")
@@ -102,8 +110,16 @@ class Figures:
     """Of the proxy's event loop, by the clock: what others do to the machine is in it."""
     longest_work_ms: float = 0.0
     """Processor time that the loop spent without looking at anything else."""
+    rss_early_mib: float = 0.0
+    """Memory of the proxy after `EARLY_SECONDS`,"""
+    rss_warm_mib: float = 0.0
+    """when it was warm,"""
     rss_mib: float = 0.0
+    """at the end,"""
+    rss_peak_mib: float = 0.0
+    """and the most there was."""
     rss_growth_mib: float = 0.0
+    """From warm to the end."""
     orphans: int = 0
     exit_code: int | None = None
     examples: list[str] = field(default_factory=list)
@@ -175,12 +191,21 @@ class Soak:
                 group.start_soon(self.caller, base)
             group.start_soon(self.killer, process.pid)
             group.start_soon(self.editor)
-            await anyio.sleep(min(WARM_SECONDS, self.seconds / 4))
-            before = rss(process.pid)
-            await anyio.sleep(self.seconds - min(WARM_SECONDS, self.seconds / 4))
-            after = rss(process.pid)
+            await self.watch_memory(process.pid)
             group.cancel_scope.cancel()
-        self.figures.rss_mib, self.figures.rss_growth_mib = after / 2**20, (after - before) / 2**20
+
+    async def watch_memory(self, pid: int) -> None:
+        """Look at the proxy's memory each second, to the end of the soak."""
+        began, looks = anyio.current_time(), []
+        for second in range(1, round(self.seconds) + 1):
+            await anyio.sleep_until(began + second)
+            looks.append(rss(pid) / 2**20)
+        figures, some = self.figures, round(min(MEMORY_SECONDS, self.seconds / 4))
+        early, warm = (round(min(limit, self.seconds / 2)) for limit in (EARLY_SECONDS, WARM_SECONDS))
+        figures.rss_early_mib, figures.rss_peak_mib = looks[early - 1], max(looks)
+        figures.rss_warm_mib = statistics.median(looks[warm - some : warm])
+        figures.rss_mib = statistics.median(looks[-some:])
+        figures.rss_growth_mib = figures.rss_mib - figures.rss_warm_mib
 
     @asynccontextmanager
     async def neighbour(self, base: str) -> AsyncIterator[None]:
@@ -215,7 +240,7 @@ class Soak:
             self.figures.reconnects += 1
             client: RawClient | None = None
             try:
-                async with http(base, era) as client:
+                async with http(base, era, plain=True) as client:
                     with anyio.move_on_after(self.random.uniform(0.2, 3.0) if rude else None):
                         async with anyio.create_task_group() as group:
                             for _ in range(self.random.randint(1, VISIT_CALLS)):

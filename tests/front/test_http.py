@@ -1,5 +1,6 @@
 """The HTTP front as a process: who is let in, what is bounded, how sessions and the process end."""
 
+import contextlib
 import json
 import os
 import re
@@ -281,10 +282,9 @@ async def test_it_asks_for_a_token_that_only_its_owner_can_read(
     assert f"the bearer token in {file}" in log
 
 
-async def test_without_a_token_it_says_so_at_its_start(workshop: Workshop) -> None:
-    with http_proxy(workshop.config()) as proxy:
-        assert (await ask(proxy, "POST", "/mcp")).status_code == 400
-        log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+async def test_without_a_token_it_says_so_at_its_start(proxy: HttpProxy) -> None:
+    assert (await ask(proxy, "POST", "/mcp")).status_code == 400
+    log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
     assert re.search(r"WARNING: serving .* without a token", log)
 
@@ -297,14 +297,19 @@ async def test_with_a_token_it_says_where_it_serves_and_does_not_warn(workshop: 
     assert "WARNING" not in log
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
-def test_without_a_token_it_never_listens_beyond_this_machine(workshop: Workshop, host: str) -> None:
-    serve = command(workshop.config(), "serve", "--http", "--no-auth", "--host", host, "--port", "0")
-    ended = subprocess.run(serve, capture_output=True, check=False)
+async def test_without_a_token_it_never_listens_beyond_this_machine(workshop: Workshop) -> None:
+    config = workshop.config()
 
-    assert ended.returncode == 1
-    assert b"http.auth" in ended.stderr
-    assert b"Traceback" not in ended.stderr
+    async def refused(host: str) -> None:
+        serve = command(config, "serve", "--http", "--no-auth", "--host", host, "--port", "0")
+        ended = await anyio.run_process(serve, check=False)
+        assert ended.returncode == 1, host
+        assert b"http.auth" in ended.stderr, host
+        assert b"Traceback" not in ended.stderr, host
+
+    async with anyio.create_task_group() as group:
+        for host in ("0.0.0.0", "::", "192.0.2.1", "example.com"):
+            group.start_soon(refused, host)
 
 
 def test_proxies_that_start_together_agree_on_one_token(tmp_path: Path) -> None:
@@ -367,3 +372,22 @@ def test_an_address_that_cannot_be_had_is_told_in_words(workshop: Workshop) -> N
     assert ended.returncode == 1
     assert b"203.0.113.1" in ended.stderr
     assert b"Traceback" not in ended.stderr
+
+
+async def test_a_client_that_ends_its_session_while_it_asks_leaves_no_traceback(proxy: HttpProxy) -> None:
+    ping = {"jsonrpc": "2.0", "method": "ping"}
+    async with httpx2.AsyncClient(timeout=20, base_url=proxy.base) as client:
+
+        async def post(session: dict[str, str], number: int) -> None:
+            with contextlib.suppress(httpx2.RemoteProtocolError):
+                await client.post("/mcp", json=ping | {"id": number}, headers=session)
+
+        for _ in range(10):
+            opened = await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)
+            session = ACCEPT | {"mcp-session-id": opened.headers["mcp-session-id"]}
+            async with anyio.create_task_group() as group:
+                for number in range(20):
+                    group.start_soon(post, session, number)
+                group.start_soon(partial(client.delete, "/mcp", headers=session))
+
+    assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")

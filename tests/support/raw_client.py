@@ -19,6 +19,8 @@ import anyio
 import anyio.abc
 import httpx2
 
+from support.plain_http import PlainHttp, PlainResponse
+
 HANDSHAKE, MODERN = "2025-11-25", "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"
 OWN = "io.github.mcp-context-proxy/"
@@ -322,7 +324,7 @@ async def _read_lines(process: anyio.abc.Process, client: RawClient) -> None:
 class HttpWire:
     """Each message is a POST; what it answers, and a stream for the rest, is fed to the client."""
 
-    def __init__(self, http: httpx2.AsyncClient, url: str, client: RawClient) -> None:
+    def __init__(self, http: httpx2.AsyncClient | PlainHttp, url: str, client: RawClient) -> None:
         self._http, self._url, self._client = http, url, client
         self.session: str | None = None
         self.scopes: dict[int | str, anyio.CancelScope] = {}
@@ -357,13 +359,13 @@ class HttpWire:
                     if message["method"] == "initialize" and response.is_success:
                         self.session = response.headers["mcp-session-id"]
                     await self._take(response)
-            except httpx2.HTTPError as error:
+            except (httpx2.HTTPError, OSError, EOFError) as error:
                 self._client.lost(message["id"], error)
         # The id may be in use again before the connection was put back.
         if self.scopes.get(message["id"]) is scope:
             del self.scopes[message["id"]]
 
-    async def _take(self, response: httpx2.Response) -> None:
+    async def _take(self, response: httpx2.Response | PlainResponse) -> None:
         if response.headers.get("content-type", "").startswith("text/event-stream"):
             async for name, data in events(response):
                 if data:
@@ -386,7 +388,7 @@ class HttpWire:
             await self._take(response)
 
 
-async def events(response: httpx2.Response) -> AsyncIterator[tuple[str, str]]:
+async def events(response: httpx2.Response | PlainResponse) -> AsyncIterator[tuple[str, str]]:
     """The events of a stream: name and data."""
     rest = b""
     async for chunk in response.aiter_bytes():
@@ -409,10 +411,15 @@ async def http(
     answers: dict[str, Answer] | None = None,
     opened: bool = True,
     headers: dict[str, str] | None = None,
+    plain: bool = False,
 ) -> AsyncIterator[RawClient]:
-    """A client over streamable HTTP; `base` has no path."""
+    """A client over streamable HTTP; `base` has no path. One that is `plain` is one of a crowd."""
     client = RawClient(era, capabilities or {}, answers or {})
-    async with httpx2.AsyncClient(timeout=PATIENCE, headers=headers, verify=False) as pool:
+    async with (
+        PlainHttp(PATIENCE)
+        if plain
+        else httpx2.AsyncClient(timeout=PATIENCE, headers=headers, verify=False) as pool
+    ):
         wire = client.wire = HttpWire(pool, f"{base}/mcp", client)
         async with client._running() as group:
             if opened:
