@@ -117,6 +117,7 @@ async def _running(config: Config) -> list[Verdict]:
             if warning := diagnosis.unpinned(server):
                 verdicts.append(Verdict(Level.WARNING, name, warning))
         verdicts += _findings(proxy)
+        verdicts += _unheard(proxy)
         verdicts += await _rerank(proxy)
     if not config.servers:
         verdicts.append(
@@ -169,6 +170,15 @@ async def _server(client: DownstreamClient, offered: int, seconds: float) -> Ver
 def _findings(proxy: Proxy) -> Iterator[Verdict]:
     for server, message in findings(proxy):
         yield Verdict(Level.WARNING, server or "catalog", message)
+
+
+def _unheard(proxy: Proxy) -> Iterator[Verdict]:
+    from mcp_context_proxy.retrieval.voice import is_asking
+
+    for source in proxy.catalog.snapshot.sources:
+        if is_asking(source.items):
+            told = "its descriptions read like requests, so search goes by the names of its tools alone"
+            yield Verdict(Level.WARNING, source.key, told, remedy="descriptions should say what a tool does")
 
 
 def _show(console: Terminal, verdicts: Iterable[Verdict]) -> None:

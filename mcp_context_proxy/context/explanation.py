@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mcp_context_proxy.context.options import DomainOptions
-from mcp_context_proxy.context.request import Mode, RequestContext
+from mcp_context_proxy.context.request import ContextItem, Mode, RequestContext
 from mcp_context_proxy.context.session import key_of
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Tool
+from mcp_context_proxy.retrieval.explanation import NAMED_ONLY
 from mcp_context_proxy.retrieval.ranking import Ranking, Result
 
 
@@ -71,7 +72,7 @@ def explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) 
         server=item.server if isinstance(item, Tool) else None,
         include=item.include,
         selected=None if here is None else here.include_mode,
-        reason=here.why if here is not None else _why_not(item, context, ranking, place),
+        reason=_reason(item, context, ranking, place, here),
         rank=None if place is None else place + 1,
         ranked=len(ordered),
         score=None if result is None else _score(result),
@@ -84,6 +85,15 @@ def explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) 
 
 def _score(result: Result) -> Score:
     return Score(result.score, result.cosine, result.lexical, result.need, result.terms)
+
+
+def _reason(
+    item: Item, context: RequestContext, ranking: Ranking, place: int | None, here: ContextItem | None
+) -> str:
+    """Why the item is in the context or not; and where its description was not searched, that."""
+    reason = _why_not(item, context, ranking, place) if here is None else here.why
+    unheard = isinstance(item, Tool) and item.server in ranking.asking and NAMED_ONLY not in reason
+    return f"{reason}; {NAMED_ONLY}" if unheard else reason
 
 
 def _why_not(item: Item, context: RequestContext, ranking: Ranking, place: int | None) -> str:

@@ -162,6 +162,7 @@ class Engine:
             best_cosine=scored.whole,
             evidence=evidence,
             seconds=time.perf_counter() - started,
+            asking=index.asking,
             indexed=indexed,
         )
 

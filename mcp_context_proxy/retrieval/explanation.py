@@ -21,6 +21,9 @@ FIELDS_NAMED = 2
 QUERY_CHARACTERS = 80
 """Of a past query that a sentence repeats."""
 
+NAMED_ONLY = "found by names alone, because the descriptions of its server read like requests"
+"""Why a description does not count (`voice`)."""
+
 WORDS_NAMED = 4
 """Words of a field a sentence repeats."""
 
@@ -33,6 +36,7 @@ def explain(
     asked: Collection[str],
     support: Support | None = None,
     new: bool = False,
+    named_only: bool = False,
 ) -> str:
     """The reasons for one result.
 
@@ -44,6 +48,7 @@ def explain(
         asked: Index terms of the query; the others are synonyms.
         support: What use says for it.
         new: It has not been here for long.
+        named_only: Its description was not searched.
     """
     reasons = ["exact name"] if exact else _fields(terms, words, asked)
     if cosine is not None:
@@ -53,6 +58,8 @@ def explain(
         reasons.append(f"used before for{query or ' a similar query'}")
     if new:
         reasons.append("new here")
+    if named_only:
+        reasons.append(NAMED_ONLY)
     return "; ".join(reasons)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Item, Snapshot
+from mcp_context_proxy.items import Item, Snapshot, Tool
 from mcp_context_proxy.retrieval.dense import DenseIndex
 from mcp_context_proxy.retrieval.groups import Flat, Group, grouped
 from mcp_context_proxy.retrieval.lexical import ITEMS_A_GROUP, LexicalIndex
@@ -41,6 +41,8 @@ class Index:
     sources: NDArray[np.int32]
     """Source of each item, as a position in ``keys``."""
     keys: tuple[str, ...]
+    asking: frozenset[str]
+    """Servers whose descriptions are requests and are not searched (`voice`)."""
     kinds: NDArray[np.uint8]
     """Kind of each item, as a position in `KINDS`."""
     ready: NDArray[np.bool_]
@@ -75,6 +77,11 @@ class Index:
         names = self.names.ravel()
         places = np.flatnonzero(names == hashes[0] if hashes.size == 1 else np.isin(names, hashes))
         return sorted(set((places // self.names.shape[1]).tolist()))
+
+    def asks(self, item: int) -> bool:
+        """Whether an item is of a server whose descriptions are requests."""
+        of = self.items[item]
+        return isinstance(of, Tool) and of.server in self.asking
 
     def labelled(self, label: str) -> NDArray[np.bool_]:
         """Which items have a label (`traits`); not to be changed."""
@@ -120,6 +127,7 @@ def assemble(
         chunks=Flat(whole.chunks for whole in wholes),
         sources=np.repeat(np.arange(len(parts), dtype=np.int32), counted),
         keys=tuple(part.source.key for part in parts.values()),
+        asking=frozenset(part.source.key for part in parts.values() if part.asking),
         kinds=np.concatenate([np.zeros(0, np.uint8), *(whole.kinds for whole in wholes)]),
         ready=ready,
         names=np.concatenate([np.zeros((0, 2), np.int64), *(whole.names for whole in wholes)]),

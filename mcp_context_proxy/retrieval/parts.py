@@ -17,6 +17,7 @@ from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Source, Vec
 from mcp_context_proxy.retrieval.lexical import TermCounts, join_counts
 from mcp_context_proxy.retrieval.reading import Reading, read_items
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
+from mcp_context_proxy.retrieval.voice import is_asking
 
 Identity: TypeAlias = tuple[str, str]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
@@ -32,6 +33,8 @@ class Part:
     source: Source
     several_servers: bool
     """Whether the texts were made for a catalog of several servers."""
+    asking: bool
+    """Whether the descriptions are requests (`voice`), and therefore not among the texts."""
     reading: Reading
     """Of those items that can be found, by name."""
     counts: TermCounts
@@ -51,14 +54,16 @@ def identity_of(source: Source) -> Identity:
 
 def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | None = None) -> Part:
     """Read a source; what has not changed since the part before, and vectors its owner keeps, are used."""
-    if before is not None and before.several_servers != several_servers:
-        before = None
     searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
     items = sorted(searchable, key=lambda item: (item.name, item.fingerprint))
-    reading, counts = _read(items, several_servers, before)
+    asking = is_asking(items)
+    if before is not None and (before.several_servers, before.asking) != (several_servers, asking):
+        before = None
+    reading, counts = _read(items, several_servers, asking, before)
     part = Part(
         source=source,
         several_servers=several_servers,
+        asking=asking,
         reading=reading,
         counts=counts,
         rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
@@ -68,10 +73,12 @@ def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | 
     return locate(part, known | _kept(part, known, pool))
 
 
-def _read(items: Sequence[Item], several_servers: bool, before: Part | None) -> tuple[Reading, TermCounts]:
+def _read(
+    items: Sequence[Item], several_servers: bool, asking: bool, before: Part | None
+) -> tuple[Reading, TermCounts]:
     """Read items; what is known of those that are in the part before is used again."""
     if before is None:
-        return read_items(items, several_servers)
+        return read_items(items, several_servers, asking)
     old = before.reading.items
     known = {(item.name, item.fingerprint): at for at, item in enumerate(old)}
     places, new = [], list[Item]()
@@ -82,7 +89,7 @@ def _read(items: Sequence[Item], several_servers: bool, before: Part | None) -> 
             new.append(item)
         places.append(at)
     taken = np.array(places, np.int64)
-    reading, counts = read_items(new, several_servers)
+    reading, counts = read_items(new, several_servers, asking)
     return (
         Reading.joined([before.reading, reading]).take(taken),
         join_counts([before.counts, counts]).take(taken),

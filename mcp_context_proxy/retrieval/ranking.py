@@ -112,6 +112,8 @@ class Ranking:
     """The highest of the whole query with any item; None in a lexical search."""
     evidence: float | None = None
     """How much says that something is meant, which ``fits`` goes by (`fitting`); None where it cannot."""
+    asking: frozenset[str] = frozenset()
+    """Servers of which only the names are searched, because their descriptions are requests (`voice`)."""
     indexed: tuple[int, int] | None = None
     """While indexing is under way: how many of the items considered have their vectors, and of how many. The
     others were searched by words. None when all is indexed."""

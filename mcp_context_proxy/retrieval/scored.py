@@ -226,7 +226,14 @@ class Scored:
             novelty=self.novel.get(place, 0.0),
             terms=tuple((field, self.terms[term], added) for field, term, added in parts),
             why=explain(
-                place in self.exact, cosine, parts, self.terms, self.asked, support, place in self.novel
+                place in self.exact,
+                cosine,
+                parts,
+                self.terms,
+                self.asked,
+                support,
+                place in self.novel,
+                self.index.asks(item),
             ),
         )
 

@@ -108,6 +108,8 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
         on={"prompts/list": [{"result": {"prompts": "none"}}]},
         prompts=[{"name": "p"}],
     )
+    asking = ["Show me my notes.", "I need a flight.", "Send me the news."]
+    workshop.server("asking", tools=[tool(f"helper_{at}", text) for at, text in enumerate(asking)])
     rules = workshop.folder / "rules"
     rules.mkdir()
     (rules / "odd.md").write_text("---\npriority: high\n---\nBe brief.\n", encoding="utf-8")
@@ -122,7 +124,8 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
     assert "mixed: entry 2 of its resources is withheld: it has no uri" in told
     assert "mixed: prompts/list: stopped, a result has no list of prompts" in told
     assert "odd.md:2" in done.stdout.replace("\n         ", "")
-    assert "It works, with 6 warnings" in told
+    assert "warning asking: its descriptions read like requests, so search goes by the names" in told
+    assert "It works, with 7 warnings" in told
 
 
 def test_who_is_strict_is_not_content_with_warnings(run: Run, workshop: Workshop) -> None:

@@ -125,6 +125,17 @@ def test_explain_says_why(run: Run, config: Path, name: str, options: tuple[str,
     assert told in done.stdout
 
 
+def test_explain_says_why_a_description_made_of_requests_does_not_count(run: Run, workshop: Workshop) -> None:
+    asking = ["Show me the weather in Paris.", "I need rain.", "Send me the news."]
+    workshop.server("asking", tools=[tool(f"helper_{at}", text) for at, text in enumerate(asking)])
+    workshop.server("weather", tools=[tool("forecast", "Forecast of the weather for a city: rain, wind")])
+    done = run("explain", QUERY, "asking__helper_0", "--config", workshop.config(search={"top_n": 1}))
+
+    told = " ".join(done.stdout.split())
+    assert "is not chosen: " in told
+    assert "found by names alone, because the descriptions of its server read like requests" in told
+
+
 def test_explain_has_every_part_of_the_score_and_the_rank(run: Run, config: Path) -> None:
     done = run("explain", QUERY, "forecast", "--server", "weather", "--json", "--config", config)
 
