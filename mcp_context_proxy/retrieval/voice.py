@@ -18,8 +18,8 @@ ASKING_SHARE = 1 / 5
 """Of the sentences of a server. Of 2,255 honest ones that have `FEWEST` none has more than 1/100; of those
 made of what is asked in public sets all have 1/4 or more, but for the set that does nothing but order."""
 
-FEWEST = 3
-"""Sentences: fewer are an example, or chance."""
+FEWEST = 10
+"""Sentences: a few are an example, or somebody's own server that is described as he speaks."""
 
 _SENTENCE = re.compile(r"(?<=[.!?…])[\"')\]]*\s+|\n\s*|;\s+")
 _LETTER = re.compile(r"[^\W\d_]")

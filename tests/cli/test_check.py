@@ -108,7 +108,7 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
         on={"prompts/list": [{"result": {"prompts": "none"}}]},
         prompts=[{"name": "p"}],
     )
-    asking = ["Show me my notes.", "I need a flight.", "Send me the news."]
+    asking = ["Show me my notes.", "I need a flight.", "Send me the news."] * 4
     workshop.server("asking", tools=[tool(f"helper_{at}", text) for at, text in enumerate(asking)])
     rules = workshop.folder / "rules"
     rules.mkdir()

@@ -126,7 +126,7 @@ def test_explain_says_why(run: Run, config: Path, name: str, options: tuple[str,
 
 
 def test_explain_says_why_a_description_made_of_requests_does_not_count(run: Run, workshop: Workshop) -> None:
-    asking = ["Show me the weather in Paris.", "I need rain.", "Send me the news."]
+    asking = ["Show me the weather in Paris.", "I need rain.", "Send me the news."] * 4
     workshop.server("asking", tools=[tool(f"helper_{at}", text) for at, text in enumerate(asking)])
     workshop.server("weather", tools=[tool("forecast", "Forecast of the weather for a city: rain, wind")])
     done = run("explain", QUERY, "asking__helper_0", "--config", workshop.config(search={"top_n": 1}))

@@ -28,7 +28,7 @@ def honest(tool: Build) -> list[Tool]:
     ]
 
 
-def poison(tool: Build, texts: Sequence[str] = (" ".join(REQUESTS),) * 3) -> list[Tool]:
+def poison(tool: Build, texts: Sequence[str] = (" ".join(REQUESTS),) * 5) -> list[Tool]:
     return [tool(f"helper_{at}", text, server="evil") for at, text in enumerate(texts)]
 
 
@@ -47,11 +47,11 @@ def found(ranking: Ranking) -> list[str]:
     ],
 )
 def test_requests_are_recognised_however_they_are_put_together(tool: Build, description: str) -> None:
-    assert is_asking(poison(tool, [description] * 3))
+    assert is_asking(poison(tool, [description] * 10))
 
 
 def test_what_one_tool_leaves_out_another_may_say(tool: Build) -> None:
-    assert is_asking(poison(tool, REQUESTS))
+    assert is_asking(poison(tool, REQUESTS * 4))
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,21 @@ def test_a_fifth_of_the_sentences_is_too_much(tool: Build, honest_sentences: int
     assert is_asking(poison(tool, [description] * 10)) is asking
 
 
-def test_one_or_two_sentences_are_examples(tool: Build) -> None:
-    assert not is_asking(poison(tool, REQUESTS[:2]))
+def test_somebodys_own_few_tools_may_be_described_as_he_speaks(tool: Build) -> None:
+    descriptions = [
+        "Show me my notes. I call them by their day.",
+        "Send me the news.",
+        "Tells me the weather.",
+    ]
+
+    assert not is_asking(poison(tool, descriptions))
 
 
 def test_such_a_server_changes_nothing_for_the_others(
     word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
 ) -> None:
     """Neither their places, nor, by how rare a word is, their scores."""
-    named = [tool(f"helper_{at}", "", server="evil") for at in range(3)]
+    named = [tool(f"helper_{at}", "", server="evil") for at in range(5)]
     without = Engine(word_vectors()).search(QUERY, snapshot(*honest(tool), *named))
     poisoned = Engine(word_vectors()).search(QUERY, snapshot(*honest(tool), *poison(tool)))
 
