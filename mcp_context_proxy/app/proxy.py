@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from mcp_context_proxy.app.answering import gateway
 from mcp_context_proxy.app.measuring import Measuring
 from mcp_context_proxy.app.remembering import Remembering
 from mcp_context_proxy.app.searching import Searching
@@ -38,21 +39,11 @@ from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.server import context_prompt, meta_tools
-from mcp_context_proxy.server.attribution import Attribution
 from mcp_context_proxy.server.broadcast import Broadcast
 from mcp_context_proxy.server.changes import Changes
-from mcp_context_proxy.server.context_prompt import ContextPrompt
-from mcp_context_proxy.server.context_resources import ContextResources
-from mcp_context_proxy.server.ended_calls import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
-from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.open_sessions import OpenSessions
-from mcp_context_proxy.server.own_tools import OwnTools
 from mcp_context_proxy.server.parked import ParkedCalls
-from mcp_context_proxy.server.prompts import Prompts
-from mcp_context_proxy.server.resources import Resources
-from mcp_context_proxy.server.sampling import Sampling
-from mcp_context_proxy.server.tool_calls import ToolCalls
 from mcp_context_proxy.server.tools import ToolList
 from mcp_context_proxy.statistics.counters import CacheCounts
 from mcp_context_proxy.wire.envelope import Members
@@ -87,7 +78,7 @@ class Proxy:
         self._warm = False
         remembers = config.interactions.enabled
         self.remembering = Remembering(config, store, self.searching.model) if remembers else None
-        self.setup = _setup(config, self._recallable is not None)
+        self.setup = _setup(config, self.recallable is not None)
         self.reloader: Reloader | None = None
         """Follows the configuration file while a front is served."""
         sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
@@ -130,8 +121,8 @@ class Proxy:
         self.upkeep.when_changed(self.changes.catalog_changed)
         self.upkeep.when_rewritten(self.changes.resource_updated)
         self.parked = ParkedCalls(config.limits.parked_calls, config.limits.ask_seconds)
-        self._forwarder = Forwarder(self.parked)
-        self.gateway = self._gateway()
+        self.forwarder = Forwarder(self.parked)
+        self.gateway = gateway(self)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -170,7 +161,7 @@ class Proxy:
         before, self.config = self.config, config
         redact_logs(config)
         difference = self.fleet.apply(config.servers.values(), config.limits)
-        self.setup = _setup(config, self._recallable is not None)
+        self.setup = _setup(config, self.recallable is not None)
         if self.remembering is not None:
             self.remembering.configure(config)
         self.catalog.configure(config.expose, config.limits)
@@ -209,70 +200,13 @@ class Proxy:
 
     def trace(self, tracing: Tracing | None) -> None:
         """Make spans of requests from now on, or none."""
-        self.gateway.tracing = self._forwarder.tracing = tracing
+        self.gateway.tracing = self.forwarder.tracing = tracing
 
     def health(self) -> dict[str, Any]:
         """That it serves, and how what is written in the configuration differs from what is in use."""
         standing = Standing() if self.reloader is None else self.reloader.standing
         told = {"problems": standing.problems, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in told.items() if values}
-
-    def _gateway(self) -> Gateway:
-        """What answers hosts."""
-        forwarder = self._forwarder
-        shown = ContextResources(self.catalog, self.contexts, self.handles)
-        resources = Resources(self.catalog, self.fleet, forwarder, shown)
-        prompt = ContextPrompt(self.contexts, self.handles)
-        prompts = Prompts(self.catalog, self.fleet, forwarder, resources, prompt)
-        self.open_sessions.when_ended(resources.end)
-        self.open_sessions.when_ended(lambda session: self.fleet.end(session.party))
-        log = None if self.remembering is None else self.remembering.log
-        calls = ToolCalls(
-            self.catalog,
-            self.fleet,
-            forwarder,
-            self.contexts,
-            self.handles,
-            self.caught_up,
-            self.searching.answered,
-            EndedCalls(self._attribution(), self.measuring.usage, log),
-        )
-        own_tools = OwnTools(
-            self.fleet,
-            self.contexts,
-            calls,
-            self.handles,
-            self.changes,
-            Sampling(self.parked, self.searching.reranker.asks_clients),
-            lambda: self.setup.manage,
-            self._recallable,
-            log,
-        )
-        return Gateway(
-            self.fleet,
-            self.contexts,
-            self.open_sessions,
-            self.tool_list,
-            calls,
-            own_tools,
-            resources,
-            prompts,
-            self.config.expose.page_size,
-        )
-
-    def _attribution(self) -> Attribution:
-        """What decides which request a call was made for, and who is told."""
-        learning, searches = self.searching.recorder, self.measuring.searches
-        session_recorder = self.searching.session_recorder
-        return Attribution(
-            self.records,
-            self.handles,
-            self.catalog,
-            None if learning is None else learning.learn,
-            None if searches is None else searches.used,
-            None if session_recorder is None else session_recorder.used,
-            self.searching.working_set,
-        )
 
     def _choose_working_set(self) -> None:
         store, learning = self.store, self.config.learning
@@ -281,7 +215,7 @@ class Proxy:
             self.searching.working_set.choose(*chosen_from, learning.working_set_tokens, time_of_day)
 
     @property
-    def _recallable(self) -> InteractionRecorder | None:
+    def recallable(self) -> InteractionRecorder | None:
         """Has what models may recall; None where they may not."""
         parts = self.remembering
         return parts.recorder if parts is not None and parts.recall_tool else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from support.ledger import Ledger
 
-PROGRAM = Path(__file__).with_name("fake_server.py")
+PROGRAM = Path(__file__).with_name("fake_server")
 TOOLS = Path(__file__).parent.parent / "data" / "tools"
 
 
