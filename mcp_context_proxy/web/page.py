@@ -43,6 +43,9 @@ are written by strangers."""
 
 _FOLDER: Final = Path(__file__).parent / "files"
 
+CURRENT: Final = ' aria-current="page"'
+"""Marks the link to the page that one is on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -77,8 +80,6 @@ class Page:
         """To this page, from one at `root` or from this one itself."""
         return f'<a href="{root}{self.path[1:]}"{CURRENT if current else ""}>{self.name}</a>'
 
-
-CURRENT: Final = ' aria-current="page"'
 
 PAGES: Final = (
     Page(PATH, "Requests", "Request contexts", "context", "requests.html", "page.js", ("style.css",)),
