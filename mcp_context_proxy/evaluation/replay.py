@@ -19,9 +19,10 @@ from mcp_context_proxy.evaluation.comparison import Difference, differences
 from mcp_context_proxy.evaluation.evaluation import TOOLS, answer_of, measured, tools_of
 from mcp_context_proxy.evaluation.queries import Query, ToolKey
 from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.learning.kept_pairs import QueryModel
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
 from mcp_context_proxy.learning.signals import Signal, Use
-from mcp_context_proxy.learning.tier import LearnedTier, QueryModel
+from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import EmbedTexts, Engine, SearchOptions
 from mcp_context_proxy.store import open_store
 
