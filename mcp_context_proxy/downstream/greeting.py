@@ -14,7 +14,7 @@ import anyio.to_thread
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.negotiation import Introduction
-from mcp_context_proxy.errors import CallInterruptedError, RemoteError
+from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, RemoteError
 from mcp_context_proxy.wire.era import Era
 
 
@@ -47,7 +47,7 @@ class Greeting:
         if isinstance(error, CallInterruptedError) and error.subject == "server/discover":
             # Some old servers die on a request they do not know: the next start skips it.
             self._learned, self._died = Era.HANDSHAKE, True
-        elif isinstance(error, RemoteError):
+        elif isinstance(error, RemoteError | BadAnswerError):
             # It was updated, or had died of something else: it is asked anew what it speaks.
             self._learned, self._died = None, False
 

@@ -140,6 +140,11 @@ async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]
         raise RemoteError(
             link.server, envelope.INVALID_REQUEST, "its initialize result names no protocolVersion"
         )
+    if version not in era.HANDSHAKE_VERSIONS:
+        known = ", ".join(sorted(era.HANDSHAKE_VERSIONS))
+        raise BadAnswerError(
+            link.server, f"initialize with protocol version {version[:40]!r}, not one of {known}"
+        )
     await link.notify("notifications/initialized")
     return _introduction(Era.HANDSHAKE, version, result.get("serverInfo"), result)
 

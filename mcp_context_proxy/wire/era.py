@@ -20,6 +20,8 @@ from mcp_context_proxy.wire.envelope import Members
 MODERN_VERSION = "2026-07-28"
 HANDSHAKE_VERSION = "2025-11-25"
 """Offered in ``initialize``; a server may answer with an older one."""
+HANDSHAKE_VERSIONS = frozenset({HANDSHAKE_VERSION, "2025-06-18", "2025-03-26", "2024-11-05", "2024-10-07"})
+"""All there are of that era. Who answers with another is left, as the protocol asks."""
 
 META_PREFIX = "io.modelcontextprotocol/"
 VERSION_KEY = META_PREFIX + "protocolVersion"
