@@ -19,6 +19,13 @@ from mcp_context_proxy.config import Limits
 logger = logging.getLogger(__name__)
 
 
+HEADER_BYTES = 64 * 1024
+"""Of one request: many times what proxies and browsers send."""
+
+HEADER_STEP = 4096
+"""The parser looks at their size only when it lacks something, so it is given no more at a time."""
+
+
 class Phase(Enum):
     """What a connection is waiting for."""
 
@@ -57,7 +64,11 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came, and see what is still missing."""
-        super().data_received(data)
+        while data and self._missing() is Phase.HEADERS:
+            part, data = data[:HEADER_STEP], data[HEADER_STEP:]
+            super().data_received(part)
+        if data:
+            super().data_received(data)
         self._enter(self._missing())
 
     def on_response_complete(self) -> None:

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Lifespan
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front.connections import bounded
+from mcp_context_proxy.front.connections import HEADER_BYTES, bounded
 from mcp_context_proxy.front.guard import Guard, Policy
 from mcp_context_proxy.server.sdk import SdkServer
 
@@ -126,6 +126,7 @@ async def serve(
         server_header=False,
         timeout_keep_alive=int(limits.http_idle_seconds),
         http=bounded(limits),
+        h11_max_incomplete_event_size=HEADER_BYTES,
         # Uvicorn refuses the connection that reaches its number.
         limit_concurrency=limits.http_connections + 1,
         timeout_graceful_shutdown=STOP_SECONDS,

@@ -51,6 +51,16 @@ async def test_a_child_gets_a_short_environment_and_what_is_configured_for_it(
         assert set(start["environment"]) - known == {own}
 
 
+async def test_a_command_is_the_name_of_a_program_and_no_line_for_a_shell(workshop: Workshop) -> None:
+    made = workshop.folder / "made"
+    workshop.server("odd").settings = {"command": f"sh -c 'touch {made}'"}
+    async with inside(workshop.config()) as proxy:
+        told = proxy.fleet.clients["odd"].cause
+
+    assert "no program" in told
+    assert not made.exists()
+
+
 async def test_arguments_are_passed_as_they_are_and_never_to_a_shell(workshop: Workshop) -> None:
     server = workshop.server("plain")
     server.settings["args"] = [*server.settings["args"], "; touch /tmp/never", "$(id)", "a b"]

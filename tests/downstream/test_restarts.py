@@ -48,6 +48,16 @@ def test_one_that_has_answered_something_is_wanted_back_at_once_however_often_it
     assert not restarts.left_alone
 
 
+def test_one_that_lives_for_a_second_each_time_is_started_twelve_times_in_a_minute_at_most() -> None:
+    restarts = Restarts(Limits(), least)
+    now, starts = 0.0, 0
+    while now < 60:
+        starts, now = starts + 1, now + 1.0
+        now += restarts.wait_seconds(lasted=1.0)
+
+    assert 5 <= starts <= 12
+
+
 def test_a_minute_of_health_forgets_everything() -> None:
     restarts = Restarts(Limits(), most)
     for _ in range(6):

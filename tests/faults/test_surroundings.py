@@ -138,6 +138,9 @@ async def test_two_proxies_on_one_store_never_hinder_each_other(workshop: Worksh
                 group.start_soon(search, client)
 
     assert "locked" not in log.read_text(encoding="utf-8")
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as store:
+        assert store.execute("SELECT sum(calls), sum(errors) FROM tool_usage").fetchall() == [(10, 0)]
+        assert store.execute("SELECT sum(searches) FROM search_usage").fetchall() == [(10,)]
 
 
 @pytest.mark.parametrize("harm", ["missing", "empty", "flipped"])

@@ -396,3 +396,13 @@ async def test_a_very_long_query_is_cut_and_answered(api: httpx2.AsyncClient) ->
 
     assert "archive__find_mail" in modes(answer)
     assert len(answer["query"]) == 4000
+
+
+@pytest.mark.parametrize("path", ["/servers", "/servers/new", "/config", "/servers/post"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+async def test_no_request_adds_changes_or_removes_a_server(
+    api: httpx2.AsyncClient, method: str, path: str
+) -> None:
+    entry = {"name": "new", "command": "sh", "args": ["-c", "id"]}
+    for prefix in (API, ""):
+        assert (await api.request(method, f"{prefix}{path}", json=entry)).status_code in {404, 405}
