@@ -67,7 +67,7 @@ class BoundedConnection(H11Protocol):
         while data and self._missing() is Phase.HEADERS:
             part, data = data[:HEADER_STEP], data[HEADER_STEP:]
             super().data_received(part)
-        if data:
+        if data and not self.transport.is_closing():
             super().data_received(data)
         self._enter(self._missing())
 

@@ -159,6 +159,7 @@ async def test_headers_without_end_are_refused_and_the_front_goes_on(proxy: Http
 
     assert refused in {400, 431}
     assert (await ask(proxy, "GET", "/healthz")).status_code == 200
+    assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
 
 async def test_cancelling_in_one_session_leaves_the_same_id_in_another(
