@@ -60,8 +60,11 @@ class OnnxModel:
 
     def _embed_all(self, texts: Sequence[str], prefix: str, pool: ThreadPoolExecutor) -> Matrix:
         cut = [prefix + text[:MAX_CHARACTERS] for text in texts]
-        rows = list(map(self._embed_one, cut) if len(cut) <= 1 else pool.map(self._embed_one, cut))
-        return np.concatenate(rows) if rows else np.empty((0, self.dimensions), np.float32)
+        if not cut:
+            return np.empty((0, self.dimensions), np.float32)
+        others = [pool.submit(self._embed_one, text) for text in cut[1:]]
+        # This thread does its share: two texts, as most queries have, wait for one other thread.
+        return np.concatenate([self._embed_one(cut[0]), *(other.result() for other in others)])
 
     def _embed_one(self, text: str) -> Matrix:
         # JSON can carry half a surrogate pair; the tokenizer takes Unicode only.

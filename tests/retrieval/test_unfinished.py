@@ -11,7 +11,7 @@ import pytest
 from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.indexing import embedded, read
+from mcp_context_proxy.retrieval.indexing import TEXTS_A_STEP, embedded, read
 
 PATIENCE = 10.0
 
@@ -145,23 +145,28 @@ def test_vectors_can_be_searched_while_more_are_made(
     tool: Callable[..., Tool],
     snapshot: Callable[..., Snapshot],
 ) -> None:
-    tools = [tool(f"tool_{n:03}", f"Does thing {n}.", server=f"server{n // 100}") for n in range(200)]
+    tools = [tool(f"tool_{n:03}", f"Does thing {n}.", server=f"server{n // 300}") for n in range(600)]
     catalog = snapshot(*tools)
     steps = [
         (index.complete, int(index.ready.sum()))
         for index in embedded(read(catalog, True, None), word_vectors(), True, None, lambda: False, pace=0.0)
     ]
 
-    assert steps[-1] == (True, 200)
-    assert [ready for _, ready in steps] == [64, 128, 192, 200]
+    assert steps[-1] == (True, 600)
+    assert [ready for _, ready in steps] == [TEXTS_A_STEP, 2 * TEXTS_A_STEP, 600]
     assert all(not complete for complete, _ in steps[:-1])
-    assert [len(source.embeddings) for source in catalog.sources] == [100, 100]
+    assert [len(source.embeddings) for source in catalog.sources] == [300, 300]
 
 
 def test_the_most_used_servers_are_indexed_first(
     word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
-    catalog = snapshot(*(tool(f"tool_{n:03}", f"Does {n}.", server=f"server{n // 64}") for n in range(256)))
+    catalog = snapshot(
+        *(
+            tool(f"tool_{n:04}", f"Does {n}.", server=f"server{n // TEXTS_A_STEP}")
+            for n in range(4 * TEXTS_A_STEP)
+        )
+    )
     calls = {"server2": 3, "server1": 7}
     vectors, steps = word_vectors(), []
     begun = read(catalog, True, None, calls=lambda key: calls.get(key, 0))
