@@ -20,7 +20,7 @@ REFERENCE_WEIGHTS = {
     "text": 0.5,
 }
 
-WORDS = st.lists(st.sampled_from(["cat", "dog", "emu", "fox", "gnu", "hen", "yak"]), max_size=6).map(" ".join)
+WORDS = st.lists(st.sampled_from(["cat", "dog", "emu", "fox", "gnu", "hen", "yak"]), max_size=9).map(" ".join)
 ITEMS = st.lists(st.builds(Fields, WORDS, WORDS, WORDS, WORDS, WORDS, WORDS), min_size=1, max_size=8)
 
 
@@ -31,9 +31,10 @@ def reference(items: list[Fields], item: Fields, term: str) -> dict[str, float]:
     shares = {}
     for field, weight in REFERENCE_WEIGHTS.items():
         lengths = [len(other[field]) for other in texts if other[field]]
-        if own[field].count(term):
+        count = own[field].count(term) if field == "text" else min(own[field].count(term), 5)
+        if count:
             relative = len(own[field]) / (sum(lengths) / len(lengths))
-            shares[field] = weight * own[field].count(term) / (1 - 0.75 + 0.75 * relative)
+            shares[field] = weight * count / (1 - 0.75 + 0.75 * relative)
     x = sum(shares.values())
     frequency = sum(any(term in words for words in other.values()) for other in texts)
     idf = math.log(1 + (len(items) - frequency + 0.5) / (frequency + 0.5))

@@ -1,0 +1,65 @@
+"""A description cannot mention its way up, however often it says the names of others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.ranking import SearchOptions
+from mcp_context_proxy.retrieval.text import DESCRIPTION_LIMIT
+
+TOOLS = {
+    "gmail_create_email": "Write a new mail to somebody.",
+    "calendar_list_events": "List what is in the calendar.",
+    "maps_find_route": "Find the way between two places.",
+    "drive_upload_file": "Upload a file to a folder.",
+    "weather_get_forecast": "Forecast for the next days.",
+    "bank_send_money": "Send money to an account.",
+}
+QUERIES = [
+    "create an email",
+    "list events",
+    "find the route",
+    "upload a file",
+    "get the forecast",
+    "send money",
+]
+NAMES = " ".join(TOOLS)
+
+Rank = Callable[[str, str], int]
+
+
+@pytest.fixture(params=["words", "words and meaning"])
+def rank(
+    request: pytest.FixtureRequest,
+    word_vectors: Callable[..., Any],
+    tool: Callable[..., Tool],
+    snapshot: Callable[..., Snapshot],
+) -> Rank:
+    """The place at which a query finds a tool of that description among the honest ones; 1 is the first."""
+    embedder = None if request.param == "words" else word_vectors()
+    honest = [tool(name, text, server="honest") for name, text in TOOLS.items()]
+
+    def place(query: str, description: str) -> int:
+        catalog = snapshot(*honest, tool("helper", description, server="other"))
+        ranking = Engine(embedder).search(query, catalog, options=SearchOptions(top_k=50, top_n=1, depth=50))
+        found = [one.item.name for one in (*ranking.results, *ranking.near_misses, *ranking.others)]
+        return found.index("helper") + 1 if "helper" in found else len(TOOLS) + 1
+
+    return place
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_names_said_a_thousand_times_are_worth_no_more_than_what_is_indexed_of_them(
+    rank: Rank, query: str
+) -> None:
+    repeated = f"{NAMES} " * 1000
+
+    assert rank(query, repeated) >= rank(query, repeated[:DESCRIPTION_LIMIT])
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_no_tool_is_overtaken_by_one_that_repeats_its_name(rank: Rank, query: str) -> None:
+    assert rank(query, f"{NAMES} " * 1000) > 1
