@@ -1,8 +1,9 @@
 """What the proxy promises when there are many servers, many calls, or deaths; run by hand.
 
-    python benchmarks/reliability.py [start] [calls] [memory] [recovery] [stop] [--rounds N] [--json FILE]
+    python benchmarks/reliability.py [NAME ...] [--rounds N] [--json FILE]
 
-Without a name, all. The servers are those of `tests/faults`. Linux only (it reads /proc).
+Names are start, calls, memory, recovery, stop and floods; without any, all. The servers are those of
+`tests/faults`. Linux only (it reads /proc).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from figures import Figure, measured
+from figures import Figure, measured, percentile
 from raw_clients import FailureError, HttpClient, StdioClient, call_params, frame
 from subjects import Workbench, free_port, listening, proxy_command, tool_name
 
@@ -31,6 +32,16 @@ MANY = 100_000
 WARM = 10_000
 """Calls before memory is looked at for the first time."""
 IN_FLIGHT = 32
+FLOODS = {
+    "flood-stdout": 1 << 28,
+    "flood-stderr": 1 << 28,
+    "stderr-no-newline": 1 << 28,
+    "endless-line": 1 << 30,
+}
+"""Bytes that a server writes, by its mode."""
+HUGE = 1 << 26
+SETTLED_SECONDS = 2.0
+FLOOD_SECONDS, CALLS_A_SECOND = 10.0, 50
 IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_context_proxy.server.sdk"
 
 
@@ -168,6 +179,56 @@ def stop(bench: FaultyBench, rounds: int) -> list[Figure]:
     ]
 
 
+def floods(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """What a healthy server's calls take beside one that floods, and what the flood adds to memory."""
+    quiet, _ = _beside(bench, {"mode": "normal"})
+    found = []
+    for mode, size in FLOODS.items():
+        looks = [_beside(bench, {"mode": mode, "size": size}) for _ in range(rounds)]
+        label = f"{mode}, {size >> 20:,} MiB"
+        found.append(Figure(f"{label}: p99 of its neighbour", [p99 * 1e3 for _, p99 in looks], "ms", 50.0))
+        found.append(Figure(f"{label}: added to the peak", [peak - quiet for peak, _ in looks], "MiB", 40.0))
+    return [*found, *_huge(bench, rounds)]
+
+
+def _beside(bench: FaultyBench, other: dict[str, Any]) -> tuple[float, float]:
+    """Peak memory in MiB of a proxy with a healthy server and another, and p99 of the healthy one's calls."""
+    client = bench.proxy(bench.faulty({"good": {"mode": "normal"}, "other": other}))
+    client.open()
+    client.until(lambda client: _answers(client, "good__safe"))
+    taken, until = list[float](), time.perf_counter() + FLOOD_SECONDS
+    while time.perf_counter() < until:
+        taken += client.timed("tools/call", call_params("good__safe", nonce="n"), 1)
+        time.sleep(1 / CALLS_A_SECOND)
+    peak = client.peak_mib()
+    _end(client)
+    return peak, percentile(taken, 0.99)
+
+
+def _huge(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """A result over the limit: until it is refused, and what that adds to memory."""
+    client = bench.proxy(bench.faulty({"other": {"mode": "huge-result", "size": HUGE}}))
+    client.open()
+    client.until(lambda client: _answers(client, "other__safe"))
+    # What the first calls bring along is not the fault's.
+    client.timed("tools/call", call_params("other__safe", nonce="n"), 100)
+    time.sleep(SETTLED_SECONDS)
+    before, taken = client.peak_mib(), list[float]()
+    for number in range(rounds):
+        params, began = call_params("other__tool_000", nonce="n"), time.perf_counter()
+        answer = client.exchange(frame(2 * 10**6 + number, "tools/call", params, client.era))
+        taken.append(time.perf_counter() - began)
+        if b"over the limit" not in answer or not _answers(client, "other__safe"):
+            raise FailureError(answer[:500].decode())
+    added = client.peak_mib() - before
+    _end(client)
+    label = f"a result of {HUGE >> 20} MiB"
+    return [
+        Figure(f"{label}: refused after", taken, "s", 2.0),
+        Figure(f"{label}: added to the peak", [added], "MiB", 40.0),
+    ]
+
+
 def _answers(client: StdioClient, tool: str) -> bool:
     with suppress(FailureError):
         client.result_of(
@@ -206,6 +267,7 @@ TABLES: dict[str, tuple[str, Callable[[FaultyBench, int], list[Figure]]]] = {
     "memory": ("Memory of many calls", memory),
     "recovery": ("Recovery", recovery),
     "stop": ("Stop", stop),
+    "floods": ("Floods", floods),
 }
 
 

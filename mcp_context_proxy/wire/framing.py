@@ -49,7 +49,9 @@ class LineFramer:
             return
         self._buffer += data
         while (end := self._buffer.find(b"\n", self._searched)) >= 0:
-            line = bytes(self._buffer[:end])
+            # One copy and not two: lines may be as long as the limit.
+            with memoryview(self._buffer) as received:
+                line = bytes(received[:end])
             del self._buffer[: end + 1]
             self._searched = 0
             if self._dropped:
@@ -58,7 +60,7 @@ class LineFramer:
             else:
                 yield from self._line(line)
         self._searched = len(self._buffer)
-        if self._searched > self._limit:
+        if self._dropped or self._searched > self._limit:
             self._drop()
 
     def _line(self, line: bytes) -> Iterator[bytes | Oversized]:

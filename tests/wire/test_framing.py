@@ -94,3 +94,19 @@ def test_a_long_line_in_small_chunks_is_searched_once(size: int) -> None:
         assert list(framer.feed(b"x" * 64)) == []
 
     assert list(framer.feed(b"\n")) == [b"x" * size]
+
+
+@pytest.mark.parametrize("times", [1, 8], ids=["allowed", "over the limit"])
+def test_a_line_takes_no_more_than_what_is_buffered_and_its_copy(times: int) -> None:
+    limit, chunk = 1 << 20, b"x" * 65_536
+    framer = LineFramer(limit)
+    tracemalloc.start()
+    try:
+        for _ in range(times * limit // len(chunk)):
+            assert list(framer.feed(chunk)) == []
+        assert len(list(framer.feed(b"\n"))) == 1
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2.3 * limit
