@@ -138,9 +138,14 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             raise StoreError(
                 path, f"a newer version wrote it (schema {version}, this one knows {len(MIGRATIONS)})"
             )
-        for statements in MIGRATIONS[version:]:
-            for statement in statements:
-                connection.execute(statement)
+        try:
+            for statements in MIGRATIONS[version:]:
+                for statement in statements:
+                    connection.execute(statement)
+        except sqlite3.OperationalError as e:
+            if e.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise
+            raise StoreDamagedError(path, f"it is not what schema {version} says: {e}") from e
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 

@@ -191,6 +191,20 @@ def test_a_truncated_store_is_moved_aside(path: Path) -> None:
         assert store.warning is None
 
 
+def test_a_store_that_is_not_what_its_version_says_is_moved_aside(path: Path) -> None:
+    """It could never be brought to the current schema, and nothing would be kept for ever after."""
+    fill(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+
+    with open_store(path) as store:
+        assert usable(store)
+        assert store.path == path
+        assert store.warning is not None
+        assert "it is not what schema 1 says" in store.warning
+
+
 def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:
     """After a downgrade: what the newer version keeps must survive."""
     fill(path)
