@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.constraints import Figures
+from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.counted import CountedSearches
-from mcp_context_proxy.items import Item, Snapshot
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.statistics.inventory import Inventory
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
@@ -26,7 +27,7 @@ class Measuring:
         config: Config,
         store: Store,
         snapshot: Callable[[], Snapshot],
-        tokens: Callable[[Item], int],
+        costs: Costs,
         listed_whole: Callable[[Snapshot], bool],
     ) -> None:
         """Build the parts.
@@ -35,7 +36,7 @@ class Measuring:
             config: Of everything.
             store: Keeps what is counted.
             snapshot: All there is now.
-            tokens: What an item costs a model to read.
+            costs: Of items, in tokens.
             listed_whole: Whether everything is listed.
         """
         retention = Retention.of(config.limits)
@@ -43,7 +44,7 @@ class Measuring:
         self.usage: UsageRecorder | None = None
         self.searches: CountedSearches | None = None
         if config.statistics.enabled:
-            inventory = Inventory(store.statistics, snapshot, tokens, listed_whole)
+            inventory = Inventory(store.statistics, snapshot, costs.of, listed_whole, known=costs.know)
             self.usage = UsageRecorder(store.statistics, retention, inventory)
             keep = config.learning.store_queries and config.context.keep_requests
             self.searches = CountedSearches(self.usage, keep)

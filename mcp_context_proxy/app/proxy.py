@@ -107,7 +107,7 @@ class Proxy:
             self.searching.working_set,
         )
         self.measuring = Measuring(
-            config, store, lambda: self.catalog.snapshot, costs.of, self.tool_list.lists_all
+            config, store, lambda: self.catalog.snapshot, costs, self.tool_list.lists_all
         )
         if self.measuring.searches is not None:
             self.records.when_added(self.measuring.searches.served)

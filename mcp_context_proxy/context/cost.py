@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from mcp_context_proxy.catalog.exposed import tool_definition
 from mcp_context_proxy.embedding.tokens import TokenCounter
@@ -33,6 +34,11 @@ class Costs:
             if len(self._known) > ITEMS_KEPT:
                 self._known.popitem(last=False)
         return known
+
+    def know(self, tokens: Mapping[str, int]) -> None:
+        """Take what was counted before, by fingerprint, as far as there is room."""
+        for fingerprint, count in islice(tokens.items(), max(0, ITEMS_KEPT - len(self._known))):
+            self._known.setdefault(fingerprint, count)
 
     def of_all(self, items: Iterable[Item]) -> int:
         """Tokens of several items together."""

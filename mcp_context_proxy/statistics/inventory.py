@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from mcp_context_proxy.clock import time_of_day
@@ -29,6 +29,7 @@ class Inventory:
         tokens: Callable[[Item], int],
         listed_whole: Callable[[Snapshot], bool],
         clock: Callable[[], float] = time_of_day,
+        known: Callable[[Mapping[str, int]], None] = lambda _: None,
     ) -> None:
         """Prepare to count.
 
@@ -38,8 +39,9 @@ class Inventory:
             tokens: What an item costs a model to read.
             listed_whole: Whether everything is listed, so that nothing is saved.
             clock: Seconds since 1970.
+            known: Told what was counted in earlier runs, by fingerprint, so that nobody counts it again.
         """
-        self._store, self._snapshot, self._tokens = store, snapshot, tokens
+        self._store, self._snapshot, self._tokens, self._known = store, snapshot, tokens, known
         self._listed_whole, self._clock = listed_whole, clock
         self._counted: Snapshot | None = None
         self.behind: int | None = None
@@ -59,6 +61,7 @@ class Inventory:
         snapshot, now = self._snapshot(), self._clock()
         before = self._store.definitions()
         known = {row.fingerprint: row.tokens for row in before}
+        self._known(known)
         rows: dict[str, list[DefinitionRow]] = defaultdict(list)
         for tool in snapshot.tools.values():
             tokens = known.get(tool.fingerprint)

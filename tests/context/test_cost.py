@@ -3,7 +3,9 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from mcp_context_proxy.context.cost import Costs
+import pytest
+
+from mcp_context_proxy.context.cost import ITEMS_KEPT, Costs
 from mcp_context_proxy.items import Document, Kind, Snapshot
 
 
@@ -32,3 +34,30 @@ def test_who_asks_while_everything_is_counted_does_not_wait() -> None:
 
         assert (meanwhile, first.result()) == (None, 4)
     assert costs.behind(snapshot) == 4
+
+
+class Never:
+    """Has nobody count anything."""
+
+    def count(self, text: str) -> int:
+        raise AssertionError(text)
+
+
+def test_what_an_earlier_run_counted_is_not_counted_again() -> None:
+    document = Document(Kind.RULE, "a", "", "four", "fingerprint")
+    costs = Costs(Never())
+
+    costs.know({"fingerprint": 4})
+
+    assert costs.of(document) == 4
+
+
+def test_no_more_is_taken_from_an_earlier_run_than_there_is_room_for() -> None:
+    document = Document(Kind.RULE, "a", "", "four", "one more")
+    costs = Costs(Never())
+
+    costs.know({str(number): 1 for number in range(ITEMS_KEPT)})
+    costs.know({"one more": 4})
+
+    with pytest.raises(AssertionError):
+        costs.of(document)

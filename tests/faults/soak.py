@@ -41,9 +41,9 @@ from support.raw_client import RawClient, RpcError, http
 from support.servers import Workshop
 
 SERVERS = 30
-CALLERS = 10
+CALLERS = 13
 VISIT_CALLS = 60
-"""Of one client at most. With so many callers, ten minutes are 110,000 calls."""
+"""Of one client at most. With so many callers, ten minutes are some 110,000 calls."""
 
 CALL_SECONDS = 2.0
 GRACE_SECONDS = 10.0
