@@ -58,6 +58,8 @@ class ModelFolder:
     """Whether pooling is the only step after the graph."""
     query_prefix: str
     passage_prefix: str
+    optimised: bool = False
+    """Whether its graph leaves the runtime nothing to optimise, as those of scripts/build_model.py."""
 
 
 def read_folder(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
@@ -88,6 +90,7 @@ def _of_manifest(directory: Path, settings: EmbeddingConfig, remedy: str) -> Mod
         is_whole=True,
         query_prefix=settings.query_prefix or "",
         passage_prefix=passage_prefix,
+        optimised=True,
     )
 
 

@@ -87,7 +87,7 @@ def load_model(directory: Path | None = None, settings: EmbeddingConfig | None =
     folder = read_folder(directory, settings or EmbeddingConfig())
     remedy = REINSTALL if directory == PACKAGED_MODEL else REFUSED
     try:
-        session = open_session(folder.graph)
+        session = open_session(folder.graph, folder.optimised)
         tokenizer = open_tokenizer(folder.tokenizer, folder.max_tokens)
         _check_graph(folder, session)
         model = OnnxModel(folder, session, tokenizer)
