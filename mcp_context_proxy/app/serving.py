@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import redact_logs
@@ -57,6 +58,10 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
             await anyio.to_thread.run_sync(store.close)
 
 
+LATELY_SECONDS = 7 * 86_400.0
+"""Since the latest request, for search to be made ready before there is one."""
+
+
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
     raise_file_limit()
@@ -90,6 +95,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     group.start_soon(_stop_when_asked, asked, proxy, group.cancel_scope)
                     group.start_soon(reloader.run, apply)
                     group.start_soon(_spare_the_collector, proxy)
+                    group.start_soon(_make_search_ready, proxy)
                     proxy.fleet.starts.let_all()
                     await front(proxy, server)
                     group.cancel_scope.cancel()
@@ -100,6 +106,17 @@ async def _spare_the_collector(proxy: Proxy) -> None:
     spare_the_collector()
     await proxy.settled()
     spare_the_collector()
+
+
+async def _make_search_ready(proxy: Proxy) -> None:
+    """Where something was asked lately, more will be: the first search finds the model open and words read.
+
+    Elsewhere nothing is opened that may never be needed: a model takes some 100 MB.
+    """
+    await proxy.settled()
+    latest = await proxy.records.latest(1)
+    if latest and time_of_day() - latest[0].time < LATELY_SECONDS:
+        proxy.searcher.prepare(proxy.catalog.snapshot)
 
 
 async def _stop_when_asked(asked: anyio.Event, proxy: Proxy, scope: anyio.CancelScope) -> None:

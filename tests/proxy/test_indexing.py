@@ -42,3 +42,29 @@ async def test_a_proxy_whose_input_ends_does_not_finish_indexing_first(workshop:
     with closing(sqlite3.connect(store)) as database:
         ((stored,),) = database.execute("SELECT count(*) FROM vectors")
     assert stored < MANY
+
+
+async def test_after_a_restart_search_is_ready_before_it_is_asked_for(workshop: Workshop) -> None:
+    store = {"path": str(workshop.folder / "store.sqlite3")}
+    workshop.server("first", tools=[tool("alpha")])
+    with embedding_service() as service:
+        tables = {"store": store, "embedding": {"model": "embedder", "endpoint": service.url}}
+        async with stdio(command(workshop.config(**tables))) as client:
+            await client.until_listed(SEARCH)
+            await client.call(SEARCH, {"query": "alpha"})
+        workshop.server("second", tools=[tool("beta")])
+        async with stdio(command(workshop.config(**tables))) as client:
+            await client.until(lambda _: any("beta" in text for text in service.texts))
+
+
+async def test_where_nothing_was_asked_lately_nothing_is_opened_for_it(workshop: Workshop) -> None:
+    store = {"path": str(workshop.folder / "store.sqlite3")}
+    workshop.server("first", tools=[tool("alpha")])
+    with embedding_service() as service:
+        tables = {"store": store, "embedding": {"model": "embedder", "endpoint": service.url}}
+        for _ in range(2):
+            async with stdio(command(workshop.config(**tables))) as client:
+                await client.until_listed(SEARCH)
+                await client.call("call_tool", {"name": "first__alpha", "arguments": {}})
+
+    assert service.texts == []
