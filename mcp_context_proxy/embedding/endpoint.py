@@ -157,7 +157,8 @@ class EndpointModel:
             max(deadline - time.monotonic(), 0),
             FIRST_COMPLETED,
         )
-        if answer.done():
+        # What fails because it is closed did not fail.
+        if answer.done() and not (self._closing.done() and answer.exception()):
             return answer.result()
         if self._closing.done():
             raise EmbeddingCancelledError(0, len(texts))
