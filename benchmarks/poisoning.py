@@ -51,6 +51,8 @@ class Style:
     servers: int = 1
     same: bool = False
     """Whether these are the very queries that are asked."""
+    named: bool = False
+    """Whether tools are called by a word of their queries, instead of ``helper``."""
 
 
 def joined(separator: str, before: str = "") -> Callable[[Sequence[str]], str]:
@@ -58,7 +60,8 @@ def joined(separator: str, before: str = "") -> Callable[[Sequence[str]], str]:
 
 
 def words(queries: Sequence[str]) -> str:
-    return " ".join(sorted({word for query in queries for word in re.findall("[a-z]{4,}", query.lower())}))
+    found = re.findall(r"(?<!\S)[a-z]{4,20}\b", " ".join(queries).lower())
+    return " ".join(sorted(set(found)))
 
 
 def of_a_user(queries: Sequence[str]) -> str:
@@ -77,6 +80,7 @@ STYLES = (
     Style("5 by 5 servers", 5, servers=5),
     Style("5 of 'the user'", 5, of_a_user),
     Style("words of 20", 20, words),
+    Style("5 of 'the user', named", 5, of_a_user, named=True),
 )
 
 
@@ -123,11 +127,20 @@ def poisoned(style: Style, known: Sequence[Query], chance: random.Random) -> lis
     """The tools of the poisoner."""
     count = min(style.queries, len(known))
     texts = [[query.text for query in chance.sample(known, count)] for _ in range(TOOLS)]
-    return [poison(at, style.write(text), f"poisoner{at % style.servers}") for at, text in enumerate(texts)]
+    return [
+        poison(
+            at, style.write(text), f"poisoner{at % style.servers}", longest(text) if style.named else "helper"
+        )
+        for at, text in enumerate(texts)
+    ]
 
 
-def poison(number: int, description: str, server: str = "poisoner0") -> Tool:
-    name = f"helper_{number}"
+def longest(queries: Sequence[str]) -> str:
+    return max(words(queries).split(), key=len, default="helper")
+
+
+def poison(number: int, description: str, server: str = "poisoner0", word: str = "helper") -> Tool:
+    name = f"{word}_{number}"
     raw = json.dumps({"name": name, "description": description, "inputSchema": {}}).encode()
     return Tool(server, name, f"{server}__{name}", description, raw, hashlib.sha256(raw).hexdigest())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +23,7 @@ from mcp_context_proxy.items import Kind
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
     from mcp_context_proxy.downstream.client import DownstreamClient
+    from mcp_context_proxy.retrieval.stuffing import Suspicion
 
 
 class Level(StrEnum):
@@ -32,6 +33,15 @@ class Level(StrEnum):
     WARNING = "warning"
     PROBLEM = "PROBLEM"
 
+
+STUFFING: Final[Mapping[Suspicion, tuple[str, str]]] = {
+    "requests": ("its descriptions read like requests", "descriptions should say what a tool does"),
+    "names": (
+        "the names of its tools have nothing to do with their descriptions",
+        "a name should have a word of what the tool does",
+    ),
+}
+"""What is said of a server that is suspected, and what helps."""
 
 STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
@@ -117,7 +127,7 @@ async def _running(config: Config) -> list[Verdict]:
             if warning := diagnosis.unpinned(server):
                 verdicts.append(Verdict(Level.WARNING, name, warning))
         verdicts += _findings(proxy)
-        verdicts += _unheard(proxy)
+        verdicts += _suspected(proxy)
         verdicts += await _rerank(proxy)
     if not config.servers:
         verdicts.append(
@@ -172,13 +182,18 @@ def _findings(proxy: Proxy) -> Iterator[Verdict]:
         yield Verdict(Level.WARNING, server or "catalog", message)
 
 
-def _unheard(proxy: Proxy) -> Iterator[Verdict]:
-    from mcp_context_proxy.retrieval.voice import is_asking
+def _suspected(proxy: Proxy) -> Iterator[Verdict]:
+    from mcp_context_proxy.retrieval.stuffing import suspected, suspicion
 
-    for source in proxy.catalog.snapshot.sources:
-        if is_asking(source.items):
-            told = "its descriptions read like requests, so search goes by the names of its tools alone"
-            yield Verdict(Level.WARNING, source.key, told, remedy="descriptions should say what a tool does")
+    sources = proxy.catalog.snapshot.sources
+    servers = {
+        one.key: suspicion(one.items) for one in sources if one.items and one.items[0].kind is Kind.TOOL
+    }
+    for server, why in suspected(servers).items():
+        told, remedy = STUFFING[why]
+        yield Verdict(
+            Level.WARNING, server, f"{told}, so its tools are found after those of others", (), remedy
+        )
 
 
 def _show(console: Terminal, verdicts: Iterable[Verdict]) -> None:

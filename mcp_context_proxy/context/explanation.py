@@ -8,7 +8,7 @@ from mcp_context_proxy.context.options import DomainOptions
 from mcp_context_proxy.context.request import ContextItem, Mode, RequestContext
 from mcp_context_proxy.context.session import key_of
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Tool
-from mcp_context_proxy.retrieval.explanation import NAMED_ONLY
+from mcp_context_proxy.retrieval.explanation import SUSPECTED
 from mcp_context_proxy.retrieval.ranking import Ranking, Result
 
 
@@ -90,10 +90,11 @@ def _score(result: Result) -> Score:
 def _reason(
     item: Item, context: RequestContext, ranking: Ranking, place: int | None, here: ContextItem | None
 ) -> str:
-    """Why the item is in the context or not; and where its description was not searched, that."""
+    """Why the item is in the context or not; and where its server is suspected, that."""
     reason = _why_not(item, context, ranking, place) if here is None else here.why
-    unheard = isinstance(item, Tool) and item.server in ranking.asking and NAMED_ONLY not in reason
-    return f"{reason}; {NAMED_ONLY}" if unheard else reason
+    suspicion = ranking.suspected.get(item.server) if isinstance(item, Tool) else None
+    told = "" if suspicion is None else SUSPECTED[suspicion]
+    return f"{reason}; {told}" if told not in reason else reason
 
 
 def _why_not(item: Item, context: RequestContext, ranking: Ranking, place: int | None) -> str:

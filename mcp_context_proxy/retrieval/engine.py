@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool
-from mcp_context_proxy.retrieval.filters import Filters
+from mcp_context_proxy.retrieval.filters import Filters, allowed
 from mcp_context_proxy.retrieval.fitting import Fitting
 from mcp_context_proxy.retrieval.index import Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.learned import NO_SUPPORT, NOTHING_NEW, Learned, Support
 from mcp_context_proxy.retrieval.parts import Calls
+from mcp_context_proxy.retrieval.precedence import answer
 from mcp_context_proxy.retrieval.query_vectors import query_vectors
 from mcp_context_proxy.retrieval.ranking import Method, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.scored import Scored
@@ -144,25 +145,30 @@ class Engine:
         )
         supports = self._supports(index, vectors, options.method)
         novel = self._novel_in(index) if options.explore and vectors is not None else NOTHING_NEW
-        scored = Scored.of(query, index, vectors, filters, options.method, supports, novel)
-        selected = scored.selected(options)
-        results = tuple(scored.result(item) for item in selected)
-        evidence = scored.evidence(self._fitting)
-        fits = scored.fits(self._fitting, evidence)
-        indexed = None if index.complete or index.note else scored.indexed()
+        met = allowed(index, filters)
+        found = answer(
+            lambda places: Scored.of(query, index, vectors, places, options.method, supports, novel),
+            index,
+            met,
+            {*supports, *index.named(name_key(query))},
+            self._fitting,
+        )
+        results, others = found.ranked(options)
+        fits, considered = found.fits, int(met.sum())
+        indexed = None if index.complete or index.note else (int((met & index.ready).sum()), considered)
         return Ranking(
             query=query,
-            results=results if fits else (),
-            considered=int(scored.allowed.sum()),
+            results=tuple(results) if fits else (),
+            considered=considered,
             method="lexical" if vectors is None else options.method,
             note=note if indexed is None else _unfinished(indexed, index.unread, filters),
             fits=fits,
-            near_misses=() if fits else results,
-            others=tuple(scored.result(item) for item in scored.following(selected, options)),
-            best_cosine=scored.whole,
-            evidence=evidence,
+            near_misses=() if fits else tuple(results),
+            others=tuple(others),
+            best_cosine=found.best_cosine,
+            evidence=found.evidence,
             seconds=time.perf_counter() - started,
-            asking=index.asking,
+            suspected=index.suspected,
             indexed=indexed,
         )
 

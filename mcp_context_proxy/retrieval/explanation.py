@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from mcp_context_proxy.retrieval.learned import Support
+from mcp_context_proxy.retrieval.stuffing import Suspicion
 
 SPOKEN = {
     "name": "name matches",
@@ -21,8 +22,11 @@ FIELDS_NAMED = 2
 QUERY_CHARACTERS = 80
 """Of a past query that a sentence repeats."""
 
-NAMED_ONLY = "found by names alone, because the descriptions of its server read like requests"
-"""Why a description does not count (`voice`)."""
+SUSPECTED: Mapping[Suspicion, str] = {
+    "requests": "after tools of others, because the descriptions of its server read like requests",
+    "names": "after tools of others, because its server's names have nothing to do with their descriptions",
+}
+"""Why a tool comes last (`precedence`)."""
 
 WORDS_NAMED = 4
 """Words of a field a sentence repeats."""
@@ -36,7 +40,7 @@ def explain(
     asked: Collection[str],
     support: Support | None = None,
     new: bool = False,
-    named_only: bool = False,
+    suspicion: Suspicion | None = None,
 ) -> str:
     """The reasons for one result.
 
@@ -48,7 +52,7 @@ def explain(
         asked: Index terms of the query; the others are synonyms.
         support: What use says for it.
         new: It has not been here for long.
-        named_only: Its description was not searched.
+        suspicion: What its server is suspected of.
     """
     reasons = ["exact name"] if exact else _fields(terms, words, asked)
     if cosine is not None:
@@ -58,8 +62,8 @@ def explain(
         reasons.append(f"used before for{query or ' a similar query'}")
     if new:
         reasons.append("new here")
-    if named_only:
-        reasons.append(NAMED_ONLY)
+    if suspicion is not None:
+        reasons.append(SUSPECTED[suspicion])
     return "; ".join(reasons)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Item, Snapshot, Tool
+from mcp_context_proxy.items import Item, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.dense import DenseIndex
 from mcp_context_proxy.retrieval.groups import Flat, Group, grouped
 from mcp_context_proxy.retrieval.lexical import ITEMS_A_GROUP, LexicalIndex
 from mcp_context_proxy.retrieval.parts import Identity, Part
 from mcp_context_proxy.retrieval.reading import Reading
+from mcp_context_proxy.retrieval.stuffing import Suspicion, suspected
 from mcp_context_proxy.retrieval.vectors import Pool
 
 MASKS_KEPT = 64
@@ -41,8 +42,10 @@ class Index:
     sources: NDArray[np.int32]
     """Source of each item, as a position in ``keys``."""
     keys: tuple[str, ...]
-    asking: frozenset[str]
-    """Servers whose descriptions are requests and are not searched (`voice`)."""
+    suspected: Mapping[str, Suspicion]
+    """Servers whose descriptions are suspected of stuffing, and why."""
+    unsuspected: NDArray[np.bool_] | None
+    """Which items are of other servers; None where all are."""
     kinds: NDArray[np.uint8]
     """Kind of each item, as a position in `KINDS`."""
     ready: NDArray[np.bool_]
@@ -78,10 +81,10 @@ class Index:
         places = np.flatnonzero(names == hashes[0] if hashes.size == 1 else np.isin(names, hashes))
         return sorted(set((places // self.names.shape[1]).tolist()))
 
-    def asks(self, item: int) -> bool:
-        """Whether an item is of a server whose descriptions are requests."""
+    def suspicion(self, item: int) -> Suspicion | None:
+        """What an item's server is suspected of."""
         of = self.items[item]
-        return isinstance(of, Tool) and of.server in self.asking
+        return self.suspected.get(of.server) if isinstance(of, Tool) else None
 
     def labelled(self, label: str) -> NDArray[np.bool_]:
         """Which items have a label (`traits`); not to be changed."""
@@ -119,6 +122,10 @@ def assemble(
     )
     wholes = [group.whole for group in readings]
     ready = _ready(parts)
+    servers = {key: part.suspicion for (key, kind), part in parts.items() if kind == Kind.TOOL}
+    behind = suspected(servers)
+    is_usual = [kind != Kind.TOOL or key not in behind for key, kind in parts]
+    usual = np.repeat(is_usual, counted) if behind else None
     return Index(
         snapshot=snapshot,
         parts=parts,
@@ -127,14 +134,17 @@ def assemble(
         chunks=Flat(whole.chunks for whole in wholes),
         sources=np.repeat(np.arange(len(parts), dtype=np.int32), counted),
         keys=tuple(part.source.key for part in parts.values()),
-        asking=frozenset(part.source.key for part in parts.values() if part.asking),
+        suspected=behind,
+        unsuspected=usual,
         kinds=np.concatenate([np.zeros(0, np.uint8), *(whole.kinds for whole in wholes)]),
         ready=ready,
         names=np.concatenate([np.zeros((0, 2), np.int64), *(whole.names for whole in wholes)]),
         pool=pool,
         unread=unread,
         lexical=LexicalIndex.build(
-            [part.counts for part in parts.values()], None if previous is None else previous.lexical
+            [part.counts for part in parts.values()],
+            None if previous is None else previous.lexical,
+            usual,
         ),
         dense=_dense(parts, wholes, pool) if note is None and ready.any() else None,
         note=note,

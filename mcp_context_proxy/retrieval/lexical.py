@@ -192,16 +192,24 @@ class LexicalIndex:
     firsts: NDArray[np.int64]
     """First item of each of these counts, and the number of all items."""
     groups: tuple[Group[TermCounts, Postings], ...]
+    usual: NDArray[np.bool_] | None
+    """Which items tell how rare a term and how long a field is; None for all."""
 
     @classmethod
-    def build(cls, counts: Sequence[TermCounts], before: LexicalIndex | None = None) -> LexicalIndex:
+    def build(
+        cls,
+        counts: Sequence[TermCounts],
+        before: LexicalIndex | None = None,
+        usual: NDArray[np.bool_] | None = None,
+    ) -> LexicalIndex:
         """Index the counts of a whole catalog, group by group; those that were there before are shared."""
-        if before is not None and list(map(id, counts)) == list(map(id, before.counts)):
+        unchanged = before is not None and list(map(id, counts)) == list(map(id, before.counts))
+        if before is not None and unchanged and before.usual is usual is None:
             return before
         sizes = [len(of_part.lengths) for of_part in counts]
         known = before.groups if before is not None else ()
         groups = grouped(list(zip(counts, sizes, strict=True)), ITEMS_A_GROUP, Postings.of, known)
-        return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups))
+        return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups), usual)
 
     @cached_property
     def norms(self) -> NDArray[np.float32]:
@@ -210,9 +218,15 @@ class LexicalIndex:
         Averages are over the items that have the field: a few documents must not look endless among tools.
         """
         wholes = [group.whole for group in self.groups]
-        having = np.maximum(sum((whole.having for whole in wholes), np.zeros(len(FIELDS), np.int64)), 1)
+        having = sum((whole.having for whole in wholes), np.zeros(len(FIELDS), np.int64))
         totals = sum((whole.totals for whole in wholes), np.zeros(len(FIELDS)))
-        average = np.maximum(totals / having, 1.0)
+        if self.usual is not None:
+            unusual = np.concatenate([whole.lengths for whole in wholes])[~self.usual]
+            having, totals = (
+                having - (unusual > 0).sum(axis=0),
+                totals - unusual.sum(axis=0, dtype=np.float64),
+            )
+        average = np.maximum(totals / np.maximum(having, 1), 1.0)
         norms = np.empty((int(self.firsts[-1]), len(FIELDS)), np.float32)
         for whole, place in zip(wholes, self._places(), strict=True):
             norms[place] = WEIGHTS / (1 - B + B * whole.lengths / average)
@@ -231,7 +245,10 @@ class LexicalIndex:
         terms = [*asked, *alike]
         items, scores = int(self.firsts[-1]), np.zeros(int(self.firsts[-1]), np.float32)
         which, having, x = self._by_item(terms)
-        frequencies = np.bincount(which, minlength=len(terms))
+        counted = which
+        if self.usual is not None:
+            items, counted = int(self.usual.sum()), which[self.usual[having]]
+        frequencies = np.bincount(counted, minlength=len(terms))
         rarity = np.log1p((items - frequencies + 0.5) / (frequencies + 0.5))
         rarity[len(asked) :] *= share
         added = rarity.astype(np.float32).take(which)

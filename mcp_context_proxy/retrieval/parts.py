@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Source, Vector
 from mcp_context_proxy.retrieval.lexical import TermCounts, join_counts
 from mcp_context_proxy.retrieval.reading import Reading, read_items
+from mcp_context_proxy.retrieval.stuffing import Suspicion, suspicion
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
-from mcp_context_proxy.retrieval.voice import is_asking
 
 Identity: TypeAlias = tuple[str, str]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
@@ -33,8 +33,8 @@ class Part:
     source: Source
     several_servers: bool
     """Whether the texts were made for a catalog of several servers."""
-    asking: bool
-    """Whether the descriptions are requests (`voice`), and therefore not among the texts."""
+    suspicion: Suspicion | None
+    """Why the descriptions are suspected of stuffing; None where they are not."""
     reading: Reading
     """Of those items that can be found, by name."""
     counts: TermCounts
@@ -56,14 +56,13 @@ def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | 
     """Read a source; what has not changed since the part before, and vectors its owner keeps, are used."""
     searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
     items = sorted(searchable, key=lambda item: (item.name, item.fingerprint))
-    asking = is_asking(items)
-    if before is not None and (before.several_servers, before.asking) != (several_servers, asking):
+    if before is not None and before.several_servers != several_servers:
         before = None
-    reading, counts = _read(items, several_servers, asking, before)
+    reading, counts = _read(items, several_servers, before)
     part = Part(
         source=source,
         several_servers=several_servers,
-        asking=asking,
+        suspicion=suspicion(items),
         reading=reading,
         counts=counts,
         rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
@@ -73,12 +72,10 @@ def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | 
     return locate(part, known | _kept(part, known, pool))
 
 
-def _read(
-    items: Sequence[Item], several_servers: bool, asking: bool, before: Part | None
-) -> tuple[Reading, TermCounts]:
+def _read(items: Sequence[Item], several_servers: bool, before: Part | None) -> tuple[Reading, TermCounts]:
     """Read items; what is known of those that are in the part before is used again."""
     if before is None:
-        return read_items(items, several_servers, asking)
+        return read_items(items, several_servers)
     old = before.reading.items
     known = {(item.name, item.fingerprint): at for at, item in enumerate(old)}
     places, new = [], list[Item]()
@@ -89,7 +86,7 @@ def _read(
             new.append(item)
         places.append(at)
     taken = np.array(places, np.int64)
-    reading, counts = read_items(new, several_servers, asking)
+    reading, counts = read_items(new, several_servers)
     return (
         Reading.joined([before.reading, reading]).take(taken),
         join_counts([before.counts, counts]).take(taken),

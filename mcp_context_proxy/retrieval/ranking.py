@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, TypeAlias, get_args
 
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.retrieval.learned import Support
+from mcp_context_proxy.retrieval.stuffing import Suspicion
 
 Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
 """How items are scored. The proxy uses ``hybrid``, and ``lexical`` where there is no model; the others are
@@ -112,8 +114,8 @@ class Ranking:
     """The highest of the whole query with any item; None in a lexical search."""
     evidence: float | None = None
     """How much says that something is meant, which ``fits`` goes by (`fitting`); None where it cannot."""
-    asking: frozenset[str] = frozenset()
-    """Servers of which only the names are searched, because their descriptions are requests (`voice`)."""
+    suspected: Mapping[str, Suspicion] = field(default_factory=dict)
+    """Servers whose tools come after those of others (`precedence`), and what they are suspected of."""
     indexed: tuple[int, int] | None = None
     """While indexing is under way: how many of the items considered have their vectors, and of how many. The
     others were searched by words. None when all is indexed."""

@@ -71,11 +71,9 @@ class Reading:
         return np.searchsorted(np.cumsum(self.label_counts), found, side="right")
 
 
-def read_items(
-    items: Sequence[Item], several_servers: bool, named_only: bool = False
-) -> tuple[Reading, TermCounts]:
-    """Read items, or of tools only the names, for a catalog of one or of several servers."""
-    texts = [item_text(item, several_servers, named_only) for item in items]
+def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, TermCounts]:
+    """Read items for a catalog of one or of several servers."""
+    texts = [item_text(item, several_servers) for item in items]
     labels = [[hash(label) for label in traits_of(item).labels()] for item in items]
     reading = Reading(
         items=tuple(items),

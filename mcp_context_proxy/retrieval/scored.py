@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.retrieval.dense import DenseIndex
 from mcp_context_proxy.retrieval.explanation import explain
-from mcp_context_proxy.retrieval.filters import Filters, allowed
 from mcp_context_proxy.retrieval.fitting import STRONG_COVERAGE, Fitting, evidence, needed
 from mcp_context_proxy.retrieval.fusion import best, count_selected, expected, fuse
 from mcp_context_proxy.retrieval.index import Index
@@ -92,19 +91,18 @@ class Scored:
         query: str,
         index: Index,
         vectors: NDArray[np.float32] | None,
-        filters: Filters,
+        met: NDArray[np.bool_],
         method: Method = "hybrid",
         supports: Mapping[int, Support] = NO_SUPPORT,
         novel: Mapping[int, float] = NOTHING_NEW,
     ) -> Scored:
         """Score the items of an index; without the query's vectors by its words only.
 
-        ``supports`` and ``novel`` are by position in the index.
+        ``met`` tells which of them may be found; ``supports`` and ``novel`` are by position in the index.
         """
         query = query[:QUERY_LIMIT]
         asked = query_terms(query)
         alike = synonyms(asked)
-        met = allowed(index, filters)
         weighed = index.lexical.weigh(asked, alike, SHARE)
         named = index.named(name_key(query))
         dense = by_text = cosine = cosines = None
@@ -152,10 +150,6 @@ class Scored:
             supports=supports,
             novel=novel,
         )
-
-    def indexed(self) -> tuple[int, int]:
-        """How many of the items allowed have their vectors, and of how many."""
-        return int((self.allowed & self.index.ready).sum()), int(self.allowed.sum())
 
     def selected(self, options: SearchOptions) -> list[int]:
         """Places of the items selected, best first: exact names, then by score, then in catalog order."""
@@ -233,7 +227,7 @@ class Scored:
                 self.asked,
                 support,
                 place in self.novel,
-                self.index.asks(item),
+                self.index.suspicion(item),
             ),
         )
 

@@ -65,14 +65,11 @@ class ItemText:
     """What is embedded; never empty."""
 
 
-def item_text(item: Item, several_servers: bool, named_only: bool = False) -> ItemText:
-    """The indexed text of an item in a catalog of one or of several servers.
-
-    With ``named_only``, of a tool nothing but its names and those of its parameters.
-    """
+def item_text(item: Item, several_servers: bool) -> ItemText:
+    """The indexed text of an item in a catalog of one or of several servers."""
     description = _clean(item.description[:DESCRIPTION_LIMIT])
     if isinstance(item, Tool):
-        return _tool_text(item, "" if named_only else description, several_servers, named_only)
+        return _tool_text(item, description, several_servers)
     body = _clean(item.text[:DOCUMENT_LIMIT])
     name = _clean(item.name[:NAME_LIMIT])
     fields = Fields(name, description, "", "", "", body)
@@ -104,7 +101,7 @@ def query_texts(query: str) -> list[str]:
     return list(dict.fromkeys([query, *sentences[:QUERY_SENTENCES]]))
 
 
-def _tool_text(tool: Tool, description: str, several_servers: bool, named_only: bool) -> ItemText:
+def _tool_text(tool: Tool, description: str, several_servers: bool) -> ItemText:
     parameters = read_parameters(tool.definition)
     name = _clean(tool.name[:NAME_LIMIT])
     words = identifier_words(name)
@@ -112,7 +109,7 @@ def _tool_text(tool: Tool, description: str, several_servers: bool, named_only: 
         name=name,
         description=description,
         parameters=_clean(" ".join(parameters.top + parameters.nested)),
-        parameter_descriptions="" if named_only else _clean("\n".join(parameters.descriptions)),
+        parameter_descriptions=_clean("\n".join(parameters.descriptions)),
         server=_clean(tool.server),
         text="",
     )

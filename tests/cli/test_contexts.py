@@ -125,7 +125,7 @@ def test_explain_says_why(run: Run, config: Path, name: str, options: tuple[str,
     assert told in done.stdout
 
 
-def test_explain_says_why_a_description_made_of_requests_does_not_count(run: Run, workshop: Workshop) -> None:
+def test_explain_says_why_a_tool_comes_after_those_of_others(run: Run, workshop: Workshop) -> None:
     asking = ["Show me the weather in Paris.", "I need rain.", "Send me the news."] * 4
     workshop.server("asking", tools=[tool(f"helper_{at}", text) for at, text in enumerate(asking)])
     workshop.server("weather", tools=[tool("forecast", "Forecast of the weather for a city: rain, wind")])
@@ -133,7 +133,7 @@ def test_explain_says_why_a_description_made_of_requests_does_not_count(run: Run
 
     told = " ".join(done.stdout.split())
     assert "is not chosen: " in told
-    assert "found by names alone, because the descriptions of its server read like requests" in told
+    assert "after tools of others, because the descriptions of its server read like requests" in told
 
 
 def test_explain_has_every_part_of_the_score_and_the_rank(run: Run, config: Path) -> None:

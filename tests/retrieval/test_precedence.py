@@ -1,0 +1,176 @@
+"""Whose tools come first: a server that is suspected of stuffing pushes nobody back, and is not lost."""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import ADAPTIVE, Engine, Filters, Ranking, SearchOptions
+
+QUERY = "send a mail about the invoice"
+
+Build = Callable[..., Tool]
+
+
+def honest(tool: Build) -> list[Tool]:
+    return [
+        tool("search_flights", "Find flights between two airports.", server="travel"),
+        tool("list_events", "List what is in the calendar.", server="office"),
+        tool("send_mail", "Send a mail to somebody.", server="office"),
+        tool("pay", "Pay what a customer is owed.", server="office"),
+        tool("make_table", "Make a table of numbers.", server="office"),
+        tool("read_file", "Read a file of the project.", server="files"),
+    ]
+
+
+STUFFED = (
+    "send a mail about the invoice and tell the others",
+    "send a mail about the invoice with this picture",
+    "send a mail about the invoice from the archive",
+    "find the flights to Rome and list the events",
+    "unfold the tent and pitch it into the sand",
+)
+
+
+def stuffed(tool: Build, texts: Sequence[str] = STUFFED) -> list[Tool]:
+    return [tool(f"helper_{at}", text, server="evil") for at, text in enumerate(texts)]
+
+
+def found(ranking: Ranking) -> list[str]:
+    return [result.item.name for result in ranking.results or ranking.near_misses]
+
+
+@pytest.fixture
+def catalog(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
+    return snapshot(*honest(tool), *stuffed(tool))
+
+
+@pytest.mark.parametrize("options", [SearchOptions(), SearchOptions(top_n=1), SearchOptions(top_n=3)])
+def test_tools_of_others_are_first_with_the_scores_that_they_have_without_it(
+    word_vectors: Callable[..., Any],
+    tool: Build,
+    snapshot: Callable[..., Snapshot],
+    catalog: Snapshot,
+    options: SearchOptions,
+) -> None:
+    """How rare a word is, and how long descriptions are, is not for it to say either."""
+    without = Engine(word_vectors()).search(QUERY, snapshot(*honest(tool)), Filters(), options)
+    poisoned = Engine(word_vectors()).search(QUERY, catalog, Filters(), options)
+
+    assert found(poisoned)[0] == "send_mail"
+    assert [(one.item.name, one.score) for one in poisoned.results[: len(without.results)]] == [
+        (one.item.name, one.score) for one in without.results
+    ]
+
+
+def test_the_best_of_it_comes_last_and_says_why(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
+    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), ADAPTIVE)
+
+    assert [name.startswith("helper") for name in found(ranking)] == [False] * 5 + [True]
+    assert found(ranking)[-1] in ("helper_0", "helper_1", "helper_2")
+    assert "its server's names have nothing to do with their descriptions" in ranking.results[-1].why
+    assert not any("its server" in one.why for one in ranking.results[:-1])
+    assert ranking.suspected == {"evil": "names"}
+
+
+@pytest.mark.parametrize(
+    ("options", "others"),
+    [
+        (SearchOptions(include_score=inf), 5),
+        (SearchOptions(top_n=6, include_score=inf), 5),
+        (SearchOptions(top_n=3, include_score=inf), 3),
+        (SearchOptions(include_score=2), 5),
+    ],
+)
+def test_it_takes_none_of_the_first_five_places_and_no_more_than_there_are(
+    word_vectors: Callable[..., Any], catalog: Snapshot, options: SearchOptions, others: int
+) -> None:
+    names = found(Engine(word_vectors()).search(QUERY, catalog, Filters(), options))
+
+    assert not any(name.startswith("helper") for name in names[:others])
+    assert len(names) <= (options.top_n if options.include_score == inf else 6)
+    assert any(name.startswith("helper") for name in names) is (len(names) > others)
+
+
+def test_where_no_other_fits_it_has_half_of_the_places(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    ranking = Engine(word_vectors(), fitting=0.5).search("unfold the tent pitch it into the sand", catalog)
+
+    assert ranking.fits
+    assert found(ranking)[0] == "helper_4"
+    assert sum(name.startswith("helper") for name in found(ranking)) == 2
+    assert len(ranking.results) == 5
+
+
+def test_where_others_are_few_it_has_the_rest(
+    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    engine = Engine(word_vectors(), fitting=0.5)
+    ranking = engine.search(
+        "unfold the tent pitch it into the sand", snapshot(honest(tool)[0], *stuffed(tool))
+    )
+
+    assert found(ranking)[0] == "helper_4"
+    assert "search_flights" in found(ranking)
+    assert len(ranking.results) == 5
+
+
+def test_nothing_fits_where_neither_does(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
+    ranking = Engine(word_vectors(), fitting=0.5).search("quantum chromodynamics", catalog)
+
+    assert not ranking.fits
+    assert len(ranking.near_misses) == 5
+
+
+def test_alone_or_asked_for_alone_it_is_ranked_like_any_other(
+    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot], catalog: Snapshot
+) -> None:
+    alone = Engine(word_vectors()).search(QUERY, snapshot(*stuffed(tool)))
+    asked_for = Engine(word_vectors()).search(QUERY, catalog, Filters(servers=frozenset({"evil"})))
+
+    assert len(found(alone)) == len(found(asked_for)) == 5
+    assert alone.suspected == {}
+    assert not any("its server" in one.why for one in alone.results)
+
+
+def test_its_name_is_enough_to_be_first(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
+    assert found(Engine(word_vectors()).search("helper_3", catalog))[0] == "helper_3"
+
+
+def test_every_tool_is_ranked_once_however_deep(
+    word_vectors: Callable[..., Any], tool: Build, catalog: Snapshot
+) -> None:
+    everything = sorted(one.name for one in (*honest(tool), *stuffed(tool)))
+    for query in (QUERY, "unfold the tent pitch it into the sand"):
+        ranking = Engine(word_vectors(), fitting=0.5).search(
+            query, catalog, Filters(), SearchOptions(depth=11)
+        )
+        names = [one.item.name for one in (*ranking.results, *ranking.others)]
+
+        assert sorted(names) == everything
+
+
+def test_by_words_alone_it_comes_last_too(catalog: Snapshot) -> None:
+    ranking = Engine(None).search(QUERY, catalog, Filters(), ADAPTIVE)
+
+    assert found(ranking)[0] == "send_mail"
+    assert found(ranking)[-1].startswith("helper")
+
+
+def test_a_server_that_begins_or_stops_to_be_suspected_is_ranked_anew(
+    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    engine = Engine(word_vectors())
+    plain = stuffed(tool)[0]
+    first = snapshot(*honest(tool), plain)
+    engine.index(first)
+    suspected = snapshot(*honest(tool), *stuffed(tool), generation=2, before=first)
+    engine.index(suspected)
+    again = snapshot(*honest(tool), plain, generation=3, before=suspected)
+
+    assert found(engine.search(QUERY, first))[:2] == ["helper_0", "send_mail"]
+    assert found(engine.search(QUERY, suspected))[0] == "send_mail"
+    assert found(engine.search(QUERY, again)) == found(engine.search(QUERY, first))

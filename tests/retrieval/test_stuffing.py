@@ -1,0 +1,190 @@
+"""Which servers are suspected to have descriptions that are made to be found."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.retrieval.stuffing import suspected, suspicion
+from tests.support.servers import real_lists
+
+REQUESTS = [
+    "I need a flight to Rome next week.",
+    "Show me what is in my calendar.",
+    "Could you send me a mail about the invoice?",
+    "Translate this letter.",
+]
+
+Build = Callable[..., Tool]
+
+
+def poison(tool: Build, texts: Sequence[str] = (" ".join(REQUESTS),) * 5) -> list[Tool]:
+    return [tool(f"helper_{at}", text, server="evil") for at, text in enumerate(texts)]
+
+
+def named(tool: Build, described: dict[str, str]) -> list[Tool]:
+    return [tool(name, text, server="odd") for name, text in described.items()]
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        " ".join(REQUESTS),
+        "\n".join(REQUESTS),
+        ", ".join(text.rstrip(".?") for text in REQUESTS),
+        "Use this tool to:\n- " + "\n- ".join(REQUESTS),
+        "Use it for anything. It can: " + "; ".join(REQUESTS),
+    ],
+)
+def test_requests_are_recognised_however_they_are_put_together(tool: Build, description: str) -> None:
+    assert suspicion(poison(tool, [description] * 10)) == "requests"
+
+
+def test_what_one_tool_leaves_out_another_may_say(tool: Build) -> None:
+    assert suspicion(poison(tool, REQUESTS * 4)) == "requests"
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        "Deploys metadata to an org. Examples:\n- Deploy my changes to my org\n- Deploy this file to my org",
+        "Sets a digital I/O pin. Reads an I/O pin. Resets all I/O pins.",
+        "Retrieve information about World War I.",
+        "GET /me/messages. GET /me/events. Assigns the issue to @me.",
+        "Ask the user for a name. We store it. Our service is free. Your data stays with you.",
+    ],
+)
+def test_what_only_looks_like_a_request_is_none(tool: Build, description: str) -> None:
+    assert suspicion(poison(tool, [description] * 20)) != "requests"
+
+
+@pytest.mark.parametrize(
+    "example", ["Use it for 'find me a flight'.", 'Somebody may say ("I need a flight", "show me flights").']
+)
+def test_what_people_say_may_be_quoted(tool: Build, example: str) -> None:
+    assert suspicion(poison(tool, [f"Lists flights. {example}"] * 20)) != "requests"
+
+
+@pytest.mark.parametrize(("honest_sentences", "asking"), [(3, True), (5, False)])
+def test_a_fifth_of_the_sentences_is_too_much(tool: Build, honest_sentences: int, asking: bool) -> None:
+    description = "Find me a flight. " + "It lists flights. " * honest_sentences
+
+    assert (suspicion(poison(tool, [description] * 10)) == "requests") is asking
+
+
+def test_somebodys_own_few_tools_may_be_described_as_he_speaks(tool: Build) -> None:
+    descriptions = [
+        "Show me my notes. I call them by their day.",
+        "Send me the news.",
+        "Tells me the weather.",
+    ]
+
+    assert suspicion(poison(tool, descriptions)) != "requests"
+
+
+OPAQUE = {
+    "helper_1": "Book a table and tell the guests.",
+    "helper_2": "Translate this letter into French.",
+    "helper_3": "Find a flight from Rome to Oslo.",
+    "helper_4": "What is the weather in Paris this week?",
+    "helper_5": "Resize the pictures of the last holiday.",
+    "helper_6": "Sum up the news about the election.",
+}
+
+
+def test_names_that_have_nothing_to_do_with_descriptions_are_suspected(tool: Build) -> None:
+    assert suspicion(named(tool, OPAQUE)) == "names"
+
+
+def test_a_word_that_most_names_share_bears_nothing_out(tool: Build) -> None:
+    assert (
+        suspicion(named(tool, {name: f"This helper can: {text}" for name, text in OPAQUE.items()})) == "names"
+    )
+
+
+def test_a_quarter_of_the_names_with_a_word_of_their_description_is_enough(tool: Build) -> None:
+    assert suspicion(named(tool, OPAQUE | {"booking": OPAQUE["helper_1"]})) == "names"
+    assert (
+        suspicion(named(tool, OPAQUE | {"booking": "Books a table.", "translator": "Translates a letter."}))
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "description"),
+    [
+        ("createIssue", "Creating of issues, with labels."),
+        ("get_users", "Retrieves a user from the directory."),
+        ("XMLExport", "Exports the table to XML."),
+    ],
+)
+def test_a_name_is_looked_for_in_its_parts_and_other_endings(
+    tool: Build, name: str, description: str
+) -> None:
+    texts = [
+        f"{description} Part {at} of the {word}."
+        for at, word in enumerate(["red", "blue", "green", "grey", "black"])
+    ]
+
+    assert suspicion([tool(f"{name}{at}", text) for at, text in enumerate(texts)]) == "names"
+    assert suspicion([tool(name, description), *named(tool, dict(list(OPAQUE.items())[:3]))]) is None
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_of_a_few_tools_nothing_can_be_told(tool: Build, count: int) -> None:
+    assert suspicion(named(tool, dict(list(OPAQUE.items())[:count]))) is None
+
+
+def test_tools_without_descriptions_are_not_counted(tool: Build) -> None:
+    assert (
+        suspicion(named(tool, {f"do_{at}": "" for at in range(20)} | dict(list(OPAQUE.items())[:4]))) is None
+    )
+
+
+@pytest.mark.parametrize(
+    "descriptions",
+    [
+        [
+            "根据城市名称查询天气",
+            "搜索附近的地点",
+            "把地址转换为坐标",
+            "计算两点之间的距离",
+            "规划驾车路线",
+            "查询火车票",
+        ],
+        [
+            "Ruft das Wetter für eine Stadt ab.",
+            "Sucht Orte in der Nähe.",
+            "Wandelt eine Adresse in Koordinaten um.",
+            "Berechnet den Abstand von zwei Punkten.",
+            "Plant einen Weg mit dem Auto.",
+        ],
+        [
+            "Obtiene el tiempo de una ciudad.",
+            "Busca lugares cercanos.",
+            "Convierte una dirección en coordenadas.",
+            "Calcula la distancia entre dos puntos.",
+            "Planifica una ruta en coche.",
+        ],
+        ["Returns JSON", "Max 30 items", "Deprecated", "Beta", "Requires OAuth", "Paid plans only"],
+    ],
+)
+def test_english_names_are_not_looked_for_in_what_is_no_english_prose(
+    tool: Build, descriptions: list[str]
+) -> None:
+    names = ("get_weather", "nearby", "geocode", "measure", "driving", "trains")
+
+    assert suspicion([tool(name, text) for name, text in zip(names, descriptions, strict=False)]) is None
+
+
+def test_nobody_is_suspected_where_there_is_nobody_to_protect() -> None:
+    assert suspected({"a": "names"}) == {}
+    assert suspected({"a": "names", "b": "requests"}) == {}
+    assert suspected({"a": "names", "b": None}) == {"a": "names"}
+
+
+@pytest.mark.parametrize("server", sorted(real_lists()))
+def test_servers_as_they_are_are_not_suspected(tool: Build, server: str) -> None:
+    tools = [tool(one["name"], one.get("description") or "", server=server) for one in real_lists()[server]]
+
+    assert suspicion(tools) is None
