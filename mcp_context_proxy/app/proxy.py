@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.app.answering import gateway
 from mcp_context_proxy.app.measuring import Measuring
 from mcp_context_proxy.app.remembering import Remembering
@@ -127,7 +127,7 @@ class Proxy:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the servers without waiting for any; keep the catalog current; stop all on the way out."""
-        await anyio.to_thread.run_sync(self._choose_working_set)
+        await threads.run_sync(self._choose_working_set)
         await self.upkeep.start()
         async with anyio.create_task_group() as group, self.searching.reranker, self.fleet:
             group.start_soon(self.upkeep.run)
@@ -194,7 +194,7 @@ class Proxy:
             StoreError: they cannot be.
         """
         if rebuild:
-            await anyio.to_thread.run_sync(self.searching.forget_vectors, self.catalog.snapshot)
+            await threads.run_sync(self.searching.forget_vectors, self.catalog.snapshot)
         await self.upkeep.reread()
         return await self.searcher.indexed(self.catalog)
 

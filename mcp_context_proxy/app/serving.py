@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import anyio
-import anyio.to_thread
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config
@@ -46,7 +46,7 @@ def store_location(config: Config) -> Path | Literal["memory"] | None:
 async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[Proxy]:
     """A running proxy, without a front; if it is to have one, most servers wait for that."""
     redact_logs(config)
-    store = await anyio.to_thread.run_sync(open_store, store_location(config))
+    store = await threads.run_sync(open_store, store_location(config))
     try:
         proxy = Proxy(config, store)
         if serves:
@@ -55,7 +55,7 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
             yield proxy
     finally:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(store.close)
+            await threads.run_sync(store.close)
 
 
 LATELY_SECONDS = 7 * 86_400.0

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Final
 
 import anyio
-import anyio.to_thread
 import httpx2
 import msgspec
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.authorization.credentials import CredentialFile, Credentials
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import ServerConfig
@@ -87,7 +87,7 @@ class BearerAuth(httpx2.Auth):
 
     async def _token(self) -> str | None:
         if not self._looked:
-            self._know(await anyio.to_thread.run_sync(self._file.read))
+            self._know(await threads.run_sync(self._file.read))
             self._looked = True
         known = self._known
         if known is None:
@@ -137,14 +137,14 @@ class BearerAuth(httpx2.Auth):
 
     async def _renew(self, refused: str | None) -> Credentials:
         """What another proxy or a new login has brought meanwhile, else what we get ourselves."""
-        found = await anyio.to_thread.run_sync(self._file.read)
+        found = await threads.run_sync(self._file.read)
         if found is not None and found.access_token != refused:
             return found
         if not self._itself:
             self._check_renewable(found)
         async with self._file.locked():
             with anyio.move_on_after(RENEWAL_SECONDS):
-                found = await anyio.to_thread.run_sync(self._file.read)
+                found = await threads.run_sync(self._file.read)
                 if found is not None and found.access_token != refused:
                     return found
                 return await self._another(found)
@@ -177,6 +177,6 @@ class BearerAuth(httpx2.Auth):
 
     async def _keep(self, new: Credentials) -> None:
         try:
-            await anyio.to_thread.run_sync(self._file.write, new)
+            await threads.run_sync(self._file.write, new)
         except OSError as error:
             logger.warning("the new token of %s is not kept: %s", self._config.name, error.strerror or error)

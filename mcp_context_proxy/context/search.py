@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 import anyio
-import anyio.to_thread
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import constraints, known_values
 from mcp_context_proxy.context.background import BackgroundIndexing, Indexed, OnProgress
@@ -144,7 +144,7 @@ class Searcher:
 
     async def off_loop(self, function: Callable[[], T]) -> T:
         """What a function that searches returns, a few of them at a time."""
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
+        return await threads.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
 
     def find(
         self,

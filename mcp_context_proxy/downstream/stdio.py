@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager
 from typing import IO, cast
 
 import anyio
-import anyio.to_thread
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.output import Output
@@ -180,7 +180,7 @@ async def open_stdio(
     Raises:
         ConnectionError: it cannot be started; the message says why and what to do.
     """
-    process = await anyio.to_thread.run_sync(_spawn, config)
+    process = await threads.run_sync(_spawn, config)
     channel = StdioChannel(process, output)
     try:
         await channel.connect(receive, limits.message_bytes)

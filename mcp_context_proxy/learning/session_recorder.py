@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, ToolKey
@@ -75,7 +75,7 @@ class SessionRecorder:
         self._unwritten = []
         if fresh:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._write, fresh)
+                await threads.run_sync(self._write, fresh)
 
     def _write(self, rows: list[ToolSession]) -> None:
         try:

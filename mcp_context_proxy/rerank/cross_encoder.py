@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 import numpy as np
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.embedding.folder import graph_of, max_tokens_of
 from mcp_context_proxy.embedding.manifest import TOKENIZER
 from mcp_context_proxy.embedding.runtime import INPUTS, feed, inputs_of, open_session, open_tokenizer
@@ -44,7 +44,7 @@ class CrossEncoderJudge:
     async def order(self, query: str, candidates: Sequence[Candidate]) -> Sequence[int]:
         """See `Judge.order`."""
         texts = [f"{candidate.name}: {candidate.description}" for candidate in candidates]
-        scores = await anyio.to_thread.run_sync(
+        scores = await threads.run_sync(
             self._scores, query, texts, abandon_on_cancel=True, limiter=self._limiter
         )
         return sorted(range(len(texts)), key=lambda at: -scores[at])

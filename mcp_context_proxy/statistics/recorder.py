@@ -12,9 +12,9 @@ from functools import partial
 from typing import Final
 
 import anyio
-import anyio.to_thread
 from anyio.from_thread import check_cancelled
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.batch import Batch, ToolKey
@@ -163,13 +163,13 @@ class UsageRecorder:
                 fresh.add_tally(key, tally)
             if fresh or self._unwritten:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._write, fresh)
+                    await threads.run_sync(self._write, fresh)
 
     async def caught_up(self) -> None:
         """Know what other processes that share the store have counted, and make room where it is time."""
         async with self._writing:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._refresh)
+                await threads.run_sync(self._refresh)
 
     async def _write_batches(self) -> None:
         refresh_at = anyio.current_time() + self._refresh_seconds
@@ -190,7 +190,7 @@ class UsageRecorder:
             self._to_count = anyio.Event()
             if self.inventory.outdated:
                 count = partial(self.inventory.count, check_cancelled)
-                await anyio.to_thread.run_sync(self._attempt, count, abandon_on_cancel=True)
+                await threads.run_sync(self._attempt, count, abandon_on_cancel=True)
                 self._count_tokens()
             await anyio.sleep(COUNTING_SECONDS)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
-import anyio.to_thread
 import msgspec
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.exposed import tool_definition
 from mcp_context_proxy.config.settings import RerankMode
@@ -154,7 +154,7 @@ class Api:
         except UnknownFilterError as error:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
         self._note(selected.context.query, given.agent)
-        return await anyio.to_thread.run_sync(_search_answer, selected, wanted)
+        return await threads.run_sync(_search_answer, selected, wanted)
 
     async def _reindex(self, given: Given) -> messages.ReindexAnswer:
         try:

@@ -8,9 +8,9 @@ from http import HTTPStatus
 from typing import Final, TypeVar
 
 import anyio
-import anyio.to_thread
 import msgspec
 
+from mcp_context_proxy import threads
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.context.query import QUERY_CHARACTERS
 from mcp_context_proxy.errors import StoreError
@@ -153,6 +153,6 @@ class InteractionsApi:
 
 async def _in_thread(function: Callable[[], T]) -> T:
     try:
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+        return await threads.run_sync(function, abandon_on_cancel=True)
     except StoreError as error:
         raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.") from None

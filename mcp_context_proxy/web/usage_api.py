@@ -7,8 +7,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeVar
 
-import anyio.to_thread
-
+from mcp_context_proxy import threads
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
@@ -147,7 +146,7 @@ class UsageApi:
             self._usage.looked_at()
             await self._usage.flush()
         try:
-            return await anyio.to_thread.run_sync(read)
+            return await threads.run_sync(read)
         except StoreError as error:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}.") from None
 
