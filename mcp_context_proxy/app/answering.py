@@ -27,6 +27,7 @@ def gateway(proxy: Proxy) -> Gateway:
     prompt = ContextPrompt(proxy.contexts, proxy.handles)
     prompts = Prompts(proxy.catalog, proxy.fleet, forwarder, resources, prompt)
     proxy.open_sessions.when_ended(resources.end)
+    proxy.upkeep.when_changed(resources.catalog_changed)
     proxy.open_sessions.when_ended(lambda session: proxy.fleet.end(session.party))
     log = None if proxy.remembering is None else proxy.remembering.log
     calls = ToolCalls(

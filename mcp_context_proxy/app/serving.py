@@ -92,7 +92,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
 
                 proxy.reloader = reloader
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_stop_when_asked, asked, proxy, group.cancel_scope)
+                    group.start_soon(_stop_when_asked, asked, proxy, server, group.cancel_scope)
                     group.start_soon(reloader.run, apply)
                     group.start_soon(_spare_the_collector, proxy)
                     group.start_soon(_make_search_ready, proxy)
@@ -119,8 +119,12 @@ async def _make_search_ready(proxy: Proxy) -> None:
         proxy.searcher.prepare(proxy.catalog.snapshot)
 
 
-async def _stop_when_asked(asked: anyio.Event, proxy: Proxy, scope: anyio.CancelScope) -> None:
+async def _stop_when_asked(
+    asked: anyio.Event, proxy: Proxy, server: SdkServer, scope: anyio.CancelScope
+) -> None:
     await asked.wait()
+    # A subscription that ends with an answer was not lost.
+    server.listen.close()
     await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
     # The servers begin to stop while the front still closes its connections.
     proxy.fleet.stop()

@@ -22,6 +22,7 @@ from starlette.types import Lifespan
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.connections import HEADER_BYTES, bounded
 from mcp_context_proxy.front.guard import Guard, Policy
+from mcp_context_proxy.front.messages import PostedMessages
 from mcp_context_proxy.server.sdk import SdkServer
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def application(
         session_idle_timeout=limits.session_idle_seconds,
         max_sessions=limits.sessions,
     )
-    events = SseServerTransport(MESSAGES_PATH)
+    events = SseServerTransport(MESSAGES_PATH, max_request_body_size=limits.http_body_bytes)
 
     async def sse(request: Request) -> Response:
         async with events.connect_sse(request.scope, request.receive, request._send) as (reader, writer):
@@ -63,9 +64,9 @@ def application(
             yield
 
     routes = [
-        Route("/mcp", StreamableHTTPASGIApp(sessions)),
+        Route("/mcp", PostedMessages(StreamableHTTPASGIApp(sessions), limits, with_headers=True)),
         Route("/sse", sse, methods=["GET"]),
-        Mount(MESSAGES_PATH, app=events.handle_post_message),
+        Mount(MESSAGES_PATH, app=PostedMessages(events.handle_post_message, limits, with_headers=False)),
         *more,
     ]
     return guarded(routes, policy, health, lifespan)

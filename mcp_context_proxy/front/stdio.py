@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,7 +21,7 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.front.pipes import StandardPipes, open_standard_pipes
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import INVALID_REQUEST, PARSE_ERROR, Members, RequestError, RequestId
+from mcp_context_proxy.wire.envelope import INVALID_REQUEST, Members, RequestError, RequestId
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.framing import Oversized
 
@@ -79,7 +80,7 @@ class StdioFront:
         self._handshake: Members = {}
         self._initialize_id: RequestId | None = None
         self._in_flight: dict[RequestId, anyio.CancelScope] = {}
-        self._with_sdk: set[RequestId] = set()
+        self._with_sdk: dict[RequestId, ExitStack] = {}
         self._idle = anyio.Event()
         self._ended = False
         self._asked: dict[str, asyncio.Future[bytes]] = {}
@@ -131,9 +132,9 @@ class StdioFront:
             self._reject(frame.head, frame.tail, INVALID_REQUEST, why)
             return
         try:
-            message = envelope.decode(frame)
+            message = envelope.decode_from_client(frame)
         except envelope.MalformedError as error:
-            self._reject(frame, frame, PARSE_ERROR, f"message that cannot be read: {error}")
+            self._reject(frame, frame, error.code, f"message that cannot be read: {error}")
             return
         if message.method is UNSET:
             self._receive_reply(message, frame)
@@ -222,6 +223,9 @@ class StdioFront:
             if scope is not None:
                 scope.cancel()
                 return
+            if isinstance(target, int | str):
+                # What is given up there is not answered.
+                self._answered_by_sdk(target)
         elif self._session is not None and isinstance(message.method, str):
             self._group.start_soon(self._gateway.notified, message.method, self._session)
         self._pass_to_sdk(frame)
@@ -250,8 +254,8 @@ class StdioFront:
 
         try:
             message = jsonrpc_message_adapter.validate_json(frame, by_name=False)
-        except ValueError as error:
-            self._reject(frame, frame, INVALID_REQUEST, f"message that is not JSON-RPC: {error}")
+        except ValueError:
+            self._reject(frame, frame, INVALID_REQUEST, "message that is not JSON-RPC")
             return
         try:
             self._to_sdk.send_nowait(SessionMessage(message))
@@ -259,7 +263,7 @@ class StdioFront:
             self._reject(frame, frame, INVALID_REQUEST, "message more than can be queued")
             return
         if isinstance(message, JSONRPCRequest):
-            self._with_sdk.add(message.id)
+            self._with_sdk.setdefault(message.id, ExitStack()).enter_context(self._gateway.drain.busy())
 
     async def _relay_sdk(self, for_host: MemoryObjectReceiveStream[SessionMessage]) -> None:
         """Write what the SDK says; its answer to ``initialize`` is what opens the session."""
@@ -269,8 +273,12 @@ class StdioFront:
                 self._open_session_on(message)
             await self.pipes.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
             if not hasattr(message, "method"):
-                self._with_sdk.discard(message.id)
-                self._note_idle()
+                self._answered_by_sdk(message.id)
+
+    def _answered_by_sdk(self, request_id: RequestId | None) -> None:
+        if request_id is not None and (held := self._with_sdk.pop(request_id, None)) is not None:
+            held.close()
+            self._note_idle()
 
     def _open_session_on(self, message: object) -> None:
         if getattr(message, "id", None) == self._initialize_id and hasattr(message, "result"):

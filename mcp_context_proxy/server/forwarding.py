@@ -197,7 +197,7 @@ async def _ask(ask: Ask | None, wanted: Members) -> bytes:
     if ask is None:
         raise RequestError(INTERNAL_ERROR, "the server needs input that this client cannot be asked for")
     params = envelope.members(wanted["params"]) if "params" in wanted else {}
-    if envelope.text(params.get("mode")) == "url" and "elicitationId" not in params:
+    if envelope.text(params.get("mode")) == "url" and era.ELICITATION_ID not in params:
         # Only the handshake era names each; nobody refers to this one again.
-        params["elicitationId"] = envelope.raw(secrets.token_hex(8))
+        params[era.ELICITATION_ID] = envelope.raw(secrets.token_hex(8))
     return await ask(envelope.text(wanted.get("method")) or "", params)

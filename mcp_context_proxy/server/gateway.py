@@ -25,6 +25,7 @@ from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tool_calls import ToolCalls
 from mcp_context_proxy.server.tools import ToolList
 from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire import params as params_of_requests
 from mcp_context_proxy.wire.envelope import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -104,6 +105,9 @@ class Gateway:
         handler = self._handlers.get(method)
         if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
+        wrong = params_of_requests.fault(method, params, modern=caller.era is Era.MODERN)
+        if wrong is not None:
+            raise RequestError(INVALID_PARAMS, wrong)
         if caller.session is not None:
             self._contexts.register(caller.session)
         try:
@@ -146,9 +150,6 @@ class Gateway:
         return self._resources.watching(uris)
 
     async def _call(self, params: Members, caller: Caller) -> bytes:
-        arguments = params.get("arguments")
-        if arguments is not None and bytes(arguments)[:1] not in (b"{", b'"', b"n"):
-            raise RequestError(INVALID_PARAMS, "the arguments of a tool must be an object")
         name = envelope.text(params.get("name"))
         if name is not None and name in meta_tools.RESERVED:
             result = await self._own_tools.call(name, params, caller)

@@ -1,12 +1,14 @@
 """Passes on what a server tells about a request while it is under way, to a client that asked for it.
 
 Progress is thinned: what comes too fast waits, and the newest replaces what waited. The last is never lost:
-it goes out before the answer.
+it goes out before the answer. It only ever grows, as the protocol asks: what does not go beyond what came
+before is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from types import TracebackType
 
 from mcp_context_proxy.downstream.rate import Bucket
@@ -29,6 +31,7 @@ class Listener:
         self._token, self._level = meta.get("progressToken"), envelope.text(meta.get(era.LOG_LEVEL_KEY))
         self._rate = Bucket(PROGRESS_PER_SECOND, PROGRESS_PER_SECOND)
         self._waiting: Members | None = None
+        self._reached = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
 
@@ -36,7 +39,7 @@ class Listener:
         """Take a notification."""
         if self._over:
             return
-        if method == "notifications/progress" and self._token is not None:
+        if method == "notifications/progress" and self._token is not None and self._grows(params):
             self._waiting = {**params, "progressToken": self._token}
             if self._timer is None:
                 self._tell_progress()
@@ -57,6 +60,13 @@ class Listener:
         # Nobody waits for the progress of what was cancelled.
         if kind is None or issubclass(kind, Exception):
             self._deliver()
+
+    def _grows(self, params: Members) -> bool:
+        progress = envelope.number(params.get("progress"))
+        if progress is None or progress <= self._reached:
+            return False
+        self._reached = progress
+        return True
 
     def _tell_progress(self) -> None:
         self._timer = None

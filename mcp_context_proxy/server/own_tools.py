@@ -30,7 +30,7 @@ from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.interaction_log import InteractionLog, agent_of
 from mcp_context_proxy.server.sampling import Sampling
-from mcp_context_proxy.server.tool_calls import ToolCalls, failure
+from mcp_context_proxy.server.tool_calls import ToolCalls, failure, unknown
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members, RequestError
 
@@ -213,7 +213,7 @@ class OwnTools:
             sent = self._in_context(wanted.context_id, sent, caller)
             return await self._calls.call_tool(tool, sent, caller, wanted.goal)
         except UnknownItemError as error:
-            return failure(f"{error}\n{meta_tools.SEARCH} finds tools by what they do.")
+            return unknown(error)
         except (DownstreamError, RequestError) as error:
             return failure(str(error))
 

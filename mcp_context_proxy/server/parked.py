@@ -173,7 +173,8 @@ class ParkedCalls:
             raise RequestError(INTERNAL_ERROR, f"busy: {len(self._parked)} calls wait for input")
         call.asked += 1
         key = f"input-{call.asked}"
-        request: dict[str, Any] = {"method": method, **({"params": params} if params else {})}
+        asked = {name: raw for name, raw in params.items() if name != era.ELICITATION_ID}
+        request: dict[str, Any] = {"method": method, **({"params": asked} if asked else {})}
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         call.questions[key] = _Question(request, answer)
         call.news.set()

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import difflib
 
-import msgspec
-
 from mcp_context_proxy.catalog import exposed
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
 from mcp_context_proxy.items import Prompt
-from mcp_context_proxy.server import context_prompt, forwarding
+from mcp_context_proxy.server import context_prompt, context_resources, forwarding
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.context_prompt import ContextPrompt
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.wire.era import Era
 
 
 class Prompts:
@@ -62,26 +61,24 @@ class Prompts:
         Raises:
             RequestError: nobody has what is referred to, or its server could not be asked.
         """
-        try:
-            reference = envelope.members(params["ref"])
-        except (KeyError, msgspec.DecodeError):
-            raise RequestError(INVALID_PARAMS, "completion/complete needs a ref") from None
-        if envelope.text(reference.get("name")) == context_prompt.NAME:
+        reference = envelope.members(params["ref"])
+        if _is_ours(reference):
             result = envelope.encode({"completion": {"values": [], "total": 0, "hasMore": False}})
             return era.upward("completion/complete", result, caller.era, forwarding.SERVER_INFO)
         if envelope.text(reference.get("type")) == "ref/prompt":
             prompt = self._resolve(envelope.text(reference.get("name")))
             server, reference = prompt.server, {**reference, "name": envelope.raw(prompt.name)}
         else:
-            server = self._owner_of_template(envelope.text(reference.get("uri")) or "", caller)
+            server = self._owner_of_template(envelope.text(reference.get("uri")) or "")
         sent = {**params, "ref": envelope.raw(reference)}
         return await self._forward(server, "completion/complete", sent, caller, "a completion")
 
-    def _owner_of_template(self, uri: str, caller: Caller) -> str:
+    def _owner_of_template(self, uri: str) -> str:
         for template in self._catalog.snapshot.templates:
             if template.uri == uri:
                 return template.server
-        return self._resources.owner(uri, caller.era)
+        # What is referred to is a parameter here, in either era.
+        return self._resources.owner(uri, Era.MODERN)
 
     def _resolve(self, name: str | None) -> Prompt:
         prompts = self._catalog.snapshot.prompts
@@ -103,3 +100,10 @@ class Prompts:
             raise forwarding.request_error(error, caller.era) from error
         except DownstreamError as error:
             raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
+
+
+def _is_ours(reference: Members) -> bool:
+    """Whether something of the proxy's own is referred to, of which nothing can be completed."""
+    if envelope.text(reference.get("type")) == "ref/prompt":
+        return envelope.text(reference.get("name")) == context_prompt.NAME
+    return (envelope.text(reference.get("uri")) or "").startswith(context_resources.SCHEME)

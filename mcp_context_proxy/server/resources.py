@@ -6,12 +6,15 @@ never followed.
 
 from __future__ import annotations
 
+import builtins
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import Any
+
+from msgspec import Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import Session
@@ -43,6 +46,8 @@ class Resources:
         self, catalog: Catalog, fleet: Fleet, forwarder: Forwarder, contexts: ContextResources
     ) -> None:
         self._catalog, self._fleet, self._forwarder, self._contexts = catalog, fleet, forwarder, contexts
+        self._watchers: builtins.list[Callable[[], None]] = []
+        """Of each subscription that is open: watches what it waits for, as far as that is there."""
 
     async def list(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/list``: ours, then the servers'."""
@@ -87,7 +92,7 @@ class Resources:
             outgoing = Outgoing(
                 subject=f"resource {uri!r}", party=session.party, capabilities=caller.capabilities
             )
-            with _refusing(caller.era):
+            with _refusing(caller.era, uri):
                 await self._fleet.client(owner).watch(uri, params, outgoing)
         session.subscriptions.add(uri)
         return b"{}"
@@ -102,17 +107,31 @@ class Resources:
 
     @asynccontextmanager
     async def watching(self, uris: Iterable[str]) -> AsyncIterator[None]:
-        """Hear of updates of these resources meanwhile. A URI that nobody has is never updated."""
-        watched = [uri for uri in dict.fromkeys(uris) if self._watcher(uri) is not None]
-        for uri in watched:
-            if (client := self._watcher(uri)) is not None:
-                client.wishes.watch(uri)
-                await client.wake()
+        """Hear of updates of these resources meanwhile; of one that nobody has, once somebody has it."""
+        wanted, watched = tuple(dict.fromkeys(uris)), dict[str, DownstreamClient]()
+
+        def watch() -> None:
+            for uri in wanted:
+                if uri not in watched and (client := self._watcher(uri)) is not None:
+                    client.wishes.watch(uri)
+                    watched[uri] = client
+
+        watch()
+        for client in set(watched.values()):
+            await client.wake()
+        self._watchers.append(watch)
         try:
             yield
         finally:
-            for uri in watched:
-                self._unwatch(uri)
+            self._watchers.remove(watch)
+            for uri, client in watched.items():
+                # One that was configured anew has taken over what was wished of its predecessor.
+                self._fleet.clients.get(client.name, client).wishes.unwatch(uri)
+
+    def catalog_changed(self) -> None:
+        """Somebody may have a resource now that is waited for."""
+        for watch in self._watchers:
+            watch()
 
     def end(self, session: Session) -> None:
         """A session has ended, and its subscriptions with it."""
@@ -143,20 +162,28 @@ class Resources:
 
     async def _forward(self, method: str, uri: str, params: Members, caller: Caller) -> bytes:
         owner = self.owner(uri, caller.era)
-        with _refusing(caller.era):
+        with _refusing(caller.era, uri):
             client = self._fleet.client(owner)
             return await self._forwarder.forward(client, method, params, caller, f"resource {uri!r}")
 
 
 @contextmanager
-def _refusing(spoken: Era) -> Iterator[None]:
+def _refusing(spoken: Era, uri: str) -> Iterator[None]:
     """What a downstream server refuses, or cannot do, is refused in the words of the caller's era."""
     try:
         yield
     except RemoteError as error:
-        raise forwarding.request_error(error, spoken) from error
+        refused = forwarding.request_error(error, spoken)
+        if spoken is Era.HANDSHAKE and refused.code == INVALID_PARAMS and _names(refused.data, uri):
+            refused.code = RESOURCE_NOT_FOUND
+        raise refused from error
     except DownstreamError as error:
         raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
+
+
+def _names(data: Any, uri: str) -> bool:
+    """Whether the data of an error is of a resource, as where the modern era has not found it."""
+    return isinstance(data, Raw) and envelope.value(data) == {"uri": uri}
 
 
 def _uri(params: Members) -> str:

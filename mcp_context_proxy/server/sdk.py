@@ -26,9 +26,8 @@ from mcp.shared.subscriptions import (
     ServerEvent,
     ToolsListChanged,
 )
-from mcp_types import methods
 from msgspec import Raw
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from mcp_context_proxy import __version__
@@ -36,7 +35,7 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.server.changes import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Changes
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.wire.envelope import INVALID_REQUEST, Members, RequestError
 from mcp_context_proxy.wire.era import Era
 
 logger = logging.getLogger(__name__)
@@ -130,10 +129,6 @@ class SdkServer(Server[Any]):
             return await call_next(ctx)
         spoken = Era.MODERN if ctx.protocol_version == era.MODERN_VERSION else Era.HANDSHAKE
         if spoken is Era.HANDSHAKE and ctx.session.client_params is None:
-            return await call_next(ctx)
-        try:
-            methods.validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
-        except (KeyError, ValidationError):
             return await call_next(ctx)
         params: Members = {key: envelope.raw(value) for key, value in (ctx.params or {}).items()}
         return await self._answer(ctx, params, spoken)
@@ -230,9 +225,9 @@ class SdkCaller:
 
 
 async def _unreachable(ctx: ServerRequestContext[Any, Any], params: Any) -> dict[str, Any]:
-    """Only reached with params that the protocol's models accept and the middleware does not."""
+    """Only reached by a request before ``initialize``, which the SDK refuses before it comes here."""
     del ctx, params
-    raise MCPError(code=INVALID_PARAMS, message="Invalid request parameters")
+    raise MCPError(code=INVALID_REQUEST, message="the session is not initialized")
 
 
 def _principal(request: Request | None) -> str | None:

@@ -20,7 +20,7 @@ from mcp_context_proxy.context.session import SessionContext
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.server import forwarding
+from mcp_context_proxy.server import forwarding, meta_tools
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.ended_calls import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -107,7 +107,9 @@ class ToolCalls:
             return await self.call_tool(await self.resolve(name), params, caller)
         except RemoteError as error:
             raise forwarding.request_error(error, caller.era) from error
-        except (DownstreamError, UnknownItemError) as error:
+        except UnknownItemError as error:
+            return era.upward("tools/call", unknown(error), caller.era, forwarding.SERVER_INFO)
+        except DownstreamError as error:
             return era.upward("tools/call", failure(str(error)), caller.era, forwarding.SERVER_INFO)
 
     async def call_tool(self, tool: Tool, params: Members, caller: Caller, goal: str | None = None) -> bytes:
@@ -150,6 +152,11 @@ class ToolCalls:
 def failure(text: str) -> bytes:
     """A tool result that says what went wrong, for the model to act on."""
     return envelope.encode({"content": [{"type": "text", "text": text}], "isError": True})
+
+
+def unknown(error: UnknownItemError) -> bytes:
+    """A tool result that says that there is no such tool, and how to find those that there are."""
+    return failure(f"{error}\n{meta_tools.SEARCH} finds tools by what they do.")
 
 
 def _object_in_text(arguments: Raw) -> Raw:

@@ -51,7 +51,7 @@ def _wanted(error: RemoteError) -> Mapping[str, Any]:
     for number, entry in enumerate(entries if isinstance(entries, list) else ()):
         if isinstance(entry, dict) and isinstance(entry.get("url"), str):
             rest = {"mode": "url", **entry}
-            found[str(rest.pop("elicitationId", number))] = rest
+            found[str(rest.pop(era.ELICITATION_ID, number))] = rest
     return found
 
 

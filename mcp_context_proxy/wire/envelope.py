@@ -38,6 +38,8 @@ class Error(msgspec.Struct):
 class Envelope(msgspec.Struct):
     """Any JSON-RPC message. Which kind it is follows from the members that are set."""
 
+    jsonrpc: Raw | UnsetType = UNSET
+    """Only clients are held to it: a server that leaves it out is understood."""
     id: int | str | float | UnsetType | None = UNSET
     method: str | UnsetType = UNSET
     params: Raw | UnsetType = UNSET
@@ -46,7 +48,11 @@ class Envelope(msgspec.Struct):
 
 
 class MalformedError(ValueError):
-    """Bytes that are not a JSON-RPC message; the text says why."""
+    """Bytes that are not a JSON-RPC message; the text says why, `code` how a sender is told."""
+
+    def __init__(self, why: str, code: int = PARSE_ERROR) -> None:
+        self.code = code
+        super().__init__(why)
 
 
 class RequestError(Exception):
@@ -78,7 +84,29 @@ def decode(frame: bytes) -> Envelope:
         mended = _ESCAPE.sub(_mend, frame)
         if mended != frame:
             return decode(mended)
-        raise MalformedError(str(error)) from None
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        known = isinstance(error, msgspec.ValidationError)
+        raise MalformedError(why, INVALID_REQUEST if known else PARSE_ERROR) from None
+
+
+def decode_from_client(frame: bytes) -> Envelope:
+    """Decode one message of a client, who is told what is wrong with a request. A reply is never answered.
+
+    Raises:
+        MalformedError: see `decode`; also where it can be read but is not what JSON-RPC asks for.
+    """
+    message = decode(frame)
+    if message.method is UNSET:
+        if message.result is UNSET and message.error is UNSET:
+            raise MalformedError("it has neither a method nor a result nor an error", INVALID_REQUEST)
+        return message
+    if message.jsonrpc is UNSET or text(message.jsonrpc) != "2.0":
+        raise MalformedError('its jsonrpc must be "2.0"', INVALID_REQUEST)
+    if message.id is None or isinstance(message.id, float):
+        raise MalformedError("its id must be a string or an integer", INVALID_REQUEST)
+    if isinstance(message.params, Raw) and not bytes(message.params).startswith(b"{"):
+        raise MalformedError("its params must be an object", INVALID_REQUEST)
+    return message
 
 
 _ESCAPE = re.compile(
@@ -125,6 +153,12 @@ def text(raw: bytes | Raw | None) -> str | None:
         return None
     decoded = _lenient(raw)
     return decoded if isinstance(decoded, str) else None
+
+
+def number(raw: bytes | Raw | None) -> float | None:
+    """The number that `raw` is, or None when it is absent or something else."""
+    decoded = None if raw is None else _lenient(raw)
+    return decoded if isinstance(decoded, int | float) and not isinstance(decoded, bool) else None
 
 
 def _lenient(raw: bytes | Raw) -> Any:

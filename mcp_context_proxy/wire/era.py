@@ -61,6 +61,16 @@ long; an hour saves as many requests."""
 RETRY_KEYS = ("inputResponses", "requestState")
 """Params by which a modern client goes on with a call that asked it something."""
 
+ELICITATION_ID = "elicitationId"
+"""By which the handshake era refers to a question that was asked by a URL; the modern one has dropped it."""
+
+TASK_KEY = "task"
+"""The param by which a client of 2025-11-25 asks for a task. Tasks are not relayed, so this proxy declares
+none; who declares none ignores what asks for one, and the call is an ordinary one."""
+TASKS_CAPABILITY, TASKS_EXTENSION = "tasks", META_PREFIX + "tasks"
+"""By which a client says that it knows tasks, before the modern era and in it. A server that heard of it
+could answer with a task, and nobody could ask for its result."""
+
 MODERN_ONLY_RESULT_KEYS = ("resultType", "ttlMs", "cacheScope")
 
 
@@ -136,20 +146,36 @@ def downward(
     }
     if era is Era.MODERN:
         meta[VERSION_KEY] = envelope.raw(MODERN_VERSION)
-        meta[CLIENT_CAPABILITIES_KEY] = envelope.raw(capabilities if capabilities is not None else {})
+        meta[CLIENT_CAPABILITIES_KEY] = envelope.raw(without_tasks(capabilities or {}))
         if client_info is not None:
             meta[CLIENT_INFO_KEY] = envelope.raw(client_info)
         if log_level is not None:
             meta[LOG_LEVEL_KEY] = log_level
     if progress_token is not None:
         meta["progressToken"] = envelope.raw(progress_token)
-    out = {key: raw for key, raw in params.items() if key != "_meta"}
+    out = {key: raw for key, raw in params.items() if key not in ("_meta", TASK_KEY)}
     if era is Era.HANDSHAKE:
         for key in RETRY_KEYS:
             out.pop(key, None)
     if meta:
         out["_meta"] = envelope.raw(meta)
     return out
+
+
+def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | Raw:
+    """The capabilities of a client as far as this proxy relays what they allow; unchanged but for tasks."""
+    if isinstance(capabilities, Raw):
+        if TASKS_CAPABILITY.encode() not in bytes(capabilities):
+            return capabilities
+        declared = envelope.members(capabilities)
+    else:
+        declared = {name: envelope.raw(value) for name, value in capabilities.items()}
+    kept = {name: value for name, value in declared.items() if name != TASKS_CAPABILITY}
+    if bytes(kept.get("extensions", b"")).startswith(b"{"):
+        extensions = envelope.members(kept["extensions"])
+        if extensions.pop(TASKS_EXTENSION, None) is not None:
+            kept["extensions"] = envelope.raw(extensions)
+    return kept
 
 
 def error_code(code: int, era: Era) -> int:

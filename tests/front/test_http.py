@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import HttpProxy, command, http_proxy
-from support.raw_client import HANDSHAKE, http
+from support.raw_client import HANDSHAKE, MODERN, PREFIX, http
 from support.servers import Server, Workshop, tool
 
 pytestmark = pytest.mark.anyio
@@ -94,6 +94,54 @@ async def test_what_is_no_message_is_refused_and_the_front_goes_on(proxy: HttpPr
         assert 400 <= response.status_code < 500, body[:20]
 
     assert (await ask(proxy, "GET", "/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/messages/"])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"{", -32700),
+        (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":5}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"result":5}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"error":{"code":"x","message":"y"}}', -32600),
+    ],
+)
+async def test_what_is_no_message_is_described_in_our_words(
+    proxy: HttpProxy, path: str, body: bytes, code: int
+) -> None:
+    opened = await ask(proxy, "POST", "/mcp", headers=ACCEPT, json=INITIALIZE)
+    session = ACCEPT | {"mcp-session-id": opened.headers["mcp-session-id"]}
+
+    response = await ask(
+        proxy, "POST", path, headers=session | {"content-type": "application/json"}, content=body
+    )
+
+    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
+    assert [word for word in ("JSONRPC", "pydantic", "validation error") if word in response.text] == []
+
+
+@pytest.mark.parametrize("version", [None, HANDSHAKE, "2025-03-26"])
+async def test_a_modern_request_whose_header_does_not_say_so_is_told_that(
+    proxy: HttpProxy, version: str | None
+) -> None:
+    meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+    message = {"jsonrpc": "2.0", "id": "mine", "method": "tools/list", "params": {"_meta": meta}}
+    headers = ACCEPT | ({} if version is None else {"mcp-protocol-version": version})
+
+    response = await ask(proxy, "POST", "/mcp", headers=headers, json=message)
+
+    assert response.status_code == 400
+    assert response.json()["id"] == "mine"
+    assert response.json()["error"]["code"] == -32020
+    assert MODERN in response.json()["error"]["message"]
+
+
+async def test_the_limit_of_bodies_is_that_of_every_way_in(workshop: Workshop) -> None:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "x" * 2000}}
+    with http_proxy(workshop.config(limits={"http_body_bytes": 1000})) as small:
+        for path in ("/mcp", "/messages/?session_id=" + "0" * 32):
+            assert (await ask(small, "POST", path, headers=ACCEPT, json=message)).status_code == 413
 
 
 async def test_an_ended_session_is_gone(proxy: HttpProxy) -> None:

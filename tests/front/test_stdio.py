@@ -149,6 +149,34 @@ async def test_a_request_that_is_not_in_order_is_refused_by_its_id(client: RawCl
     assert await still_works(client)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]",
+        b"[1]",
+        b"{}",
+        b'{"jsonrpc":"2.0","id":null,"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":1.5,"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":{},"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":null,"method":"tools/list","params":[]}',
+        b'{"id":null,"method":"tools/list"}',
+    ],
+    ids=lambda line: line.decode(),
+)
+async def test_what_can_be_read_but_is_no_request_is_an_invalid_request_and_never_silence(
+    client: RawClient, line: bytes
+) -> None:
+    before = len(client.null_errors)
+
+    await write(client, line + b"\n")
+
+    await until(lambda: len(client.null_errors) > before)
+    told = client.null_errors[-1]
+    assert told["code"] == -32600
+    assert "message that cannot be read" in told["message"]
+    assert "JSONRPC" not in told["message"]
+
+
 async def test_a_message_over_the_limit_is_refused_by_its_id_with_size_and_limit(client: RawClient) -> None:
     answer = client.expect(27_182)
 
@@ -257,6 +285,23 @@ async def test_a_signal_ends_it_with_0_though_calls_are_under_way(workshop: Work
             assert await process.wait() == 0
 
     await until(lambda: not running(server.ledger.entries("start")[0]["pid"]))
+
+
+async def test_a_subscription_is_answered_when_the_proxy_is_told_to_stop(workshop: Workshop) -> None:
+    workshop.server("work", tools=[tool("echo")])
+    async with stdio(command(workshop.config(limits=HASTY)), "modern") as client:
+        given_up, _ = await client.start("subscriptions/listen", {"notifications": {}}, request_id="given up")
+        _, ended = await client.start("subscriptions/listen", {"notifications": {}}, request_id="kept")
+        await client.until(
+            lambda client: len(client.notified("notifications/subscriptions/acknowledged")) == 2
+        )
+        await client.cancel(given_up)
+        assert client.process is not None
+        os.kill(client.process.pid, signal.SIGTERM)
+        with anyio.fail_after(10):
+            result = await ended
+
+    assert result["_meta"][PREFIX + "subscriptionId"] == "kept"
 
 
 async def test_requests_that_are_piped_in_are_answered_before_it_ends(workshop: Workshop) -> None:

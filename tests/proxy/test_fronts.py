@@ -280,6 +280,21 @@ async def test_an_unknown_resource_is_refused_with_the_code_of_the_clients_era(c
     assert refused.value.code == (-32602 if client.modern else -32002)
 
 
+async def test_completing_for_what_there_is_not_is_a_wrong_parameter(client: RawClient) -> None:
+    argument = {"name": "who", "value": "y"}
+    for reference in ({"type": "ref/prompt", "name": "x"}, {"type": "ref/resource", "uri": "x://y"}):
+        with pytest.raises(RpcError) as refused:
+            await client.request("completion/complete", {"ref": reference, "argument": argument})
+        assert refused.value.code == -32602
+
+
+async def test_of_our_own_resources_nothing_can_be_completed(client: RawClient) -> None:
+    reference = {"type": "ref/resource", "uri": "context://requests/{id}"}
+    params = {"ref": reference, "argument": {"name": "id", "value": ""}}
+
+    assert (await client.request("completion/complete", params))["completion"]["values"] == []
+
+
 async def test_a_prompt_is_had_under_a_prefixed_name(client: RawClient, server: Server) -> None:
     listed = (await client.request("prompts/list"))["prompts"]
     got = await client.request("prompts/get", {"name": f"{server.name}__greet", "arguments": {"who": "you"}})
@@ -323,13 +338,19 @@ async def test_arguments_as_a_string_of_json_are_taken_as_the_object_they_are(
 ) -> None:
     through = await client.call("call_tool", {"name": f"{server.name}__echo", "arguments": '{"text": "x"}'})
 
-    assert json.loads(through["content"][0]["text"])["arguments"] == {"text": "x"}
+    direct = await client.request(
+        "tools/call", {"name": f"{server.name}__echo", "arguments": '{"text": "x"}'}
+    )
+
+    for result in (through, direct):
+        assert json.loads(result["content"][0]["text"])["arguments"] == {"text": "x"}
 
 
 async def test_an_unknown_tool_is_answered_with_the_nearest_names(client: RawClient) -> None:
     for result in (await client.call("old__ecko"), await client.call("call_tool", {"name": "old__ecko"})):
         assert result["isError"] is True
         assert "old__echo" in result["content"][0]["text"]
+        assert "search_available_tools" in result["content"][0]["text"]
 
 
 async def test_an_ambiguous_bare_name_is_answered_with_all_it_could_mean(client: RawClient) -> None:

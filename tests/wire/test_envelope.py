@@ -172,3 +172,37 @@ def test_a_payload_leaves_as_it_came_whatever_is_around_it(message: dict[str, An
         if member in message:
             raw = getattr(decoded, member)
             assert json.loads(bytes(raw)) == message[member]
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "why"),
+    [
+        ('{"jsonrpc":"2.0","id":1,', -32700, "truncated"),
+        ('{"jsonrpc":"2.0","id":1,"method":"a\xff"}', -32700, "not UTF-8"),
+        ('[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600, "array"),
+        ('{"jsonrpc":"2.0","id":1,"method":5}', -32600, "method"),
+        ('{"jsonrpc":"2.0","id":null,"method":"ping"}', -32600, "id"),
+        ('{"jsonrpc":"2.0","id":1.5,"method":"ping"}', -32600, "id"),
+        ('{"jsonrpc":"1.0","id":1,"method":"ping"}', -32600, "jsonrpc"),
+        ('{"id":1,"method":"ping"}', -32600, "jsonrpc"),
+        ('{"jsonrpc":"2.0","id":1,"method":"ping","params":[1]}', -32600, "params"),
+        ('{"jsonrpc":"2.0","id":1}', -32600, "neither"),
+    ],
+)
+def test_a_client_is_told_what_is_wrong_with_a_request(frame: str, code: int, why: str) -> None:
+    with pytest.raises(MalformedError, match=why) as malformed:
+        envelope.decode_from_client(frame.encode("latin-1"))
+
+    assert malformed.value.code == code
+
+
+@pytest.mark.parametrize("frame", ['{"id":null,"error":{}}', '{"id":7.5,"result":5,"params":[]}'])
+def test_a_reply_is_taken_however_odd_for_an_answer_to_it_would_be_answered(frame: str) -> None:
+    assert envelope.decode_from_client(frame.encode()).method is UNSET
+
+
+@pytest.mark.parametrize(
+    ("raw", "number"), [("5", 5), ("-0.5", -0.5), ("true", None), ('"5"', None), ("nothing", None)]
+)
+def test_a_number_is_one_and_nothing_else(raw: str, number: float | None) -> None:
+    assert envelope.number(Raw(raw.encode())) == number

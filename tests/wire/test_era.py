@@ -65,6 +65,23 @@ def test_downward_answers_to_questions_go_to_the_modern_era_only() -> None:
     assert downward(params, Era.MODERN)["requestState"] == "s"
 
 
+@pytest.mark.parametrize("to", list(Era))
+def test_downward_nothing_asks_for_a_task_whose_result_nobody_could_fetch(to: Era) -> None:
+    """Tasks are not relayed: a call that asks for one is an ordinary call."""
+    capabilities = {
+        "sampling": {"x": None},
+        "tasks": {"list": {}},
+        "extensions": {P + "tasks": {}, "com.example/x": {"y": [None]}},
+    }
+    kept = {"sampling": {"x": None}, "extensions": {"com.example/x": {"y": [None]}}}
+
+    for given in (capabilities, envelope.raw(capabilities)):
+        sent = downward({"name": "x", "task": {"ttl": 1}}, to, capabilities=given)
+        meta = sent.pop("_meta", {})
+        assert sent == {"name": "x"}
+        assert meta.get(P + "clientCapabilities", kept) == kept
+
+
 @pytest.mark.parametrize("meta", [None, 7, "x", []], ids=repr)
 def test_a_meta_that_is_no_object_is_none(meta: Any) -> None:
     assert downward({"a": 1, "_meta": meta}, Era.HANDSHAKE) == {"a": 1}

@@ -106,11 +106,12 @@ def step_if(exchange, value):
 
 
 def step_progress(exchange, value):
-    """Progress notifications with the token that came, if one did."""
+    """Progress notifications with the token that came, if one did: up to a number, or a list of them."""
     token = exchange.meta.get("progressToken")
-    for number in range(1, value + 1):
+    numbers, total = (value, None) if isinstance(value, list) else (range(1, value + 1), value)
+    for number in numbers:
         if token is not None:
-            params = {"progressToken": token, "progress": number, "total": value, "message": f"step {number}"}
+            params = {"progressToken": token, "progress": number, "total": total, "message": f"step {number}"}
             exchange.notify("notifications/progress", params)
 
 

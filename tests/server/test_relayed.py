@@ -1,0 +1,82 @@
+"""What a server says reaches the client as the protocol has it, also where the server is at fault."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+from support.proxies import Host, inside
+from support.raw_client import RpcError
+from support.servers import Workshop, tool
+
+pytestmark = pytest.mark.anyio
+
+URI = "note://work/1"
+RESOURCES = [{"uri": URI, "name": "one"}]
+
+
+async def test_progress_that_goes_back_or_stands_still_is_left_out(workshop: Workshop, era: str) -> None:
+    calls = {"report": [{"progress": [1, 3, 2, 3, "4", 4.5]}]}
+    workshop.server("work", tools=[tool("report")], calls=calls)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        await host.call("work__report", progressToken="mine")
+
+    assert [params["progress"] for _, params in host.notifications] == [1, 3, 4.5]
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        pytest.param({"uri": URI}, -32002, id="not found"),
+        pytest.param({"uri": "note://other"}, -32602, id="of another"),
+        pytest.param(None, -32602, id="something else"),
+    ],
+)
+async def test_a_resource_that_a_modern_server_has_not_is_not_found_for_a_handshake_client(
+    workshop: Workshop, data: object, code: int
+) -> None:
+    refusal = {"code": -32602, "message": "Resource not found"} | ({"data": data} if data else {})
+    workshop.server("work", era="modern", resources=RESOURCES, on={"resources/read": [{"error": refusal}]})
+    async with inside(workshop.config()) as proxy:
+        codes = {}
+        for era in ("handshake", "modern"):
+            with pytest.raises(RpcError, match="Resource not found") as refused:
+                await Host(proxy, era).request("resources/read", {"uri": URI})
+            codes[era] = refused.value.code
+
+    assert codes == {"handshake": code, "modern": -32602}
+
+
+@pytest.mark.parametrize("spoken", ["handshake", "modern"])
+async def test_a_subscription_hears_of_a_resource_whose_server_comes_later(
+    workshop: Workshop, spoken: str
+) -> None:
+    go = workshop.flag("go")
+    greeting = "initialize" if spoken == "handshake" else "server/discover"
+    server = workshop.server(
+        "work",
+        era=spoken,
+        settings={"era": spoken},
+        resources=RESOURCES,
+        capabilities={"resources": {"subscribe": True}},
+        on={greeting: [{"wait": str(go)}]},
+    )
+    async with inside(workshop.config(), settled=False) as proxy, AsyncExitStack() as stack:
+        await stack.enter_async_context(proxy.gateway.watching([URI]))
+        go.touch()
+        method = "resources/subscribe" if spoken == "handshake" else "subscriptions/listen"
+        await server.ledger.until(lambda ledger: [line for line in ledger.lines(method) if URI in line])
+        await stack.aclose()
+
+        assert not proxy.fleet.clients["work"].wishes.watched
+
+
+async def test_a_question_by_a_url_has_no_name_in_the_modern_era(workshop: Workshop) -> None:
+    asked = {"mode": "url", "message": "Go there", "url": "https://example.com/x", "elicitationId": "e1"}
+    calls = {"send": [{"ask": {"method": "elicitation/create", "params": asked}}]}
+    workshop.server("work", tools=[tool("send")], calls=calls)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", {"elicitation": {"url": {}}})
+        result = await host.call("work__send")
+
+    (question,) = result["inputRequests"].values()
+    assert question["params"] == {name: value for name, value in asked.items() if name != "elicitationId"}
