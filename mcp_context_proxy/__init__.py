@@ -10,8 +10,10 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     """A public name of the library."""
     from importlib import import_module  # noqa: PLC0415 - loaded with what it is for
+    from importlib.util import find_spec  # noqa: PLC0415
 
-    if not name.startswith("_"):
+    # What imports a module from here, too, asks for it as a name first.
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
         library = import_module("mcp_context_proxy.library")
         if name in library.__all__:
             found: object = getattr(library, name)

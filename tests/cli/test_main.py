@@ -12,7 +12,8 @@ def test_serving_imports_nothing_of_the_other_commands(run: Run) -> None:
     """They would add to the time until a host is answered."""
     script = (
         "import sys, mcp_context_proxy.cli.main, mcp_context_proxy.cli.serve, mcp_context_proxy.app;"
-        "print(sorted(m for m in sys.modules if m == 'rich' or m.startswith('mcp_context_proxy.cli.')))"
+        "others = ('rich', 'mcp_context_proxy.library');"
+        "print(sorted(m for m in sys.modules if m in others or m.startswith('mcp_context_proxy.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True)
 
