@@ -32,7 +32,7 @@ SPARE = 2
 _told_at = -TELL_SECONDS
 
 
-async def run_sync(
+async def in_thread(
     function: Callable[[*Args], T],
     *arguments: *Args,
     abandon_on_cancel: bool = False,

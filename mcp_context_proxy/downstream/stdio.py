@@ -19,10 +19,10 @@ from typing import IO, cast
 
 import anyio
 
-from mcp_context_proxy import threads
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.output import Output
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
 from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
 
@@ -180,7 +180,7 @@ async def open_stdio(
     Raises:
         ConnectionError: it cannot be started; the message says why and what to do.
     """
-    process = await threads.run_sync(_spawn, config)
+    process = await in_thread(_spawn, config)
     channel = StdioChannel(process, output)
     try:
         await channel.connect(receive, limits.message_bytes)

@@ -20,9 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mcp_context_proxy import __version__, threads
+from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.counters import SECONDS, Counters, Timings
+from mcp_context_proxy.threads import in_thread
 
 PATH: Final = "/metrics"
 
@@ -37,7 +38,7 @@ def route(counters: Counters) -> Route:
 
     async def endpoint(request: Request) -> Response:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        text = await threads.run_sync(encode, registry)
+        text = await in_thread(encode, registry)
         return Response(text, headers={"Cache-Control": "no-store", "Content-Type": media_type})
 
     return Route(PATH, endpoint, methods=["GET"])
