@@ -9,19 +9,19 @@ from __future__ import annotations
 import importlib
 import threading
 
-import anyio.to_thread
+from mcp_context_proxy.threads import in_thread
 
 _lock = threading.Lock()
 
 
 async def load_sdk() -> None:
     """Make sure that the SDK is imported; modules that need it may be imported after this."""
-    await anyio.to_thread.run_sync(_load)
+    await in_thread(_load)
 
 
 async def load_oauth() -> None:
     """The same for what logs in to servers, which costs as much again and is seldom needed."""
-    await anyio.to_thread.run_sync(_load, ("mcp.client.auth.extensions.client_credentials",))
+    await in_thread(_load, ("mcp.client.auth.extensions.client_credentials",))
 
 
 def _load(more: tuple[str, ...] = ("mcp.server.lowlevel",)) -> None:

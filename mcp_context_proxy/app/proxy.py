@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.app.answering import gateway
 from mcp_context_proxy.app.measuring import Measuring
@@ -46,6 +45,7 @@ from mcp_context_proxy.server.open_sessions import OpenSessions
 from mcp_context_proxy.server.parked import ParkedCalls
 from mcp_context_proxy.server.tools import ToolList
 from mcp_context_proxy.statistics.counters import CacheCounts
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire.envelope import Members
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Proxy:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the servers without waiting for any; keep the catalog current; stop all on the way out."""
-        await anyio.to_thread.run_sync(self._choose_working_set)
+        await in_thread(self._choose_working_set)
         await self.upkeep.start()
         async with anyio.create_task_group() as group, self.searching.reranker, self.fleet:
             group.start_soon(self.upkeep.run)
@@ -194,7 +194,7 @@ class Proxy:
             StoreError: they cannot be.
         """
         if rebuild:
-            await anyio.to_thread.run_sync(self.searching.forget_vectors, self.catalog.snapshot)
+            await in_thread(self.searching.forget_vectors, self.catalog.snapshot)
         await self.upkeep.reread()
         return await self.searcher.indexed(self.catalog)
 

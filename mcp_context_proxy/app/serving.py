@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.clock import time_of_day
@@ -26,6 +25,7 @@ from mcp_context_proxy.front.process import (
 from mcp_context_proxy.sdk import load_sdk
 from mcp_context_proxy.server import meta_tools
 from mcp_context_proxy.store import open_store
+from mcp_context_proxy.threads import in_thread
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.sdk import SdkServer
@@ -46,7 +46,7 @@ def store_location(config: Config) -> Path | Literal["memory"] | None:
 async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[Proxy]:
     """A running proxy, without a front; if it is to have one, most servers wait for that."""
     redact_logs(config)
-    store = await anyio.to_thread.run_sync(open_store, store_location(config))
+    store = await in_thread(open_store, store_location(config))
     try:
         proxy = Proxy(config, store)
         if serves:
@@ -55,7 +55,7 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
             yield proxy
     finally:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(store.close)
+            await in_thread(store.close)
 
 
 LATELY_SECONDS = 7 * 86_400.0

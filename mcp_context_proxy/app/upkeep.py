@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.library import Changes as DocumentChanges
@@ -13,6 +12,7 @@ from mcp_context_proxy.catalog.library import DocumentLibrary
 from mcp_context_proxy.catalog.watch import watch
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.threads import in_thread
 
 
 class Upkeep:
@@ -50,7 +50,7 @@ class Upkeep:
 
     async def start(self) -> None:
         """Know the documents, and what servers listed the last time."""
-        await anyio.to_thread.run_sync(self._library.reload)
+        await in_thread(self._library.reload)
         await self._fleet.recall()
         self._catalog.refresh()
 
@@ -66,13 +66,13 @@ class Upkeep:
 
     async def reread(self) -> None:
         """Read the documents again, whatever was noticed of them, and know all there is now."""
-        await anyio.to_thread.run_sync(self._library.reload)
+        await in_thread(self._library.reload)
         await self._refresh()
         self._tell()
 
     async def other_folders(self) -> None:
         """Read the folders of documents that are configured from now on, and watch those."""
-        await anyio.to_thread.run_sync(self._library.reload)
+        await in_thread(self._library.reload)
         self._other_folders.set()
 
     async def settled(self) -> None:
@@ -90,7 +90,7 @@ class Upkeep:
         self._tell()
 
     async def _refresh(self) -> None:
-        await anyio.to_thread.run_sync(self._catalog.refresh)
+        await in_thread(self._catalog.refresh)
         for refreshed in self._refreshed:
             refreshed(self._catalog.snapshot)
 

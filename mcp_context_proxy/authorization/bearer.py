@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Final
 
 import anyio
-import anyio.to_thread
 import httpx2
 import msgspec
 
@@ -20,6 +19,7 @@ from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
 from mcp_context_proxy.sdk import load_oauth
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class BearerAuth(httpx2.Auth):
 
     async def _token(self) -> str | None:
         if not self._looked:
-            self._know(await anyio.to_thread.run_sync(self._file.read))
+            self._know(await in_thread(self._file.read))
             self._looked = True
         known = self._known
         if known is None:
@@ -137,14 +137,14 @@ class BearerAuth(httpx2.Auth):
 
     async def _renew(self, refused: str | None) -> Credentials:
         """What another proxy or a new login has brought meanwhile, else what we get ourselves."""
-        found = await anyio.to_thread.run_sync(self._file.read)
+        found = await in_thread(self._file.read)
         if found is not None and found.access_token != refused:
             return found
         if not self._itself:
             self._check_renewable(found)
         async with self._file.locked():
             with anyio.move_on_after(RENEWAL_SECONDS):
-                found = await anyio.to_thread.run_sync(self._file.read)
+                found = await in_thread(self._file.read)
                 if found is not None and found.access_token != refused:
                     return found
                 return await self._another(found)
@@ -177,6 +177,6 @@ class BearerAuth(httpx2.Auth):
 
     async def _keep(self, new: Credentials) -> None:
         try:
-            await anyio.to_thread.run_sync(self._file.write, new)
+            await in_thread(self._file.write, new)
         except OSError as error:
             logger.warning("the new token of %s is not kept: %s", self._config.name, error.strerror or error)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO, Final
 
 import anyio
-import anyio.to_thread
 import msgspec
 import platformdirs
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.watch import watch_file
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class CredentialFile:
     async def locked(self) -> AsyncIterator[None]:
         """Hold what two proxies must not do at once; a refresh token is often good for one use only."""
         try:
-            file = await anyio.to_thread.run_sync(self._open_lock)
+            file = await in_thread(self._open_lock)
         except OSError as error:
             # Where nothing can be written, nothing is shared with another proxy either.
             logger.debug("%s cannot be locked: %s", self.path, error)
@@ -148,7 +148,7 @@ class CredentialFile:
 
     async def replaced(self) -> None:
         """Wait until it has other credentials than now."""
-        before, looked = await anyio.to_thread.run_sync(self.read), anyio.Event()
+        before, looked = await in_thread(self.read), anyio.Event()
 
         def look() -> None:
             looked.set()
@@ -158,7 +158,7 @@ class CredentialFile:
             while True:
                 await looked.wait()
                 looked = anyio.Event()
-                found = await anyio.to_thread.run_sync(self.read)
+                found = await in_thread(self.read)
                 if found is not None and found != before:
                     break
             group.cancel_scope.cancel()

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 import anyio
-import anyio.to_thread
 import watchfiles
 
 from mcp_context_proxy.catalog.folder import SUFFIXES
 from mcp_context_proxy.catalog.library import Changes, DocumentLibrary
+from mcp_context_proxy.threads import in_thread, until_spare
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,8 @@ class _Watcher:
 
     async def run(self) -> None:
         while True:
-            targets = await anyio.to_thread.run_sync(_targets, self._library)
+            targets = await in_thread(_targets, self._library)
+            await until_spare()
             try:
                 await self._until_targets_change(targets)
             except FileNotFoundError:  # gone between the look and the start of the watcher
@@ -102,16 +103,16 @@ class _Watcher:
                 await self._fall_back(error)
 
     async def _until_targets_change(self, targets: frozenset[str]) -> None:
-        roots = await anyio.to_thread.run_sync(_identity, self._library)
+        roots = await in_thread(_identity, self._library)
         first = True
         async with aclosing(self._events(targets)) as events:
             async for changes in events:
-                present = await anyio.to_thread.run_sync(_identity, self._library)
+                present = await in_thread(_identity, self._library)
                 if not (first or changes or present != roots):
                     continue
                 first = False
                 await self._reload()
-                renewed = await anyio.to_thread.run_sync(_targets, self._library)
+                renewed = await in_thread(_targets, self._library)
                 # A folder that is itself named has been moved or made anew: the old watch is blind.
                 if renewed != targets or present != roots or any(path in targets for _, path in changes):
                     return
@@ -131,7 +132,7 @@ class _Watcher:
 
     async def _reload(self) -> None:
         try:
-            changes = await anyio.to_thread.run_sync(self._library.reload)
+            changes = await in_thread(self._library.reload)
             if changes:
                 await self._on_change(changes)
         except Exception:  # boundary: one failed reload or callback; the next change is a new try

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.config.difference import needs_restart
 from mcp_context_proxy.config.notices import NOTICE
 from mcp_context_proxy.config.settings import Config
 from mcp_context_proxy.config.watch import watch_file
 from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +90,10 @@ class Reloader:
         self._tell_needs_restart(config)
 
     async def _loaded(self) -> Config:
-        config = await anyio.to_thread.run_sync(self._load)
+        config = await in_thread(self._load)
         if self._current.servers.keys() - config.servers.keys():
             await anyio.sleep(SECOND_LOOK_SECONDS)
-            config = await anyio.to_thread.run_sync(self._load)
+            config = await in_thread(self._load)
         return config
 
     def _refuse(self, error: ConfigError) -> None:

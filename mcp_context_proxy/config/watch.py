@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import anyio
-import anyio.to_thread
 import watchfiles
+
+from mcp_context_proxy.threads import in_thread, until_spare
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class _Watcher:
     async def run(self) -> None:
         while True:
             await self._look()
-            folders = await anyio.to_thread.run_sync(_folders, self._file)
+            folders = await in_thread(_folders, self._file)
+            await until_spare()
             try:
                 await self._until_folders_change(folders)
             except Exception as error:  # boundary: the watcher, whose failures have no common class
@@ -87,11 +89,11 @@ class _Watcher:
         async with aclosing(watcher) as reports:
             async for _ in reports:
                 await self._look()
-                if await anyio.to_thread.run_sync(_folders, self._file) != folders:
+                if await in_thread(_folders, self._file) != folders:
                     return
 
     async def _look(self) -> None:
-        mark = await anyio.to_thread.run_sync(_mark, self._file)
+        mark = await in_thread(_mark, self._file)
         if mark == self._seen:
             return
         self._seen = await self._settled(mark)
@@ -101,7 +103,7 @@ class _Watcher:
         missing = 0
         for _ in range(SETTLE_LOOKS):
             await anyio.sleep(SETTLE_SECONDS)
-            before, mark = mark, await anyio.to_thread.run_sync(_mark, self._file)
+            before, mark = mark, await in_thread(_mark, self._file)
             missing = missing + 1 if mark is None else 0
             if mark == before and (mark is not None or missing >= MISSING_LOOKS):
                 break

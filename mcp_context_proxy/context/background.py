@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
-import anyio.to_thread
 from anyio.from_thread import check_cancelled
 from anyio.from_thread import run_sync as on_loop
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class BackgroundIndexing:
         await self._begun.wait()
         # Whoever needs it hears the same, and the log has it.
         with contextlib.suppress(ModelError):
-            await anyio.to_thread.run_sync(self._open_model, abandon_on_cancel=True)
+            await in_thread(self._open_model, abandon_on_cancel=True)
 
     async def _index_wanted(self, wanted: _Wanted) -> None:
         def superseded() -> bool:
@@ -89,7 +89,7 @@ class BackgroundIndexing:
 
         indexed = partial(self._engine.index, wanted.snapshot, _from_thread(self._tell), superseded)
         try:
-            await anyio.to_thread.run_sync(indexed)
+            await in_thread(indexed)
         except EmbeddingCancelledError as stopped:
             logger.debug("%s", stopped)
         except Exception:
@@ -132,7 +132,7 @@ class BackgroundIndexing:
     ) -> None:
         """Index a snapshot in the foreground, to the end."""
         indexed = partial(self._engine.index, snapshot, _from_thread(on_progress), _stopped)
-        await anyio.to_thread.run_sync(indexed, limiter=limiter)
+        await in_thread(indexed, limiter=limiter)
 
 
 def _stopped() -> bool:

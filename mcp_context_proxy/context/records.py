@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from mcp_context_proxy.clock import time_of_day
@@ -20,6 +19,7 @@ from mcp_context_proxy.context.request import RequestContext, decoded, encoded
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store import RequestRow, RequestStore
 from mcp_context_proxy.store.trouble import Trouble
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class RequestRecords:
         known = self._recent.get(request_id) or self._unwritten.get(request_id)
         if known is not None or self._store is None:
             return known
-        row = await anyio.to_thread.run_sync(self._get, request_id)
+        row = await in_thread(self._get, request_id)
         return None if row is None else _read(row)
 
     async def latest(self, limit: int, session: str | None = None) -> list[RequestContext]:
@@ -90,7 +90,7 @@ class RequestRecords:
     ) -> list[RequestContext]:
         found = {one.id: one for one in recent}
         if self._store is not None:
-            rows = await anyio.to_thread.run_sync(self._rows, partial(read, self._store))
+            rows = await in_thread(self._rows, partial(read, self._store))
             stored = (_read(row) for row in rows if row.id not in found)
             found |= {one.id: one for one in stored if one is not None}
         return sorted(found.values(), key=lambda one: -one.time)[:limit]
@@ -111,7 +111,7 @@ class RequestRecords:
         """What is unwritten, all that came meanwhile in one transaction."""
         waiting = list(self._unwritten.values())
         if waiting:
-            await anyio.to_thread.run_sync(self._put, waiting)
+            await in_thread(self._put, waiting)
             for one in waiting:
                 self._unwritten.pop(one.id, None)
 

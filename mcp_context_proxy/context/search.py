@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import constraints, known_values
@@ -24,6 +23,7 @@ from mcp_context_proxy.items import DOCUMENT_KINDS, Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.filters import Filters
 from mcp_context_proxy.retrieval.ranking import Ranking, SearchOptions
+from mcp_context_proxy.threads import in_thread
 
 STARTING_PATIENCE_SECONDS = 1.0
 """How long a search waits for servers that are still starting: a host's first question should not miss
@@ -144,7 +144,7 @@ class Searcher:
 
     async def off_loop(self, function: Callable[[], T]) -> T:
         """What a function that searches returns, a few of them at a time."""
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
+        return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)
 
     def find(
         self,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.authorization.credentials import CredentialFile
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -26,6 +25,7 @@ from mcp_context_proxy.downstream.starts import Slot, Starts
 from mcp_context_proxy.downstream.subscription import Subscription
 from mcp_context_proxy.downstream.wishes import Wishes
 from mcp_context_proxy.errors import LoginRequiredError
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.text import clean
 
@@ -82,7 +82,7 @@ class Connection:
         if self._recalled or self._memory is None or self._config.start != "lazy":
             return
         self._recalled = True
-        known = await anyio.to_thread.run_sync(self._memory.recall, self._config)
+        known = await in_thread(self._memory.recall, self._config)
         if known is not None:
             self._condition.introduction = known.introduction
             self._lists.recall(known.listing)
@@ -173,7 +173,7 @@ class Connection:
     async def _remember(self, connected: Connected) -> None:
         if self._memory is not None and self._config.start == "lazy":
             facts = (self._config, connected.introduction, self._lists.current)
-            await anyio.to_thread.run_sync(self._memory.keep, *facts)
+            await in_thread(self._memory.keep, *facts)
 
     def _become_ready(self, connected: Connected) -> None:
         self._condition.become_ready(connected)

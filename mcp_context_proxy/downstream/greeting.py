@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import anyio.to_thread
-
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, RemoteError
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire.era import Era
 
 
@@ -32,7 +31,7 @@ class Greeting:
         """Begin with what an earlier run found out."""
         if self._memory is None or config.era != "auto" or self._learned is not None:
             return
-        version = await anyio.to_thread.run_sync(self._memory.unprobed, config)
+        version = await in_thread(self._memory.unprobed, config)
         if version is not None:
             self._learned, self._version, self._remembered = Era.HANDSHAKE, version, True
 
@@ -67,9 +66,9 @@ class Greeting:
     async def _remember(self, config: ServerConfig, version: str) -> None:
         if self._memory is not None:
             self._remembered = True
-            await anyio.to_thread.run_sync(partial(self._memory.keep_unprobed, config, version))
+            await in_thread(partial(self._memory.keep_unprobed, config, version))
 
     async def _forget(self, config: ServerConfig) -> None:
         if self._memory is not None and self._remembered:
             self._remembered = False
-            await anyio.to_thread.run_sync(self._memory.forget_unprobed, config)
+            await in_thread(self._memory.forget_unprobed, config)

@@ -18,11 +18,11 @@ from contextlib import asynccontextmanager
 from typing import IO, cast
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.output import Output
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
 from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
 
@@ -180,7 +180,7 @@ async def open_stdio(
     Raises:
         ConnectionError: it cannot be started; the message says why and what to do.
     """
-    process = await anyio.to_thread.run_sync(_spawn, config)
+    process = await in_thread(_spawn, config)
     channel = StdioChannel(process, output)
     try:
         await channel.connect(receive, limits.message_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,17 @@ class OnnxModel:
         cut = [prefix + text[:MAX_CHARACTERS] for text in texts]
         if not cut:
             return np.empty((0, self.dimensions), np.float32)
-        others = [pool.submit(self._embed_one, text) for text in cut[1:]]
+        others = self._begun(cut[1:], pool)
         # This thread does its share: two texts, as most queries have, wait for one other thread.
-        return np.concatenate([self._embed_one(cut[0]), *(other.result() for other in others)])
+        return np.concatenate([self._embed_one(cut[0]), *others])
+
+    def _begun(self, texts: Sequence[str], pool: ThreadPoolExecutor) -> Iterator[Matrix]:
+        """Their vectors, from other threads where the system gives any."""
+        try:
+            futures = [pool.submit(self._embed_one, text) for text in texts]
+        except RuntimeError:  # no thread to be had
+            return map(self._embed_one, texts)
+        return (future.result() for future in futures)
 
     def _embed_one(self, text: str) -> Matrix:
         # JSON can carry half a surrogate pair; the tokenizer takes Unicode only.

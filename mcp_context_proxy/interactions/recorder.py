@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.interactions.interaction import Interaction
 from mcp_context_proxy.interactions.memory import InteractionMemory
 from mcp_context_proxy.store.trouble import Trouble
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class InteractionRecorder:
         try:
             # What is in the store must not be written again, nor whoever waits for it be left waiting.
             with anyio.CancelScope(shield=True):
-                self._unembedded += await anyio.to_thread.run_sync(self._put, noted, posted)
+                self._unembedded += await in_thread(self._put, noted, posted)
         finally:
             for one in posted:
                 one.settled.set()
@@ -167,7 +167,7 @@ class InteractionRecorder:
                 began = time.perf_counter()
                 self._busy += 1
                 try:
-                    left = await anyio.to_thread.run_sync(self._embed, batch, abandon_on_cancel=True)
+                    left = await in_thread(self._embed, batch, abandon_on_cancel=True)
                     waiting = {one.id for one in self._unembedded}
                     self._unembedded.extend(one for one in left if one.id not in waiting)
                 finally:

@@ -7,11 +7,11 @@ from collections import deque
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.learning.signals import Use
 from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Recorder:
                 with anyio.move_on_after(REFRESH_SECONDS):
                     await self._wake.wait()
                 self._wake = anyio.Event()
-                await anyio.to_thread.run_sync(self._tier.refresh)
+                await in_thread(self._tier.refresh)
                 await self._learn_all()
         finally:
             with anyio.move_on_after(LAST_SECONDS, shield=True):
@@ -62,7 +62,7 @@ class Recorder:
         while self._waiting:
             use = self._waiting[0]
             try:
-                await anyio.to_thread.run_sync(self._tier.learn, use, abandon_on_cancel=True)
+                await in_thread(self._tier.learn, use, abandon_on_cancel=True)
             except (ModelError, EmbeddingCancelledError) as error:
                 logger.debug("nothing was learned: %s", error)
             except Exception:

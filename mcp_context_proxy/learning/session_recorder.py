@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
@@ -17,6 +16,7 @@ from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, ToolKey
 from mcp_context_proxy.learning.working_set import WINDOW_DAYS
 from mcp_context_proxy.store import ToolSession, ToolSessionStore
 from mcp_context_proxy.store.trouble import Trouble
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class SessionRecorder:
         self._unwritten = []
         if fresh:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._write, fresh)
+                await in_thread(self._write, fresh)
 
     def _write(self, rows: list[ToolSession]) -> None:
         try:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 import numpy as np
 
 from mcp_context_proxy.embedding.folder import graph_of, max_tokens_of
@@ -20,6 +19,7 @@ from mcp_context_proxy.embedding.manifest import TOKENIZER
 from mcp_context_proxy.embedding.runtime import INPUTS, feed, inputs_of, open_session, open_tokenizer
 from mcp_context_proxy.errors import ModelError, RerankError
 from mcp_context_proxy.rerank.judge import Candidate
+from mcp_context_proxy.threads import in_thread
 
 TEXT_CHARACTERS: Final = 4_000
 """Of a query or tool: a model reads 512 tokens of both; the tokenizer would go through all of it."""
@@ -44,9 +44,7 @@ class CrossEncoderJudge:
     async def order(self, query: str, candidates: Sequence[Candidate]) -> Sequence[int]:
         """See `Judge.order`."""
         texts = [f"{candidate.name}: {candidate.description}" for candidate in candidates]
-        scores = await anyio.to_thread.run_sync(
-            self._scores, query, texts, abandon_on_cancel=True, limiter=self._limiter
-        )
+        scores = await in_thread(self._scores, query, texts, abandon_on_cancel=True, limiter=self._limiter)
         return sorted(range(len(texts)), key=lambda at: -scores[at])
 
     async def aclose(self) -> None:

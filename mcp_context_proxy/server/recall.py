@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-import anyio.to_thread
-
 from mcp_context_proxy.interactions.interaction import Recall, Recollection
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.server.meta_arguments import RecallArguments
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire import envelope
 
 SHOWN_CHARACTERS: Final = 500
@@ -32,7 +31,7 @@ async def recalled(recorder: InteractionRecorder, wanted: RecallArguments) -> by
         wanted.time_decay_factor,
         wanted.interaction_type,
     )
-    found = await anyio.to_thread.run_sync(search, abandon_on_cancel=True)
+    found = await in_thread(search, abandon_on_cancel=True)
     data = {"query": wanted.query, **as_data(found)}
     return envelope.encode({"content": [{"type": "text", "text": _text(found)}], "structuredContent": data})
 

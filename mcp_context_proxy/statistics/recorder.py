@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final
 
 import anyio
-import anyio.to_thread
 from anyio.from_thread import check_cancelled
 
 from mcp_context_proxy.clock import time_of_day
@@ -27,6 +26,7 @@ from mcp_context_proxy.statistics.tally import Tally
 from mcp_context_proxy.store import StatisticsStore
 from mcp_context_proxy.store.trouble import Trouble
 from mcp_context_proxy.store.usage import SearchRow, SearchUsage, Slot
+from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -163,13 +163,13 @@ class UsageRecorder:
                 fresh.add_tally(key, tally)
             if fresh or self._unwritten:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._write, fresh)
+                    await in_thread(self._write, fresh)
 
     async def caught_up(self) -> None:
         """Know what other processes that share the store have counted, and make room where it is time."""
         async with self._writing:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._refresh)
+                await in_thread(self._refresh)
 
     async def _write_batches(self) -> None:
         refresh_at = anyio.current_time() + self._refresh_seconds
@@ -190,7 +190,7 @@ class UsageRecorder:
             self._to_count = anyio.Event()
             if self.inventory.outdated:
                 count = partial(self.inventory.count, check_cancelled)
-                await anyio.to_thread.run_sync(self._attempt, count, abandon_on_cancel=True)
+                await in_thread(self._attempt, count, abandon_on_cancel=True)
                 self._count_tokens()
             await anyio.sleep(COUNTING_SECONDS)
 

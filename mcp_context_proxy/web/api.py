@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
-import anyio.to_thread
 import msgspec
 
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -23,6 +22,7 @@ from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.retrieval.ranking import Result
 from mcp_context_proxy.retrieval.traits import described
 from mcp_context_proxy.server.interaction_log import InteractionLog
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.web import messages
 from mcp_context_proxy.web.describing import Describer
 from mcp_context_proxy.web.operation import REFUSED, WITH_BODY, Given, Operation, RefusedError
@@ -154,7 +154,7 @@ class Api:
         except UnknownFilterError as error:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
         self._note(selected.context.query, given.agent)
-        return await anyio.to_thread.run_sync(_search_answer, selected, wanted)
+        return await in_thread(_search_answer, selected, wanted)
 
     async def _reindex(self, given: Given) -> messages.ReindexAnswer:
         try:

@@ -8,7 +8,6 @@ from http import HTTPStatus
 from typing import Final, TypeVar
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from mcp_context_proxy.clock import time_of_day
@@ -19,6 +18,7 @@ from mcp_context_proxy.interactions.interaction import Interaction, agent_named
 from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
 from mcp_context_proxy.server import recall
 from mcp_context_proxy.store import InteractionScope
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.web import interaction_forms as forms
 from mcp_context_proxy.web.operation import WITH_BODY, Given, Operation, RefusedError
 
@@ -153,6 +153,6 @@ class InteractionsApi:
 
 async def _in_thread(function: Callable[[], T]) -> T:
     try:
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+        return await in_thread(function, abandon_on_cancel=True)
     except StoreError as error:
         raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.") from None

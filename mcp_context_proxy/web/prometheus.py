@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-import anyio.to_thread
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
@@ -24,6 +23,7 @@ from starlette.routing import Route
 from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.counters import SECONDS, Counters, Timings
+from mcp_context_proxy.threads import in_thread
 
 PATH: Final = "/metrics"
 
@@ -38,7 +38,7 @@ def route(counters: Counters) -> Route:
 
     async def endpoint(request: Request) -> Response:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        text = await anyio.to_thread.run_sync(encode, registry)
+        text = await in_thread(encode, registry)
         return Response(text, headers={"Cache-Control": "no-store", "Content-Type": media_type})
 
     return Route(PATH, endpoint, methods=["GET"])

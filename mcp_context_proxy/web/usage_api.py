@@ -7,8 +7,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeVar
 
-import anyio.to_thread
-
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.errors import StoreError
@@ -18,6 +16,7 @@ from mcp_context_proxy.statistics.period import seconds_of
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import HOURLY_AT_MOST, Reports, SearchReport, ToolReport, tokens_of
 from mcp_context_proxy.store.usage import DAY, HOUR, SearchRow
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.web import usage_messages as messages
 from mcp_context_proxy.web.operation import Given, Operation, RefusedError
 
@@ -147,7 +146,7 @@ class UsageApi:
             self._usage.looked_at()
             await self._usage.flush()
         try:
-            return await anyio.to_thread.run_sync(read)
+            return await in_thread(read)
         except StoreError as error:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}.") from None
 

@@ -10,14 +10,14 @@ import functools
 import ssl
 import threading
 
-import anyio.to_thread
+from mcp_context_proxy.threads import in_thread
 
 _lock = threading.Lock()
 
 
 async def trusted() -> ssl.SSLContext:
     """What every HTTP client of the proxy verifies its peers with."""
-    return await anyio.to_thread.run_sync(_trusted)
+    return await in_thread(_trusted)
 
 
 def _trusted() -> ssl.SSLContext:

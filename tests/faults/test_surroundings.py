@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 from faults.harness import SAFE, Ledger, faulty
 from support.ledger import until
 from support.proxies import command
-from support.raw_client import RawClient, stdio
+from support.raw_client import PATIENCE, RawClient, stdio
 from support.servers import Workshop
 
 pytestmark = pytest.mark.anyio
@@ -183,3 +185,75 @@ async def test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_se
     assert all("Too many open files" in text or "starting" in text or "No file" in text for text in refused)
     assert "isError" not in good
     await ledger.until(lambda ledger: ledger.survivors() == [])
+
+
+NOBODY = 54_321
+"""A user of no other process: what limits processes of a user limits these alone."""
+
+needs_users = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs to run as another user",
+)
+
+
+def as_nobody(*more: str) -> list[str]:
+    """Another user, whom a limit on processes binds, and who may read what root may."""
+    may_read = [f"--{kind}-caps=-all,+dac_read_search" for kind in ("inh", "ambient")]
+    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *may_read, *more]
+
+
+def allow_processes(pid: int, count: int) -> None:
+    """Threads are counted as well, those that are there stay."""
+    subprocess.run(as_nobody("prlimit", "--pid", str(pid), f"--nproc={count}:4000"), check=True)
+
+
+def through_env(settings: dict[str, Any]) -> dict[str, Any]:
+    """A program that root alone has the right to start, by way of one that everybody has."""
+    return {"command": "/usr/bin/env", "args": [settings["command"], *settings["args"]]}
+
+
+@needs_users
+async def test_where_no_process_can_be_started_what_runs_is_served_and_the_rest_waits(tmp_path: Path) -> None:
+    workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
+    ledger.path.touch()
+    for name in ("good", "frail"):
+        workshop.server(name).settings = through_env(faulty("normal", ledger.path, name=name))
+    limits = {"backoff_max_seconds": 1.0, "breaker_seconds": 1.0, "indexing_wait_seconds": 0.5}
+    config = workshop.config(expose={"mode": "all"}, limits=limits)
+    for path in (tmp_path, ledger.path, config):
+        os.chown(path, NOBODY, NOBODY)
+    # Started where not even a thread is to be had: that is waited for, not died of.
+    within = ["prlimit", "--nproc=1:4000", "env", "-C", str(tmp_path), *command(Path(config.name))]
+    # The library of NumPy interrupts a process that it can give no threads.
+    env = {"OPENBLAS_NUM_THREADS": "1"}
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as stderr:
+        async with stdio(as_nobody(*within), stderr=stderr, env=env, opened=False) as client:
+            assert client.process is not None
+            await until(lambda: "no more threads" in log.read_text(encoding="utf-8"))
+            allow_processes(client.process.pid, 4000)
+            await client.open()
+            await client.until_listed(f"good__{SAFE}", f"frail__{SAFE}")
+            allow_processes(client.process.pid, 1)
+            (frail,) = (entry["pid"] for entry in ledger.of("start") if "frail" in str(entry["argv"]))
+            os.kill(frail, signal.SIGKILL)
+
+            await until_says(client, f"frail__{SAFE}", "Resource temporarily unavailable")
+            found = await client.call("search_available_tools", {"query": "says safe"})
+            assert found["structuredContent"]["results"]
+            assert (await client.call(f"good__{SAFE}", {"nonce": "n"}))["content"][0]["text"] == "n"
+            allow_processes(client.process.pid, 4000)
+            await until_says(client, f"frail__{SAFE}", "back")
+
+    assert "Traceback" not in log.read_text(encoding="utf-8")
+    await ledger.until(lambda ledger: ledger.survivors() == [])
+
+
+async def until_says(client: RawClient, tool: str, text: str) -> None:
+    """Call until the answer says something."""
+    with anyio.fail_after(PATIENCE):
+        while True:
+            answer = await client.call(tool, {"nonce": "back"})
+            if text in answer["content"][0]["text"]:
+                return
+            await anyio.sleep(0.05)

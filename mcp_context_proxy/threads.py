@@ -1,0 +1,95 @@
+"""Runs what blocks in a thread, and waits for one where the system has none left to give.
+
+What limits processes, for a user or a container, limits threads: servers that start may take the last of
+them. To fail then would end whatever owns the work, at worst the proxy; a moment later there may be one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
+
+import anyio
+import anyio.to_thread
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+RETRY_SECONDS = 0.1
+"""Before it is tried again to have a thread."""
+
+TELL_SECONDS = 600.0
+"""Between two lines of the log that say so."""
+
+SPARE = 2
+"""Threads that a library may need at once: one more than the watcher of files starts."""
+
+_told_at = -TELL_SECONDS
+
+
+async def in_thread(
+    function: Callable[[*Args], T],
+    *arguments: *Args,
+    abandon_on_cancel: bool = False,
+    limiter: anyio.CapacityLimiter | None = None,
+) -> T:
+    """What a function returns that is called in a thread; see `anyio.to_thread.run_sync`."""
+    begun = False
+
+    def call() -> T:
+        nonlocal begun
+        begun = True
+        return function(*arguments)
+
+    while True:
+        try:
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+        except RuntimeError as error:
+            if begun or not _is_shortage(error):
+                raise
+        await _wait()
+
+
+async def until_spare() -> None:
+    """Wait until there are threads to be had, for a library that ends the process where there are none."""
+    while not _can_start():
+        await _wait()
+
+
+def _can_start() -> bool:
+    enough = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(SPARE):
+            thread = threading.Thread(target=enough.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        if not _is_shortage(error):
+            raise
+        return False
+    finally:
+        enough.set()
+        for thread in started:
+            thread.join()
+    return True
+
+
+def _is_shortage(error: RuntimeError) -> bool:
+    return "start new thread" in str(error)
+
+
+async def _wait() -> None:
+    global _told_at  # noqa: PLW0603 - one process, one limit
+    if time.monotonic() - _told_at >= TELL_SECONDS:
+        _told_at = time.monotonic()
+        logger.warning(
+            "the system allows no more threads, so some work waits for one; raise the limit on processes "
+            "(ulimit -u, or that of the container)"
+        )
+    await anyio.sleep(RETRY_SECONDS)
