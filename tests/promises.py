@@ -211,6 +211,7 @@ PROMISES = (
             SURROUNDINGS + "test_two_proxies_on_one_store_never_hinder_each_other",
             SURROUNDINGS + "test_a_model_that_cannot_be_used_leaves_search_by_words",
             SURROUNDINGS + "test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_served",
+            SURROUNDINGS + "test_without_descriptors_for_hosts_they_wait_and_the_log_stays_short",
             SURROUNDINGS + "test_where_no_process_can_be_started_what_runs_is_served_and_the_rest_waits",
         ),
     ),

@@ -20,6 +20,7 @@ from typing import IO, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.descriptors import shortage
 from mcp_context_proxy.downstream import groups
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.threads import in_thread
@@ -198,6 +199,8 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
         raise ConnectionError(
             f"cannot start: no program {command!r} on its PATH; install it or give its full path as 'command'"
         )
+    if refusal := shortage():
+        raise ConnectionError(f"cannot start {program}: {refusal}")
     try:
         process = subprocess.Popen(
             [program, *config.args],

@@ -20,8 +20,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Lifespan
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.descriptors import for_hosts
 from mcp_context_proxy.front.connections import HEADER_BYTES, bounded
 from mcp_context_proxy.front.guard import Guard, Policy
+from mcp_context_proxy.front.shortage import told_seldom
 from mcp_context_proxy.server.sdk import SdkServer
 
 logger = logging.getLogger(__name__)
@@ -119,6 +121,7 @@ async def serve(
     app: Starlette, bound: socket.socket, limits: Limits, on_stop: Callable[[], None] = lambda: None
 ) -> None:
     """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
+    limits = limits.model_copy(update={"http_connections": for_hosts(limits.http_connections)})
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -143,6 +146,6 @@ async def serve(
                 http.should_exit = True
 
         group.start_soon(stop_on_cancel)
-        with anyio.CancelScope(shield=True):
+        with told_seldom(), anyio.CancelScope(shield=True):
             await http.serve(sockets=[bound])
         group.cancel_scope.cancel()

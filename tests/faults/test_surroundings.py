@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty
 from support.ledger import until
-from support.proxies import command
-from support.raw_client import PATIENCE, RawClient, stdio
+from support.proxies import command, http_proxy
+from support.raw_client import PATIENCE, RawClient, http, stdio
 from support.servers import Workshop
 
 pytestmark = pytest.mark.anyio
@@ -179,12 +181,34 @@ async def test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_se
         await client.until_listed(f"good__{SAFE}")
         results = [await client.call(f"s{number}__{SAFE}", {"nonce": "n"}) for number in range(25)]
         good = await client.call(f"good__{SAFE}", {"nonce": "n"})
+        assert client.process is not None
+        in_use = len(os.listdir(f"/proc/{client.process.pid}/fd"))  # noqa: PTH208 - names alone
 
     refused = [json.dumps(result) for result in results if result.get("isError")]
     assert refused
     assert all("Too many open files" in text or "starting" in text or "No file" in text for text in refused)
     assert "isError" not in good
+    assert in_use < 70, "what is left is for hosts"
     await ledger.until(lambda ledger: ledger.survivors() == [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits another process")
+async def test_without_descriptors_for_hosts_they_wait_and_the_log_stays_short(workshop: Workshop) -> None:
+    config = workshop.config(expose={"mode": "all"}, limits={"http_header_seconds": 1.0})
+    with http_proxy(config) as proxy, ExitStack() as stack:
+        async with http(proxy.base) as client:
+            await client.until_listed(f"good__{SAFE}")
+        resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE, (64, 64))
+        for _ in range(100):
+            silent = stack.enter_context(socket.socket())
+            silent.connect(("127.0.0.1", int(proxy.base.rpartition(":")[2])))
+        log = config.with_suffix(".log")
+        await until(lambda: "Too many open files" in log.read_text(encoding="utf-8"))
+        # Those that say nothing are sent away: then it is the turn of who has something to say.
+        async with http(proxy.base) as client:
+            assert (await client.call(f"good__{SAFE}", {"nonce": "n"}))["content"][0]["text"] == "n"
+
+    assert len(log.read_text(encoding="utf-8").splitlines()) < 10
 
 
 NOBODY = 54_321
