@@ -23,7 +23,7 @@ from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, de
 from mcp_context_proxy.downstream.link import Link, Outgoing, Party
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.questions import CAPABILITY_OF
-from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError
+from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError, SessionForgottenError
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import Members
 
@@ -139,9 +139,18 @@ class Lanes:
                 raise ServerUnavailableError(self._config.name, "no connection of its own", lane.failure)
             await _set_level(lane, lane.connected, outgoing.log_level)
             yield lane.connected.link
+        except SessionForgottenError:
+            self._retire(lane)
+            raise
         finally:
             lane.users -= 1
             lane.idle_since = anyio.current_time()
+
+    def _retire(self, forgotten: Lane) -> None:
+        """A server that has forgotten one session has forgotten those that rested beside it."""
+        for lane in self._lanes:
+            if lane is forgotten or (lane.key == forgotten.key and not lane.users):
+                lane.ending.set()
 
     @property
     def kept(self) -> bool:
