@@ -44,6 +44,8 @@ class Lane:
     """The latest request: it knows how its client is asked."""
     exclusive: bool
     """One request at a time: it belongs to no session, and may ask."""
+    expired: bool = False
+    """The server has forgotten its session; it ends by itself when all that is under way is answered."""
     users: int = 0
     idle_since: float = 0.0
     log_level: bytes | None = None
@@ -56,7 +58,7 @@ class Lane:
     def usable(self) -> bool:
         """Neither on its way out nor lost."""
         lost = self.connected is not None and self.connected.loss.happened.is_set()
-        return not lost and not self.ending.is_set()
+        return not (lost or self.expired or self.ending.is_set())
 
 
 class Lanes:
@@ -148,8 +150,9 @@ class Lanes:
 
     def _retire(self, forgotten: Lane) -> None:
         """A server that has forgotten one session has forgotten those that rested beside it."""
+        forgotten.expired = True
         for lane in self._lanes:
-            if lane is forgotten or (lane.key == forgotten.key and not lane.users):
+            if lane.key == forgotten.key and not lane.users:
                 lane.ending.set()
 
     @property
