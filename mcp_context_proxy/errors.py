@@ -185,6 +185,14 @@ class BadAnswerError(DownstreamError):
         super().__init__(server, f"server {server!r} answered {what}")
 
 
+class InputMissingError(DownstreamError):
+    """The server asked for input during a request, and did not get it."""
+
+    def __init__(self, server: str, cause: str) -> None:
+        self.cause = cause
+        super().__init__(server, f"server {server!r} asked for input that it cannot have: {cause}")
+
+
 class RemoteError(DownstreamError):
     """The server answered with a JSON-RPC error: its code, message and data as they came."""
 

@@ -22,7 +22,7 @@ from mcp.shared.inbound import (
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import redirects
+from mcp_context_proxy.downstream import redirects, statuses
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -161,7 +161,7 @@ class ModernHttp:
         # An OAuth error is no JSON-RPC error: its "error" is a word.
         is_error = message.error is not UNSET and bytes(message.error).startswith(b"{")
         if not is_error and (message.result is UNSET or status >= 400):
-            raise BadAnswerError(self.server, f"with HTTP status {status} and no message", status)
+            raise statuses.without_message(self.server, status)
         return self._result(message)
 
     def _decode(self, data: bytes) -> envelope.Envelope:

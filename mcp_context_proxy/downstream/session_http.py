@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import redirects
+from mcp_context_proxy.downstream import redirects, statuses
 from mcp_context_proxy.errors import (
     BadAnswerError,
     DownstreamError,
@@ -200,8 +200,7 @@ class HttpSession:
         if body.lstrip()[:1] in (b"{", b"["):
             self._answers.receive(body)
         if self._answers.waits_for(request_id):
-            what = f"with HTTP status {answer.status_code} and no message ({kind or 'no content'})"
-            raise BadAnswerError(self._server, what, answer.status_code)
+            raise statuses.without_message(self._server, answer.status_code, kind or "no content")
 
     def _forgotten(self, status: int, body: bytes) -> bool:
         """Whether the server no longer knows our session: some say it with 400."""

@@ -8,7 +8,6 @@ again, or by parking the call.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
-from mcp_context_proxy.errors import RemoteError
+from mcp_context_proxy.errors import BadAnswerError, InputMissingError, RemoteError
 from mcp_context_proxy.server import declared, url_elicitation
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.listener import Listener
@@ -29,9 +28,6 @@ from mcp_context_proxy.wire.era import Era
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
-
-Call = Callable[[str, Members, Outgoing], Awaitable[Raw]]
-"""Sends a request to one server."""
 
 SERVER_INFO = envelope.raw(
     {"name": "mcp-context-proxy", "title": "MCP Context Proxy", "version": __version__}
@@ -92,7 +88,7 @@ class Forwarder:
             outgoing = _outgoing(client, params, caller, subject, declared.asker(caller), listener)
             result = await self._call(client, method, params, outgoing)
             if client.era is Era.MODERN:
-                return await _gather_input(partial(self._call, client), method, params, outgoing, result)
+                return await self._gather_input(client, method, params, outgoing, result)
             return result
         if client.era is not Era.HANDSHAKE or method not in INPUT_METHODS:
             outgoing = _outgoing(client, params, caller, subject, None, listener)
@@ -125,6 +121,31 @@ class Forwarder:
             return bytes(await self._call(client, method, params, outgoing))
 
         return await self._parked.call(caller.principal, f"{client.name} {method}", params, listener, work)
+
+    async def _gather_input(
+        self, client: DownstreamClient, method: str, params: Members, outgoing: Outgoing, result: Raw
+    ) -> Raw:
+        """Answer what a modern server asks by asking a handshake-era client, until it has enough."""
+        for _ in range(INPUT_ROUNDS):
+            parts = envelope.members(result)
+            kind = era.result_type(parts)
+            if kind == "complete":
+                return result
+            if kind != "input_required":
+                raise BadAnswerError(client.name, f"with a result of type {kind[:40]!r}, which is not known")
+            wanted = envelope.members(parts.get("inputRequests", Raw(b"{}")))
+            try:
+                answers = {
+                    key: Raw(await _ask(outgoing.ask, envelope.members(each))) for key, each in wanted.items()
+                }
+            except RequestError as error:
+                raise InputMissingError(client.name, error.message) from error
+            retry = {**params, "inputResponses": envelope.raw(answers)}
+            retry.pop("requestState", None)
+            if "requestState" in parts:
+                retry["requestState"] = parts["requestState"]
+            result = await self._call(client, method, retry, outgoing)
+        raise InputMissingError(client.name, f"it asked more than {INPUT_ROUNDS} times")
 
     async def _call(self, client: DownstreamClient, method: str, params: Members, outgoing: Outgoing) -> Raw:
         if self.tracing is None:
@@ -175,27 +196,9 @@ def _may_ask(params: Members, caller: Caller) -> bool:
     return "requestState" in params or bool(declared.capabilities(caller))
 
 
-async def _gather_input(call: Call, method: str, params: Members, outgoing: Outgoing, result: Raw) -> Raw:
-    """Answer a modern server's ``input_required`` by asking a handshake-era client, until it has enough."""
-    for _ in range(INPUT_ROUNDS):
-        parts = envelope.members(result)
-        if era.result_type(parts) != "input_required":
-            return result
-        answers = {
-            key: Raw(await _ask(outgoing.ask, envelope.members(wanted)))
-            for key, wanted in envelope.members(parts.get("inputRequests", Raw(b"{}"))).items()
-        }
-        retry = {**params, "inputResponses": envelope.raw(answers)}
-        retry.pop("requestState", None)
-        if "requestState" in parts:
-            retry["requestState"] = parts["requestState"]
-        result = await call(method, retry, outgoing)
-    raise RequestError(INTERNAL_ERROR, f"the server asked for input more than {INPUT_ROUNDS} times")
-
-
 async def _ask(ask: Ask | None, wanted: Members) -> bytes:
     if ask is None:
-        raise RequestError(INTERNAL_ERROR, "the server needs input that this client cannot be asked for")
+        raise RequestError(INTERNAL_ERROR, "this client cannot be asked for anything")
     params = envelope.members(wanted["params"]) if "params" in wanted else {}
     if envelope.text(params.get("mode")) == "url" and era.ELICITATION_ID not in params:
         # Only the handshake era names each; nobody refers to this one again.

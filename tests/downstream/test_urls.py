@@ -17,6 +17,7 @@ from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.downstream.statuses import without_message
 
 pytestmark = pytest.mark.anyio
 
@@ -229,6 +230,25 @@ async def test_nobody_is_followed_to_another_address(
     assert told["isError"] is True
     assert "'moved'" in told["content"][0]["text"]
     assert there in told["content"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (503, "try again in a while"),
+        (429, "try again"),
+        (500, "has a fault"),
+        (403, "credentials"),
+        (418, "418"),
+    ],
+)
+def test_a_status_without_a_message_is_told_with_what_can_be_done(status: int, said: str) -> None:
+    error = without_message("work", status)
+
+    assert "'work'" in str(error)
+    assert f"HTTP status {status}" in str(error)
+    assert said in str(error)
+    assert error.http_status == status
 
 
 @pytest.mark.parametrize("status", [307, 308])

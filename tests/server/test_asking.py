@@ -205,18 +205,46 @@ async def test_a_handshake_client_that_cannot_be_asked_gets_an_error_not_a_quest
     asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake")
-        with pytest.raises(RpcError, match="input"):
-            await host.call("curious__input")
+        result = await host.call("curious__input")
 
     assert host.asked == []
+    assert result["isError"] is True
+    assert "'curious' asked for input that it cannot have" in result["content"][0]["text"]
+
+
+async def test_what_a_handshake_client_refuses_to_answer_is_told_as_the_result_of_its_call(
+    workshop: Workshop,
+) -> None:
+    def refuse(params: Any) -> Any:
+        raise RpcError(-1, "the user would not")
+
+    asking(workshop, "modern")
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake", CAPABLE, ANSWERS | {"elicitation/create": refuse})
+        result = await host.call("curious__input")
+
+    assert result["isError"] is True
+    assert "'curious'" in result["content"][0]["text"]
+    assert "the user would not" in result["content"][0]["text"]
+
+
+async def test_a_result_of_a_type_that_is_not_known_is_none(workshop: Workshop) -> None:
+    later = {"resultType": "task", "taskId": "t"}
+    workshop.server("odd", era="modern", tools=[tool("later")], calls={"later": [{"result": later}]})
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, "handshake").call("odd__later")
+
+    assert result["isError"] is True
+    assert "result of type 'task'" in result["content"][0]["text"]
 
 
 async def test_a_modern_server_that_never_has_enough_is_stopped(workshop: Workshop) -> None:
     server = asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:
-        with pytest.raises(RpcError, match="more than"):
-            await Host(proxy, "handshake", CAPABLE, ANSWERS).call("curious__insatiable")
+        result = await Host(proxy, "handshake", CAPABLE, ANSWERS).call("curious__insatiable")
 
+    assert result["isError"] is True
+    assert "asked more than" in result["content"][0]["text"]
     assert len(server.ledger.calls()) <= 12
 
 
