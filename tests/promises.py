@@ -28,7 +28,8 @@ PROMISES = (
         (MODES, SOAK, STOPPING + "test_a_call_that_outlasts_the_drain_is_told_and_cancelled"),
     ),
     Promise(
-        "No call is sent twice. One whose connection was lost is told that it may or may not have run.",
+        "No call that may have been read is sent again. One whose connection was lost is told that it may or "
+        "may not have run.",
         (
             MODES,
             SOAK,
