@@ -149,6 +149,13 @@ class ServerUnavailableError(DownstreamError):
         super().__init__(server, message)
 
 
+class SessionForgottenError(ServerUnavailableError):
+    """The server no longer knows the session, and refused the request unread."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server, "disconnected", "it has forgotten the session")
+
+
 class CallInterruptedError(DownstreamError):
     """The connection was lost while the request was under way; it may or may not have run."""
 

@@ -22,6 +22,7 @@ from mcp.shared.inbound import (
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream import redirects
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -191,7 +192,12 @@ async def open_modern_http(
     pool = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=KEPT_ALIVE)
     verify = await certificates.trusted()
     async with httpx2.AsyncClient(
-        auth=auth, headers=config.headers, timeout=timeout, limits=pool, verify=verify
+        auth=auth,
+        headers=config.headers,
+        timeout=timeout,
+        limits=pool,
+        verify=verify,
+        **redirects.within_origin(config.name),
     ) as client:
         yield ModernHttp(config, limits, client, on_notification)
 

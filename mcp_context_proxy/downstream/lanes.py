@@ -23,7 +23,7 @@ from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, de
 from mcp_context_proxy.downstream.link import Link, Outgoing, Party
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.questions import CAPABILITY_OF
-from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError
+from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError, SessionForgottenError
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import Members
 
@@ -44,6 +44,8 @@ class Lane:
     """The latest request: it knows how its client is asked."""
     exclusive: bool
     """One request at a time: it belongs to no session, and may ask."""
+    expired: bool = False
+    """The server has forgotten its session; it ends by itself when all that is under way is answered."""
     users: int = 0
     idle_since: float = 0.0
     log_level: bytes | None = None
@@ -56,7 +58,7 @@ class Lane:
     def usable(self) -> bool:
         """Neither on its way out nor lost."""
         lost = self.connected is not None and self.connected.loss.happened.is_set()
-        return not lost and not self.ending.is_set()
+        return not (lost or self.expired or self.ending.is_set())
 
 
 class Lanes:
@@ -139,9 +141,19 @@ class Lanes:
                 raise ServerUnavailableError(self._config.name, "no connection of its own", lane.failure)
             await _set_level(lane, lane.connected, outgoing.log_level)
             yield lane.connected.link
+        except SessionForgottenError:
+            self._retire(lane)
+            raise
         finally:
             lane.users -= 1
             lane.idle_since = anyio.current_time()
+
+    def _retire(self, forgotten: Lane) -> None:
+        """A server that has forgotten one session has forgotten those that rested beside it."""
+        forgotten.expired = True
+        for lane in self._lanes:
+            if lane.key == forgotten.key and not lane.users:
+                lane.ending.set()
 
     @property
     def kept(self) -> bool:

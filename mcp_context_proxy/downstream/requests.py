@@ -18,7 +18,12 @@ from mcp_context_proxy.downstream.lanes import Lanes
 from mcp_context_proxy.downstream.link import Outgoing
 from mcp_context_proxy.downstream.redaction import redacted, redacted_result
 from mcp_context_proxy.downstream.rest import Rest
-from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
+from mcp_context_proxy.errors import (
+    BadAnswerError,
+    DownstreamError,
+    ServerUnavailableError,
+    SessionForgottenError,
+)
 from mcp_context_proxy.wire.envelope import Members
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.nesting import nests_deeper
@@ -57,7 +62,7 @@ class Requests:
         self._config, self._limits = config, limits
 
     async def send(self, method: str, params: Members, outgoing: Outgoing) -> Raw:
-        """Send one request and return its result as it came. It is never sent twice.
+        """Send one request and return its result as it came. What may have been read is never sent again.
 
         Raises:
             DownstreamError: see `Link.request`.
@@ -69,7 +74,7 @@ class Requests:
             outgoing = replace(outgoing, timeout=self._config.call_timeout)
         self.under_way += 1
         try:
-            result = await self._sent(await self._connected(), method, params, outgoing)
+            result = await self._sent_once(method, params, outgoing)
             self._condition.useful = True
             if nests_deeper(bytes(result), limits.nesting_results):
                 what = f"with a result nested deeper than {limits.nesting_results} levels"
@@ -102,8 +107,26 @@ class Requests:
             raise self._condition.unavailable()
         return self._condition.connected
 
+    async def _sent_once(self, method: str, params: Members, outgoing: Outgoing) -> Raw:
+        """A request that was refused unread, because its session had expired, goes over the next one."""
+        connected = await self._connected()
+        try:
+            return await self._sent(connected, method, params, outgoing)
+        except SessionForgottenError:
+            if self._is_shared(connected, outgoing):
+                connected = await self._connected_after(connected)
+            return await self._sent(connected, method, params, outgoing)
+
+    async def _connected_after(self, lost: Connected) -> Connected:
+        connected = await self._condition.after(lost, self._config.connect_timeout)
+        return connected if connected is not None else await self._connected()
+
+    def _is_shared(self, connected: Connected, outgoing: Outgoing) -> bool:
+        """Whether a request goes over the connection that all share."""
+        return connected.introduction.era is not Era.HANDSHAKE or not self._lanes.needed_by(outgoing)
+
     async def _sent(self, connected: Connected, method: str, params: Members, outgoing: Outgoing) -> Raw:
-        if connected.introduction.era is Era.HANDSHAKE and self._lanes.needed_by(outgoing):
-            async with self._lanes.lent(outgoing) as link:
-                return await link.request(method, params, outgoing)
-        return await connected.link.request(method, params, outgoing)
+        if self._is_shared(connected, outgoing):
+            return await connected.link.request(method, params, outgoing)
+        async with self._lanes.lent(outgoing) as link:
+            return await link.request(method, params, outgoing)

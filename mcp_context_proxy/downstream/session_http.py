@@ -1,7 +1,8 @@
 """Carries frames over streamable HTTP in the handshake era: a POST for each frame, a stream for the rest.
 
 Requests share a session and a connection pool and nothing else: a refused connect, a reset, a status or an
-unreadable body fails the request it belongs to. Only a session that the server has forgotten ends them all.
+unreadable body fails the request it belongs to. Only a session that the server has forgotten ends them all;
+those that it refused unread are then sent once more, in the next one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from anyio.abc import TaskGroup
 from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
+from mcp_context_proxy.downstream import redirects
+from mcp_context_proxy.errors import (
+    BadAnswerError,
+    DownstreamError,
+    ServerUnavailableError,
+    SessionForgottenError,
+)
 from mcp_context_proxy.wire import certificates, envelope
 from mcp_context_proxy.wire.envelope import RequestId
 
@@ -37,6 +44,9 @@ RESUME_MAX_SECONDS = 60.0
 
 GOODBYE_SECONDS = 2.0
 """For the server to hear that the session is over."""
+
+REFUSAL_SECONDS = 1.0
+"""For what else is under way when the session has expired: most is refused likewise, and is sent again."""
 
 STREAM = "text/event-stream"
 
@@ -79,6 +89,7 @@ class HttpSession:
         self._session: str | None = None
         self._under_way: dict[RequestId, anyio.CancelScope] = {}
         self._cause = "closed the connection"
+        self._expired, self._all_answered = False, anyio.Event()
         self._ended = anyio.Event()
 
     async def send(self, frame: bytes) -> None:
@@ -91,7 +102,11 @@ class HttpSession:
             raise ConnectionError(self._cause)
         message = envelope.decode(frame)
         if isinstance(message.id, int | str) and message.method is not UNSET:
-            self._group.start_soon(self._request, message.id, frame)
+            if self._expired:
+                self._answers.fail(message.id, SessionForgottenError(self._server))
+            else:
+                scope = self._under_way[message.id] = anyio.CancelScope()
+                self._group.start_soon(self._request, message.id, frame, scope)
             return
         await self._tell(frame)
         if message.method == "notifications/initialized":
@@ -141,11 +156,13 @@ class HttpSession:
         except (httpx2.HTTPError, DownstreamError) as error:
             logger.debug("%s: a %s failed: %s", self._server, method, _named(error))
 
-    async def _request(self, request_id: RequestId, frame: bytes) -> None:
-        with anyio.CancelScope() as scope:
-            self._under_way[request_id] = scope
+    async def _request(self, request_id: RequestId, frame: bytes, scope: anyio.CancelScope) -> None:
+        with scope:
             try:
                 await self._exchange(request_id, frame)
+            except SessionForgottenError as error:
+                self._answers.fail(request_id, error)
+                self._expire()
             except DownstreamError as error:
                 self._answers.fail(request_id, error)
             except httpx2.ConnectError as error:
@@ -155,6 +172,19 @@ class HttpSession:
                 self._answers.interrupt(request_id, f"broke off ({_named(error)})")
             finally:
                 del self._under_way[request_id]
+                if self._expired and not self._under_way:
+                    self._all_answered.set()
+
+    def _expire(self) -> None:
+        """The server knows the session no more: nothing is sent in it again, and soon it is over."""
+        if not self._expired:
+            self._expired = True
+            self._group.start_soon(self._end_when_answered)
+
+    async def _end_when_answered(self) -> None:
+        with anyio.move_on_after(REFUSAL_SECONDS):
+            await self._all_answered.wait()
+        self.give_up("has forgotten the session")
 
     async def _exchange(self, request_id: RequestId, frame: bytes) -> None:
         async with self._client.stream("POST", self._url, content=frame, headers=self._headers()) as answer:
@@ -166,8 +196,7 @@ class HttpSession:
                 return
             body = await self._read_body(answer)
         if self._forgotten(answer.status_code, body):
-            self.give_up("has forgotten the session")
-            raise ServerUnavailableError(self._server, "disconnected", f"it {self._cause}")
+            raise SessionForgottenError(self._server)
         if body.lstrip()[:1] in (b"{", b"["):
             self._answers.receive(body)
         if self._answers.waits_for(request_id):
@@ -272,7 +301,12 @@ async def open_session_http(
     verify = await certificates.trusted()
     async with (
         httpx2.AsyncClient(
-            auth=auth, headers=config.headers, timeout=timeout, limits=pool, verify=verify
+            auth=auth,
+            headers=config.headers,
+            timeout=timeout,
+            limits=pool,
+            verify=verify,
+            **redirects.within_origin(config.name),
         ) as client,
         anyio.create_task_group() as group,
     ):

@@ -17,6 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared._httpx_utils import sse_within_origin
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream import redirects
 from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.wire import certificates
 
@@ -108,7 +109,13 @@ async def open_sse(
     timeout = httpx2.Timeout(limits.connect_seconds, read=None)
     verify = await certificates.trusted()
     async with (
-        httpx2.AsyncClient(auth=auth, headers=config.headers, timeout=timeout, verify=verify) as client,
+        httpx2.AsyncClient(
+            auth=auth,
+            headers=config.headers,
+            timeout=timeout,
+            verify=verify,
+            **redirects.within_origin(config.name),
+        ) as client,
         sse_within_origin(client, url, max_event_size=limits.sse_event_bytes) as events,
     ):
         events.response.raise_for_status()

@@ -1,8 +1,8 @@
 """Passes on what a server tells about a request while it is under way, to a client that asked for it.
 
 Progress is thinned: what comes too fast waits, and the newest replaces what waited. The last is never lost:
-it goes out before the answer. It only ever grows, as the protocol asks: what does not go beyond what came
-before is left out.
+it goes out before the answer. It never goes back: what does is left out. What stands still is passed on, as a
+sign of life that a client may prolong its patience by.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Listener:
         """Take a notification."""
         if self._over:
             return
-        if method == "notifications/progress" and self._token is not None and self._grows(params):
+        if method == "notifications/progress" and self._token is not None and self._goes_on(params):
             self._waiting = {**params, "progressToken": self._token}
             if self._timer is None:
                 self._tell_progress()
@@ -61,9 +61,9 @@ class Listener:
         if kind is None or issubclass(kind, Exception):
             self._deliver()
 
-    def _grows(self, params: Members) -> bool:
+    def _goes_on(self, params: Members) -> bool:
         progress = envelope.number(params.get("progress"))
-        if progress is None or progress <= self._reached:
+        if progress is None or progress < self._reached:
             return False
         self._reached = progress
         return True

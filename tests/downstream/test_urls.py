@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import Host, HttpProxy, http_proxy, inside
@@ -227,6 +228,94 @@ async def test_nobody_is_followed_to_another_address(
     assert asked
     assert told["isError"] is True
     assert "'moved'" in told["content"][0]["text"]
+    assert there in told["content"][0]["text"]
+
+
+@pytest.mark.parametrize("status", [307, 308])
+@pytest.mark.parametrize("spoken", ["modern", "handshake"])
+async def test_a_server_is_followed_to_a_path_of_its_own(
+    workshop: Workshop, spoken: str, status: int
+) -> None:
+    """Many serve at a path with a slash at its end, and send whoever leaves it out there."""
+    server = workshop.http_server("work", era=spoken, tools=[tool("echo")], settings={"era": spoken})
+    with slashed(status, server.settings["url"]) as url:
+        server.settings["url"] = url
+        server.settings["headers"] = {"Authorization": "ours"}
+        async with inside(workshop.config()) as proxy:
+            result = await Host(proxy, "modern").call("work__echo", {"text": "there"})
+
+    assert "there" in result["content"][0]["text"]
+    sent = [each["headers"] for each in server.ledger.entries("headers")]
+    assert {each["authorization"] for each in sent} == {"ours"}
+
+
+@pytest.mark.parametrize("isolation", ["shared", "session"])
+async def test_calls_whose_session_has_expired_are_each_run_once_in_the_next(
+    workshop: Workshop, isolation: str
+) -> None:
+    """They were refused unread, so they may be sent again; whoever called need not know."""
+    expired = workshop.flag("expired")
+    server = workshop.http_server(
+        "work", tools=[tool("echo")], forgets=str(expired), settings={"isolation": isolation}
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call("work__echo", {"n": -1})
+        opened = len(server.ledger.lines("initialize"))
+        expired.touch()
+        results: list[Any] = []
+        async with anyio.create_task_group() as group:
+
+            async def call(number: int) -> None:
+                results.append(await host.call("work__echo", {"n": number}))
+
+            for number in range(10):
+                group.start_soon(call, number)
+
+    assert [result for result in results if "isError" in result] == []
+    assert sorted(call["arguments"]["n"] for call in server.ledger.calls("echo")) == [*range(-1, 10)]
+    assert len(server.ledger.lines("initialize")) == opened + 1
+
+
+@contextmanager
+def slashed(status: int, behind: str) -> Iterator[str]:
+    """The server at a URL, at the path ``/mcp/``; whoever asks for ``/mcp`` is sent there."""
+
+    class Slashed(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", "0")))
+            if self.path != "/mcp/":
+                self.send_response(status)
+                self.send_header("location", "/mcp/")
+                self.send_header("content-length", "0")
+                self.end_headers()
+                return
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+            answer = httpx2.post(behind, content=body, headers=headers)
+            self.send_response(answer.status_code)
+            for name in {"content-type", "mcp-session-id"} & set(answer.headers):
+                self.send_header(name, answer.headers[name])
+            self.send_header("content-length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def do_GET(self) -> None:
+            self.send_error(405)
+
+        do_DELETE = do_GET  # noqa: N815 - the base class names them
+
+        def log_message(self, *args: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slashed) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/mcp"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager

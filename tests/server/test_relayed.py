@@ -13,14 +13,16 @@ URI = "note://work/1"
 RESOURCES = [{"uri": URI, "name": "one"}]
 
 
-async def test_progress_that_goes_back_or_stands_still_is_left_out(workshop: Workshop, era: str) -> None:
+async def test_progress_that_goes_back_is_left_out_a_sign_of_life_is_not(
+    workshop: Workshop, era: str
+) -> None:
     calls = {"report": [{"progress": [1, 3, 2, 3, "4", 4.5]}]}
     workshop.server("work", tools=[tool("report")], calls=calls)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
         await host.call("work__report", progressToken="mine")
 
-    assert [params["progress"] for _, params in host.notifications] == [1, 3, 4.5]
+    assert [params["progress"] for _, params in host.notifications] == [1, 3, 3, 4.5]
 
 
 @pytest.mark.parametrize(

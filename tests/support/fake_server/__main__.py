@@ -12,6 +12,7 @@
 * ``on``: steps for a method, such as ``{"initialize": [{"wait": "FILE"}]}``.
 * ``calls``: steps for a tool call, by tool name; ``*`` for all others. Without any, a call is answered with
   its own params as text.
+* ``forgets``: a file; once it is there, HTTP sessions that were opened before are not found.
 * ``after_initialized``: steps once the handshake is over, or after `server/discover`.
 * ``asks_first``: requests of the client that are made before anything that follows the handshake is read.
 

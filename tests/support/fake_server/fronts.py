@@ -47,6 +47,9 @@ def serve_http(server):
             headers = {name.lower(): value for name, value in self.headers.items()}
             server.note(event="headers", headers=headers)
             message = json.loads(body)
+            if self.forgotten(headers):
+                self.send_error(404)
+                return
             if "id" not in message or "method" not in message:
                 server.receive(body, self.event)
                 self.send_response(202)
@@ -60,10 +63,16 @@ def serve_http(server):
             self.send_header("content-type", "text/event-stream")
             self.send_header("connection", "close")
             if message["method"] == "initialize":
-                self.send_header("mcp-session-id", "the-session")
+                self.send_header("mcp-session-id", "the-next" if self.forgets() else "the-session")
             self.end_headers()
             server.receive(body, self.event).join()
             self.close_connection = True
+
+        def forgets(self):
+            return os.path.exists(server.spec.get("forgets", ""))  # noqa: PTH110 - starts faster
+
+        def forgotten(self, headers):
+            return headers.get("mcp-session-id") == "the-session" and self.forgets()
 
         def refuse(self, message):
             error = {
