@@ -17,6 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared._httpx_utils import sse_within_origin
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream.flow import gate
 from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.wire import certificates
 
@@ -69,6 +70,7 @@ class SseChannel:
         """Hand over what comes until the stream ends."""
         try:
             async for event in events:
+                await gate.wait()
                 if event.event == "endpoint":
                     self._address = _same_origin(url, event.data)
                     self.ready.set()
