@@ -6,7 +6,7 @@ places are taken, the session that was idle for longest makes room.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -19,8 +19,6 @@ from mcp_context_proxy.front import bodies
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_REQUEST, RequestId
 
-logger = logging.getLogger(__name__)
-
 SESSION_HEADER = "mcp-session-id"
 
 NO_SCOPE: Scope = {"type": "http", "path": "/mcp", "query_string": b"", "headers": []}
@@ -32,16 +30,18 @@ class _Answer:
     """What has become of one request."""
 
     send: Send
+    opens: Callable[[str], None]
+    """Takes the session that a request opens, before its client knows it."""
     started: bool = False
     complete: bool = False
     status: int = 0
-    session: str | None = None
-    """That it opened or belongs to, as the answer says."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started, self.status = True, message["status"]
-            self.session = Headers(raw=message["headers"]).get(SESSION_HEADER)
+            session = Headers(raw=message["headers"]).get(SESSION_HEADER)
+            if session is not None and self.status == HTTPStatus.OK:
+                self.opens(session)
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
         await self.send(message)
@@ -77,7 +77,7 @@ class Sessions:
         await self._exchange(_without_position(scope), receive, send, asked)
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send, asked: RequestId | None) -> None:
-        session, gone, answer = Headers(scope=scope).get(SESSION_HEADER), False, _Answer(send)
+        session, gone, counted = Headers(scope=scope).get(SESSION_HEADER), False, False
 
         async def listen() -> Message:
             nonlocal gone
@@ -85,12 +85,22 @@ class Sessions:
             gone = gone or message["type"] == "http.disconnect"
             return message
 
+        def opens(opened: str) -> None:
+            nonlocal session, counted
+            if session is None:
+                session, counted = opened, True
+                self._under_way[opened] = 1
+
+        answer = _Answer(send, opens)
         if session in self._under_way:
+            counted = True
             self._under_way[session] += 1
         try:
             await self._app(scope, listen, answer)
         finally:
-            self._note(scope["method"], session, answer)
+            if counted and session is not None:
+                ended = (scope["method"], answer.status) == ("DELETE", HTTPStatus.OK)
+                self._note(session, ended or answer.status == HTTPStatus.NOT_FOUND)
         if answer.complete:
             return
         if not gone:
@@ -99,15 +109,11 @@ class Sessions:
             cancelled = envelope.notification("notifications/cancelled", {"requestId": asked})
             await self._tell(scope, "POST", cancelled)
 
-    def _note(self, method: str, session: str | None, answer: _Answer) -> None:
-        """Keep the order of sessions, and know of none that has ended."""
-        if session is None:
-            if answer.session is not None and answer.status == HTTPStatus.OK:
-                self._under_way[answer.session] = 0
-        elif session in self._under_way:
-            count = self._under_way.pop(session) - 1
-            if answer.status != HTTPStatus.NOT_FOUND and (method, answer.status) != ("DELETE", HTTPStatus.OK):
-                self._under_way[session] = count
+    def _note(self, session: str, ended: bool) -> None:
+        """One request less; the session is the last to become idle, or it has ended."""
+        count = self._under_way.pop(session, None)
+        if count is not None and not ended:
+            self._under_way[session] = count - 1
 
     async def _finish(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         """End an answer that the SDK left unfinished because its session has ended."""
