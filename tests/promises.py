@@ -17,6 +17,7 @@ class Promise:
 MODES = "faults/test_every_mode.py::test_a_fault_costs_its_own_call_and_nothing_else"
 SOAK = "faults/test_soak.py::test_nothing_is_lost_doubled_repeated_or_left_behind"
 HTTP = "front/test_http.py::"
+SESSIONS = "front/test_sessions.py::"
 PAGE = "web/test_page.py::"
 STOPPING = "faults/test_stopping.py::"
 DEFINITIONS = "faults/test_definitions.py::"
@@ -28,11 +29,12 @@ PROMISES = (
         (MODES, SOAK, STOPPING + "test_a_call_that_outlasts_the_drain_is_told_and_cancelled"),
     ),
     Promise(
-        "No call that may have been read is sent again. One whose connection was lost is told that it may or "
-        "may not have run.",
+        "No call is sent twice, but for one that a server refused because its session had expired. One whose "
+        "connection was lost is told that it may or may not have run.",
         (
             MODES,
             SOAK,
+            "downstream/test_urls.py::test_calls_whose_session_has_expired_are_each_run_once_in_the_next",
             "downstream/test_calls.py::test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again",
         ),
     ),
@@ -144,8 +146,12 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A host that reads nothing any more is left after 30 seconds.",
-        (STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",),
+        "A host that reads nothing any more takes no memory by it, and is left after 30 seconds.",
+        (
+            STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",
+            "front/test_stdio.py::test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile",
+            "downstream/test_flow.py::test_a_pipe_behind_a_closed_gate_is_read_when_it_opens",
+        ),
     ),
     Promise(
         "Over HTTP every request but for `/healthz` and the files of the page needs the bearer token, which "
@@ -183,15 +189,19 @@ PROMISES = (
             "front/test_slow_clients.py::test_who_reads_nothing_of_a_large_answer_is_disconnected",
             "front/test_slow_clients.py::test_a_session_that_reads_nothing_keeps_no_other_from_hearing",
             "front/test_slow_clients.py::test_a_crowd_that_asks_for_nothing_keeps_nobody_out",
+            SESSIONS + "test_slow_bodies_take_no_session_and_leave_no_traceback",
+            SESSIONS + "test_when_all_places_are_taken_the_session_that_was_idle_for_longest_makes_room",
         ),
     ),
     Promise(
         "Sessions never see each other's answers, cancellations or tokens, and no server sees a "
-        "client's token.",
+        "client's token. Who guesses them is refused, and no log names them.",
         (
             HTTP + "test_two_clients_with_the_same_ids_never_get_each_others_answers",
             HTTP + "test_cancelling_in_one_session_leaves_the_same_id_in_another",
             "downstream/test_urls.py::test_configured_headers_are_sent_and_nothing_of_the_clients",
+            SESSIONS + "test_who_guesses_sessions_is_soon_refused_and_those_who_have_one_are_not",
+            SESSIONS + "test_the_log_has_neither_sessions_nor_what_they_said",
         ),
     ),
     Promise(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 
 import click
 
 from mcp_context_proxy.config.notices import NOTICE
+from mcp_context_proxy.downstream.rate import Bucket
 
 LEVELS = ("debug", "info", "warning", "error")
 SILENT = "critical"
 """The level of commands that show what happened themselves."""
+
+
+COMPLAINTS_PER_SECOND, COMPLAINTS = 1.0, 20
+
+SESSION_ID = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
+"""As the SDK makes them, and names them in what it logs. Who knows one, and the token, has the session."""
 
 
 class _Visible(logging.Formatter):
@@ -20,6 +28,8 @@ class _Visible(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno == NOTICE else f"{record.levelname}: "
         text = f"mcp-context-proxy: {level}{super().format(record)}"
+        if record.name == "root" or record.name.startswith("mcp."):
+            text = SESSION_ID.sub("[session]", text)
         return text if text.isprintable() else "".join(map(_shown, text))
 
 
@@ -33,6 +43,17 @@ class _Departures(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         return error is None or not _is_departure(error)
+
+
+class _Complaints(logging.Filter):
+    """Passes some of what the HTTP server says of bad requests: whoever can connect can send any number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bucket = Bucket(COMPLAINTS_PER_SECOND, COMPLAINTS)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno != logging.WARNING or self._bucket.take()
 
 
 def _is_departure(error: BaseException) -> bool:
@@ -55,6 +76,10 @@ def configure_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # What goes wrong in a login is told as a sentence; the SDK logs it as a traceback besides.
     logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
+    # What these say in detail is whole messages, with arguments and results.
+    for name in ("mcp", "sse_starlette"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").addFilter(_Complaints())
     if level.lower() != "debug":
         logging.getLogger("mcp.server.streamable_http").addFilter(_Departures())
         # The libraries' own chatter explains nothing to a user.

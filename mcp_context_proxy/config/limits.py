@@ -105,6 +105,8 @@ class Limits(BaseModel):
     stderr_lines_per_second: Count = 100
     """Logged from one server; the rest is counted."""
 
+    unread_bytes: Count = 16 * MIB
+    """Answers that wait for the stdio host to read: with more, servers are read no further until it does."""
     stalled_seconds: Seconds = 30.0
     """A host that has read nothing for so long, with answers waiting, is gone."""
     http_header_seconds: Seconds = 10.0

@@ -23,6 +23,7 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import redirects, statuses
+from mcp_context_proxy.downstream.flow import gate
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -131,6 +132,7 @@ class ModernHttp:
     async def _read_body(self, answer: httpx2.Response) -> bytes:
         body = bytearray()
         async for chunk in answer.aiter_bytes():
+            await gate.wait()
             body += chunk
             if len(body) > self._limits.message_bytes:
                 raise self._failure(
@@ -141,6 +143,7 @@ class ModernHttp:
     async def _read_events(self, answer: httpx2.Response, request_id: int, note: Notify) -> Raw:
         try:
             async for event in httpx2.EventSource(answer, max_event_size=self._limits.message_bytes):
+                await gate.wait()
                 if event.event != "message" or not event.data:
                     continue
                 message = self._decode(event.data.encode())

@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import redirects, statuses
+from mcp_context_proxy.downstream.flow import gate
 from mcp_context_proxy.errors import (
     BadAnswerError,
     DownstreamError,
@@ -209,6 +210,7 @@ class HttpSession:
     async def _read_body(self, answer: httpx2.Response) -> bytes:
         body = bytearray()
         async for chunk in answer.aiter_bytes():
+            await gate.wait()
             body += chunk
             if len(body) > self._limits.message_bytes:
                 what = f"with more than {self._limits.message_bytes:,} bytes, the limit of a message"
@@ -237,6 +239,7 @@ class HttpSession:
         """Hand over the events of a stream; whether the request is answered."""
         try:
             async for event in httpx2.EventSource(answer, max_event_size=self._limits.sse_event_bytes):
+                await gate.wait()
                 place.note(event)
                 if event.event == "message" and event.data:
                     self._answers.receive(event.data.encode())

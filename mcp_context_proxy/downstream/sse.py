@@ -18,6 +18,7 @@ from mcp.shared._httpx_utils import sse_within_origin
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import redirects
+from mcp_context_proxy.downstream.flow import gate
 from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.wire import certificates
 
@@ -70,6 +71,7 @@ class SseChannel:
         """Hand over what comes until the stream ends."""
         try:
             async for event in events:
+                await gate.wait()
                 if event.event == "endpoint":
                     self._address = _same_origin(url, event.data)
                     self.ready.set()

@@ -22,6 +22,7 @@ import anyio
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.descriptors import shortage
 from mcp_context_proxy.downstream import groups
+from mcp_context_proxy.downstream.flow import gate
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
@@ -86,6 +87,7 @@ class StdioChannel:
         reader = self._reader = PipeReader(feed)
         out, _ = await loop.connect_read_pipe(lambda: reader, stdout)
         self._transports.append(out)
+        gate.pass_through(out)
         err, _ = await loop.connect_read_pipe(lambda: PipeReader(self._output.stderr.feed), stderr)
         self._transports.append(err)
         into, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)

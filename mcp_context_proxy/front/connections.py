@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 HEADER_BYTES = 64 * 1024
 """Of one request: many times what proxies and browsers send."""
 
+UNSENT_BYTES = 256 * 1024 * 1024
+"""Of all answers together that wait for their clients to read: sixteen of the largest."""
+
 HEADER_STEP = 4096
 """The parser looks at their size only when it lacks something, so it is given no more at a time."""
 
@@ -81,6 +84,7 @@ class BoundedConnection(H11Protocol):
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
         self._stall = self.loop.call_later(self.limits.stalled_seconds, self._stalled)
+        self._spare_memory()
 
     def resume_writing(self) -> None:
         """The peer has read."""
@@ -129,6 +133,20 @@ class BoundedConnection(H11Protocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+
+    def _spare_memory(self) -> None:
+        """Let go of answers, beginning with those that nobody has read from for longest."""
+        stalled = [
+            other for other in self.connections if isinstance(other, BoundedConnection) and other._stall
+        ]
+        stalled.sort(key=lambda other: other._stall.when() if other._stall else 0)
+        unsent = sum(other.transport.get_write_buffer_size() for other in stalled)
+        for other in stalled[:-1]:
+            if unsent <= UNSENT_BYTES:
+                break
+            unsent -= other.transport.get_write_buffer_size()
+            logger.info("closed a connection that did not read its answer: too much waits to be read")
+            other.transport.abort()
 
     def _make_room(self) -> None:
         waiting = [

@@ -19,6 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 OPEN_PATHS = frozenset({"/healthz", "/ui"})
 """Answered without a token: they tell nothing. The page is empty, and asks for its data with a token."""
 
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+"""One origin: what listens on a port of one of them is this front. Others of this machine may be others'."""
+
 OPEN_FOLDER = "/ui/"
 """The files of that page."""
 
@@ -66,6 +69,10 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, path: str) -> PlainTextResponse | None:
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # Who stands before us may have taken the other one: what follows is nobody's request.
+            text = "A body has a length or comes in chunks, not both.\n"
+            return PlainTextResponse(text, 400, {"Connection": "close"})
         hosts = headers.getlist("host")
         if len(hosts) != 1 or (self._policy.hosts is not None and hosts[0].lower() not in self._policy.hosts):
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
@@ -77,7 +84,8 @@ class Guard:
         return None
 
     def _authorized(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        credentials = headers.getlist("authorization")
+        scheme, _, given = credentials[0].partition(" ") if len(credentials) == 1 else ("", "", "")
         wanted = self._policy.token or ""
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted.encode())
 
@@ -96,6 +104,8 @@ def _same_origin(origins: list[str], host: str) -> bool:
         origin, own = urlsplit(origins[0]), urlsplit(f"//{host}")
         if origin.scheme not in ("http", "https") or origin.username is not None or origin.hostname is None:
             return False
+        if origin.path or origin.query or origin.fragment:
+            return False
         if own.hostname is None or (origin.port or _default(origin.scheme)) != (
             own.port or _default(origin.scheme)
         ):
@@ -103,7 +113,7 @@ def _same_origin(origins: list[str], host: str) -> bool:
     except ValueError:
         return False
     same = origin.hostname == own.hostname
-    return same or (is_loopback(origin.hostname) and is_loopback(own.hostname))
+    return same or {origin.hostname, own.hostname} <= LOOPBACK_NAMES
 
 
 def _default(scheme: str) -> int:

@@ -21,9 +21,13 @@ from starlette.types import Lifespan
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.descriptors import for_hosts
+from mcp_context_proxy.downstream.rate import Bucket
+from mcp_context_proxy.front.bodies import WholeBodies
 from mcp_context_proxy.front.connections import HEADER_BYTES, bounded
 from mcp_context_proxy.front.guard import Guard, Policy
+from mcp_context_proxy.front.guesses import GUESSES, GUESSES_PER_SECOND, Guesses
 from mcp_context_proxy.front.messages import PostedMessages
+from mcp_context_proxy.front.sessions import Sessions
 from mcp_context_proxy.front.shortage import told_seldom
 from mcp_context_proxy.server.sdk import SdkServer
 
@@ -31,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 MESSAGES_PATH = "/messages/"
 
-BACKLOG = 512
-"""Connections that wait to be accepted: as many as may be open."""
+BACKLOG = 2048
+"""Connections that wait to be accepted: behind a crowd that comes at once nobody has to try again."""
 
 STOP_SECONDS = 2
 """For open responses to end by themselves when the front stops; event streams never do."""
@@ -50,8 +54,10 @@ def application(
         server,
         max_request_body_size=limits.http_body_bytes,
         session_idle_timeout=limits.session_idle_seconds,
-        max_sessions=limits.sessions,
+        # `Sessions` makes room; more than these are never open, also while many open one at the same time.
+        max_sessions=limits.sessions + limits.http_connections,
     )
+    guesses = Bucket(GUESSES_PER_SECOND, GUESSES)
     events = SseServerTransport(MESSAGES_PATH, max_request_body_size=limits.http_body_bytes)
 
     async def sse(request: Request) -> Response:
@@ -65,10 +71,12 @@ def application(
         async with sessions.run():
             yield
 
+    streamable = PostedMessages(StreamableHTTPASGIApp(sessions), limits, with_headers=True)
+    posted = PostedMessages(events.handle_post_message, limits, with_headers=False)
     routes = [
-        Route("/mcp", PostedMessages(StreamableHTTPASGIApp(sessions), limits, with_headers=True)),
+        Route("/mcp", Guesses(Sessions(streamable, limits), guesses)),
         Route("/sse", sse, methods=["GET"]),
-        Mount(MESSAGES_PATH, app=PostedMessages(events.handle_post_message, limits, with_headers=False)),
+        Mount(MESSAGES_PATH, app=Guesses(WholeBodies(posted, limits.http_body_bytes), guesses)),
         *more,
     ]
     return guarded(routes, policy, health, lifespan)

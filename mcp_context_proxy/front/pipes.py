@@ -40,6 +40,7 @@ class StandardPipes:
         self, read_fd: int, writer: FlowControl, out: asyncio.WriteTransport, copying: threading.Thread | None
     ) -> None:
         self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
+        self._turn = anyio.Lock()
         self._reader: PipeReader | None = None
         self._into: asyncio.ReadTransport | None = None
 
@@ -91,9 +92,13 @@ class StandardPipes:
 
     async def send(self, frame: bytes) -> None:
         """Write one frame; waits while the host does not read. Dropped when the host is gone."""
-        if not self._writer.writable.is_set():
+        if self._writer.writable.is_set() and not self._turn.locked():
+            self._write(frame)
+            return
+        # One after the other: once there is room, the first frame may fill it.
+        async with self._turn:
             await self._writer.writable.wait()
-        self._write(frame)
+            self._write(frame)
 
     def send_nowait(self, frame: bytes) -> bool:
         """Write one frame unless the host is not reading; whether it was written."""

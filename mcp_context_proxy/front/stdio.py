@@ -18,8 +18,10 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.downstream.rate import Bucket
+from mcp_context_proxy.front.backlog import Backlog
 from mcp_context_proxy.front.pipes import StandardPipes, open_standard_pipes
-from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.gateway import ANNOUNCED, Gateway
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INVALID_REQUEST, Members, RequestError, RequestId
 from mcp_context_proxy.wire.era import Era
@@ -40,7 +42,13 @@ LAST_WORDS_SECONDS = 0.5
 requests in, and soon enough for the servers to hear that a host has gone."""
 
 SDK_QUEUE = 1024
-"""Messages that wait for the SDK; it takes few, and a host that sends more gets an error."""
+"""Messages that wait for the SDK; it takes few, and a host that sends more requests gets an error."""
+
+SDK_NOTIFICATIONS = frozenset({"notifications/initialized", "notifications/cancelled"})
+"""Those that mean something to the SDK, or to what it answers."""
+
+COMPLAINTS = 20
+"""Logged of a host's messages at once, and one a second after that: a broken host is as broken each time."""
 
 
 class StdioCaller:
@@ -85,6 +93,9 @@ class StdioFront:
         self._ended = False
         self._asked: dict[str, asyncio.Future[bytes]] = {}
         self._asks = 0
+        self._complaints = Bucket(1.0, COMPLAINTS)
+        self._backlog: Backlog
+        self._announced: set[str] = set()
         self._group: TaskGroup
         self._to_sdk: MemoryObjectSendStream[SessionMessage | Exception]
 
@@ -96,7 +107,7 @@ class StdioFront:
         async with anyio.create_task_group() as group, to_sdk, for_sdk, to_host, for_host:
             self._group = group
             async with open_standard_pipes() as pipes:
-                self.pipes = pipes
+                self.pipes, self._backlog = pipes, Backlog(self._limits.unread_bytes, pipes.send)
                 group.start_soon(self._watch_host)
                 group.start_soon(self._relay_sdk, for_host)
                 group.start_soon(server.run, for_sdk, to_host, server.create_initialization_options())
@@ -189,7 +200,7 @@ class StdioFront:
                     reply = envelope.reply(request_id, await self._gateway.handle(method, params, caller))
                 except RequestError as error:
                     reply = envelope.error_reply(request_id, error.code, error.message, error.data)
-                await self.pipes.send(reply)
+                await self._backlog.send(reply)
         finally:
             del self._in_flight[request_id]
             self._note_idle()
@@ -227,8 +238,19 @@ class StdioFront:
                 # What is given up there is not answered.
                 self._answered_by_sdk(target)
         elif self._session is not None and isinstance(message.method, str):
-            self._group.start_soon(self._gateway.notified, message.method, self._session)
-        self._pass_to_sdk(frame)
+            self._announce(message.method, self._session)
+        if message.method in SDK_NOTIFICATIONS:
+            self._pass_to_sdk(frame)
+
+    def _announce(self, method: str, session: Session) -> None:
+        """Tell the gateway soon; what was said many times until then, it hears once."""
+        if method in ANNOUNCED and method not in self._announced:
+            self._announced.add(method)
+            self._group.start_soon(self._tell, method, session)
+
+    async def _tell(self, method: str, session: Session) -> None:
+        self._announced.discard(method)
+        await self._gateway.notified(method, session)
 
     def _receive_reply(self, message: envelope.Envelope, frame: bytes) -> None:
         future = self._asked.get(message.id) if isinstance(message.id, str) else None
@@ -245,7 +267,8 @@ class StdioFront:
 
     def _reject(self, head: bytes, tail: bytes, code: int, why: str) -> None:
         request_id = envelope.salvage_id(head, tail)
-        logger.warning("the host sent a %s", why)
+        if self._complaints.take():
+            logger.warning("the host sent a %s", why)
         self.pipes.send_nowait(envelope.error_reply(request_id, code, why))
 
     def _pass_to_sdk(self, frame: bytes) -> None:
@@ -260,7 +283,8 @@ class StdioFront:
         try:
             self._to_sdk.send_nowait(SessionMessage(message))
         except anyio.WouldBlock:
-            self._reject(frame, frame, INVALID_REQUEST, "message more than can be queued")
+            if isinstance(message, JSONRPCRequest):
+                self._reject(frame, frame, INVALID_REQUEST, "request more than can be queued")
             return
         if isinstance(message, JSONRPCRequest):
             self._with_sdk.setdefault(message.id, ExitStack()).enter_context(self._gateway.drain.busy())

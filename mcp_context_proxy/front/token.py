@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import secrets
+import stat
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +20,8 @@ from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.config.notices import NOTICE
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.front.guard import is_loopback
+
+logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "MCP_CONTEXT_PROXY_TOKEN"
 TOKEN_BYTES = 32
@@ -71,7 +76,8 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
 
 def create_token(path: Path) -> str:
     """Write a new token to a file of mode 0600 and return it, or the one of whoever was faster."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in [folder for folder in reversed(path.parents) if not folder.exists()]:
+        folder.mkdir(exist_ok=True, mode=0o700)
     descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -85,9 +91,40 @@ def create_token(path: Path) -> str:
 
 
 def _read(path: Path) -> str:
-    token = path.read_text(encoding="utf-8").strip()
+    if not path.is_file():
+        raise _unusable(path, "this is no file")
+    _protect(path)
+    token = path.read_bytes().strip()
     if not token:
-        raise ConfigError(
-            [ConfigProblem(path, None, "http.token_file", "the file is empty; delete it for a new token")]
-        )
-    return token
+        raise _unusable(path, "the file is empty; delete it for a new token")
+    if not re.fullmatch(rb"[!-~]+", token):
+        raise _unusable(path, "a token is one line of visible ASCII; delete the file for a new one")
+    return token.decode()
+
+
+def _protect(path: Path) -> None:
+    """Let nobody but its owner read the file; refuse one that others could have written.
+
+    Raises:
+        ConfigError: whoever it is that wrote it would be let in.
+        OSError: it cannot be looked at.
+    """
+    if sys.platform == "win32":
+        return
+    folder = path.resolve().parent.stat().st_mode
+    if path.stat().st_mode & stat.S_IWOTH or (folder & stat.S_IWOTH and not folder & stat.S_ISVTX):
+        what = f"everyone may write it, or its folder; delete it, and run: chmod go-w {path.resolve().parent}"
+        raise _unusable(path, what)
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        try:
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        except OSError:
+            logger.warning("others than you can read the token in %s", path)
+        else:
+            logger.warning(
+                "others could read the token in %s, and no longer can; delete it for a new one", path
+            )
+
+
+def _unusable(path: Path, what: str) -> ConfigError:
+    return ConfigError([ConfigProblem(path, None, "http.token_file", what)])

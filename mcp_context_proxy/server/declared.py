@@ -6,14 +6,19 @@ A capability can have parts, such as elicitation by form or by URL; what is aske
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.downstream.questions import CAPABILITY_OF
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import INVALID_PARAMS, METHOD_NOT_FOUND, Members, RequestError
+from mcp_context_proxy.wire.envelope import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    Members,
+    RequestError,
+)
 
 
 def capabilities(caller: Caller) -> Mapping[str, Any]:
@@ -24,9 +29,24 @@ def capabilities(caller: Caller) -> Mapping[str, Any]:
     return {name: declared[name] for name in CAPABILITY_OF.values() if isinstance(declared.get(name), dict)}
 
 
-def asker(caller: Caller) -> Ask | None:
-    """How a handshake-era client is asked; None when it can be asked nothing."""
-    return partial(ask_declared, caller, caller.ask) if capabilities(caller) else None
+QUESTIONS_PER_CALL = 100
+"""What one call may ask its client: each costs a person's patience or a model's tokens."""
+
+
+def asker(caller: Caller, ask: Ask | None = None) -> Ask | None:
+    """How the client of one call is asked, by `ask` or as its era does; None when it can be asked nothing."""
+    if not capabilities(caller):
+        return None
+    asked = 0
+
+    async def limited(method: str, params: Members) -> bytes:
+        nonlocal asked
+        if asked >= QUESTIONS_PER_CALL:
+            raise RequestError(INTERNAL_ERROR, f"the client was asked {asked} times during this call")
+        asked += 1
+        return await ask_declared(caller, ask or caller.ask, method, params)
+
+    return limited
 
 
 async def ask_declared(caller: Caller, ask: Ask, method: str, params: Members) -> bytes:

@@ -8,7 +8,6 @@ again, or by parking the call.
 from __future__ import annotations
 
 import secrets
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Raw
@@ -116,7 +115,7 @@ class Forwarder:
         """A call of a modern client at a server that may ask by a request of its own."""
 
         async def work(ask: Ask, notify: Notify) -> bytes:
-            limited = partial(declared.ask_declared, caller, ask)
+            limited = declared.asker(caller, ask)
             outgoing = _outgoing(client, params, caller, subject, limited, notify)
             return bytes(await self._call(client, method, params, outgoing))
 

@@ -130,7 +130,7 @@ class SdkServer(Server[Any]):
         spoken = Era.MODERN if ctx.protocol_version == era.MODERN_VERSION else Era.HANDSHAKE
         if spoken is Era.HANDSHAKE and ctx.session.client_params is None:
             return await call_next(ctx)
-        params: Members = {key: envelope.raw(value) for key, value in (ctx.params or {}).items()}
+        params: Members = {key: _encoded(value) for key, value in (ctx.params or {}).items()}
         return await self._answer(ctx, params, spoken)
 
     async def _pass_notification(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
@@ -243,6 +243,14 @@ def _introduction(ctx: ServerRequestContext[Any, Any], spoken: Era) -> tuple[Any
         return said.get("capabilities"), said.get("clientInfo")
     meta = (ctx.params or {}).get("_meta") or {}
     return meta.get(era.CLIENT_CAPABILITIES_KEY), meta.get(era.CLIENT_INFO_KEY)
+
+
+def _encoded(value: Any) -> Raw:
+    try:
+        return envelope.raw(value)
+    except UnicodeEncodeError:
+        # Half a character, escaped as it came: over standard streams it passes, too.
+        return Raw(json.dumps(value).encode())
 
 
 def _raw(value: Any) -> Raw | None:

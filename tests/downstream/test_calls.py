@@ -120,7 +120,7 @@ async def test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled(
 
 async def test_progress_starts_the_deadline_anew(workshop: Workshop) -> None:
     flags = [workshop.flag(str(number)) for number in range(4)]
-    steps = [step for flag in flags for step in ({"progress": 1}, {"wait": str(flag)})]
+    steps = [step for at, flag in enumerate(flags) for step in ({"progress": [at]}, {"wait": str(flag)})]
     workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 0.6})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake")

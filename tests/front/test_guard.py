@@ -52,6 +52,13 @@ async def test_our_own_names_with_our_own_port_are_let_in(host: str) -> None:
         "0.0.0.0:8765",
         "127.0.0.2:8765",
         "[::]:8765",
+        "[::ffff:127.0.0.1]:8765",
+        "127.1:8765",
+        "2130706433:8765",
+        "localhost:08765",
+        "localhost:8765\tevil.example",
+        "localhost:8765, evil.example",
+        "localhost:8765/",
         "",
     ],
 )
@@ -99,6 +106,13 @@ async def test_pages_of_our_own_behind_a_proxy_that_speaks_tls_are_let_in() -> N
         "localhost:8765",
         "http://[::1",
         "http://localhost:99999999",
+        "http://127.0.0.2:8765",
+        "http://[::ffff:127.0.0.1]:8765",
+        "http://localhost.:8765",
+        "http://localhost:8765/",
+        "http://localhost:8765?x",
+        "http://localhost:8765,http://evil.example",
+        "http://evil.example\\@localhost:8765",
     ],
 )
 async def test_pages_of_others_are_refused(origin: str) -> None:
@@ -149,6 +163,19 @@ async def test_the_token_opens(given: str) -> None:
 )
 async def test_anything_else_does_not(given: str) -> None:
     assert await status(TOKEN, [("host", "localhost:8765"), ("authorization", given)]) == 401
+
+
+async def test_two_sets_of_credentials_are_none() -> None:
+    right, wrong = ("authorization", "Bearer correct-horse"), ("authorization", "Bearer wrong")
+
+    for given in ([right, wrong], [wrong, right], [right, right]):
+        assert await status(TOKEN, [("host", "localhost:8765"), *given]) == 401
+
+
+async def test_a_body_with_a_length_and_in_chunks_is_refused_and_its_connection_closed() -> None:
+    both = [("host", "localhost:8765"), ("content-length", "4"), ("transfer-encoding", "chunked")]
+
+    assert await status(LOCAL, both) == 400
 
 
 async def test_health_needs_no_token() -> None:

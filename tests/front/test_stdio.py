@@ -15,6 +15,8 @@ from support.proxies import command
 from support.raw_client import PREFIX, RawClient, RpcError, StdioWire, stdio
 from support.servers import Server, Workshop, tool
 
+from mcp_context_proxy.front.stdio import COMPLAINTS
+
 pytestmark = pytest.mark.anyio
 
 ECHO = '{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":"work__echo","arguments":%s}}'
@@ -406,6 +408,77 @@ async def test_a_host_that_reads_nothing_is_not_buffered_for_without_bound(works
         os.kill(process.pid, signal.SIGTERM)
         with anyio.fail_after(20):
             assert await process.wait() == 0
+
+
+async def test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile(
+    workshop: Workshop,
+) -> None:
+    size, calls, unread = 400_000, 60, 1_000_000
+    server = workshop.server("work", tools=[tool("large")], calls={"large": [{"large": size}]})
+    config = workshop.config(limits=HASTY | {"unread_bytes": unread})
+    async with await anyio.open_process(command(config), stderr=None) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        client = RawClient("modern", {}, {})
+        call = {"jsonrpc": "2.0", "method": "tools/call"}
+        call["params"] = client._with_meta({"name": "work__large", "arguments": {}}, {})
+        lines = [json.dumps(call | {"id": number}) for number in range(calls)]
+        await process.stdin.send("\n".join([*lines, ""]).encode())
+        await server.ledger.until(lambda ledger: len(ledger.calls()) == calls)
+        # Nothing was read so far: what the server still has to say waits in its own pipe.
+        answers, ended = bytearray(), 0
+        with anyio.fail_after(60):
+            while ended < calls:
+                chunk = await process.stdout.receive()
+                answers += chunk
+                ended += chunk.count(b"\n")
+        os.kill(process.pid, signal.SIGTERM)
+        await process.wait()
+
+    replies = [json.loads(line) for line in answers.splitlines()]
+    assert sorted(reply["id"] for reply in replies) == list(range(calls))
+    assert {len(reply["result"]["content"][0]["text"]) for reply in replies} == {size}
+
+
+async def test_a_request_whose_id_is_none_is_refused_and_never_left_without_an_answer(
+    client: RawClient,
+) -> None:
+    for number, request_id in enumerate(
+        ("1.5", "1.0", "null", "1e3", "true", "[]"), len(client.null_errors) + 1
+    ):
+        line = f'{{"jsonrpc":"2.0","id":{request_id},"method":"tools/list"}}\n'
+        await write(client, line.encode())
+        await client.until(lambda client, number=number: len(client.null_errors) >= number)
+
+    assert await still_works(client)
+
+
+async def test_notifications_without_end_are_not_answered_and_hold_nobody_up(
+    client: RawClient,
+) -> None:
+    methods = ("unknown", "progress", "roots/list_changed", "initialized", "cancelled")
+    lines = [f'{{"jsonrpc":"2.0","method":"notifications/{method}"}}\n' for method in methods]
+    before = len(client.texts)
+
+    await write(client, "".join(lines * 2000).encode())
+
+    assert await still_works(client)
+    assert len(client.texts) == before + 1
+
+
+async def test_a_host_that_goes_on_sending_what_is_no_message_does_not_fill_the_log(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    workshop.server("work", tools=[tool("echo")])
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as stderr:
+        async with stdio(command(workshop.config()), stderr=stderr) as client:
+            await write(client, b'{"secret": "said-5b1e"}\n' * 3000)
+            await client.until(lambda client: len(client.null_errors) > COMPLAINTS)
+
+    told = log.read_text(encoding="utf-8")
+    assert 0 < len(told.splitlines()) <= 2 * COMPLAINTS
+    assert "said-5b1e" not in told
 
 
 async def test_a_request_too_many_is_refused_at_once_and_costs_no_other(workshop: Workshop) -> None:

@@ -9,6 +9,8 @@ from support.proxies import Host, inside
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 
+from mcp_context_proxy.server.declared import QUESTIONS_PER_CALL
+
 pytestmark = pytest.mark.anyio
 
 SAMPLING = {
@@ -68,6 +70,18 @@ async def test_elicitation_is_passed_to_the_client_and_back_unchanged(workshop: 
 
     assert host.asked == [("elicitation/create", ELICIT)]
     assert said(result) == CHOSEN
+
+
+async def test_one_call_asks_its_client_so_often_and_no_more(workshop: Workshop) -> None:
+    question = {"method": "elicitation/create", "params": ELICIT}
+    calls = {"nag": [{"ask_each": [question] * (QUESTIONS_PER_CALL + 1)}]}
+    workshop.server("curious", tools=[tool("nag")], calls=calls)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+        result = await host.call("curious__nag")
+
+    assert len(host.asked) == QUESTIONS_PER_CALL
+    assert said(result) == [CHOSEN] * QUESTIONS_PER_CALL + [None]
 
 
 async def test_also_through_call_tool(workshop: Workshop) -> None:

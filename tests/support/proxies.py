@@ -43,14 +43,24 @@ class HttpProxy:
 
 @contextmanager
 def http_proxy(
-    config: Path, *more: str, auth: bool = False, env: dict[str, str] | None = None
+    config: Path, *more: str, auth: bool = False, env: dict[str, str] | None = None, level: str = "warning"
 ) -> Iterator[HttpProxy]:
     """The real command with an HTTP front on a free port; with `auth` it asks for a token."""
     log = config.with_suffix(".log")
     with (
         log.open("w", encoding="utf-8") as stderr,
         subprocess.Popen(
-            command(config, "serve", "--http", "--port", "0", *([] if auth else ["--no-auth"]), *more),
+            command(
+                config,
+                "--log-level",
+                level,
+                "serve",
+                "--http",
+                "--port",
+                "0",
+                *([] if auth else ["--no-auth"]),
+                *more,
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,

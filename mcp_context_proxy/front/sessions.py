@@ -1,0 +1,155 @@
+"""Gives the SDK's HTTP sessions what they lack: an end of calls whose client has gone, and room.
+
+The SDK keeps no answers for who comes back, so a call whose stream broke off is a call for nobody. When all
+places are taken, the session that was idle for longest makes room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.front import bodies
+from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_REQUEST, RequestId
+
+SESSION_HEADER = "mcp-session-id"
+
+NO_SCOPE: Scope = {"type": "http", "path": "/mcp", "query_string": b"", "headers": []}
+"""Of what no client has asked."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What has become of one request."""
+
+    send: Send
+    opens: Callable[[str], None]
+    """Takes the session that a request opens, before its client knows it."""
+    started: bool = False
+    complete: bool = False
+    status: int = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started, self.status = True, message["status"]
+            session = Headers(raw=message["headers"]).get(SESSION_HEADER)
+            if session is not None and self.status == HTTPStatus.OK:
+                self.opens(session)
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+        await self.send(message)
+
+
+class Sessions:
+    """ASGI application around that of the SDK's session manager."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app, self._limits = app, limits
+        self._under_way: dict[str, int] = {}
+        """Requests of each known session, in the order of their last end."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        asked: RequestId | None = None
+        if scope["method"] == "POST":
+            try:
+                body = await bodies.whole(scope, receive, self._limits.http_body_bytes)
+            except bodies.GoneError:
+                return
+            if isinstance(body, Response):
+                await body(scope, receive, send)
+                return
+            receive = bodies.again(body, receive)
+            if (head := bodies.head_of(body)) is not None:
+                asked = None if head.method == "initialize" else head.request_id
+                if head.method == "initialize" and not await self._make_room():
+                    text = "busy: all sessions are in use"
+                    refused = bodies.failure(HTTPStatus.SERVICE_UNAVAILABLE, INTERNAL_ERROR, text)
+                    await refused(scope, receive, send)
+                    return
+        await self._exchange(_without_position(scope), receive, send, asked)
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send, asked: RequestId | None) -> None:
+        session, gone, counted = Headers(scope=scope).get(SESSION_HEADER), False, False
+
+        async def listen() -> Message:
+            nonlocal gone
+            message = await receive()
+            gone = gone or message["type"] == "http.disconnect"
+            return message
+
+        def opens(opened: str) -> None:
+            nonlocal session, counted
+            if session is None:
+                session, counted = opened, True
+                self._under_way[opened] = 1
+
+        answer = _Answer(send, opens)
+        if session in self._under_way:
+            counted = True
+            self._under_way[session] += 1
+        try:
+            await self._app(scope, listen, answer)
+        finally:
+            if counted and session is not None:
+                ended = (scope["method"], answer.status) == ("DELETE", HTTPStatus.OK)
+                self._note(session, ended or answer.status == HTTPStatus.NOT_FOUND)
+        if answer.complete:
+            return
+        if not gone:
+            await self._finish(scope, receive, answer)
+        elif asked is not None and session is not None:
+            cancelled = envelope.notification("notifications/cancelled", {"requestId": asked})
+            await self._tell(scope, "POST", cancelled)
+
+    def _note(self, session: str, ended: bool) -> None:
+        """One request less; the session is the last to become idle, or it has ended."""
+        count = self._under_way.pop(session, None)
+        if count is not None and not ended:
+            self._under_way[session] = count - 1
+
+    async def _finish(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """End an answer that the SDK left unfinished because its session has ended."""
+        if answer.started:
+            await answer({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            text = "Not Found: Session has been terminated"
+            await bodies.failure(HTTPStatus.NOT_FOUND, INVALID_REQUEST, text)(scope, receive, answer)
+
+    async def _make_room(self) -> bool:
+        """End idle sessions until there is a place; whether there is one."""
+        while len(self._under_way) >= self._limits.sessions:
+            idle = next((session for session, count in self._under_way.items() if not count), None)
+            if idle is None:
+                return False
+            del self._under_way[idle]
+            await self._tell(NO_SCOPE, "DELETE", b"", idle)
+        return True
+
+    async def _tell(self, scope: Scope, method: str, body: bytes, session: str | None = None) -> None:
+        """Say something to the SDK as if a client had; nobody hears what it answers."""
+        own = [(b"content-length", str(len(body)).encode())]
+        own += [] if session is None else [(SESSION_HEADER.encode(), session.encode())]
+        replaced = {name for name, _ in own}
+        headers = [*own, *(pair for pair in scope["headers"] if pair[0] not in replaced)]
+
+        async def ended() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def ignore(message: Message) -> None:
+            del message
+
+        await self._app({**scope, "method": method, "headers": headers}, bodies.again(body, ended), ignore)
+
+
+def _without_position(scope: Scope) -> Scope:
+    """Without ``Last-Event-ID``: nothing is kept to go on from, and the SDK fails where it is asked to."""
+    headers = [pair for pair in scope["headers"] if pair[0] != b"last-event-id"]
+    return {**scope, "headers": headers}

@@ -1,0 +1,114 @@
+"""While the gate is closed, nothing is taken of what servers send; when it opens, nothing is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from mcp_context_proxy.downstream.flow import Gate
+from mcp_context_proxy.wire.pipes import PipeReader
+
+pytestmark = pytest.mark.anyio
+
+
+class Pipe:
+    """A pipe, and what was read of it."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self._news = anyio.Event()
+        self._read, self.write_end = os.pipe()
+
+    async def open(self) -> asyncio.ReadTransport:
+        reader = PipeReader(self._take)
+        loop = asyncio.get_running_loop()
+        self.transport, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read, "rb", 0))
+        return self.transport
+
+    def _take(self, data: bytes) -> None:
+        self.received += data
+        self._news.set()
+
+    async def until(self, wanted: bytes) -> None:
+        with anyio.fail_after(20):
+            while self.received != wanted:
+                await self._news.wait()
+                self._news = anyio.Event()
+
+
+@pytest.fixture
+async def pipes() -> AsyncIterator[tuple[Pipe, Pipe]]:
+    made = Pipe(), Pipe()
+    yield made
+    for pipe in made:
+        pipe.transport.close()
+        os.close(pipe.write_end)
+
+
+async def test_a_pipe_behind_a_closed_gate_is_read_when_it_opens(pipes: tuple[Pipe, Pipe]) -> None:
+    held, free = pipes
+    gate = Gate()
+    gate.pass_through(await held.open())
+    await free.open()
+    gate.close()
+    gate.close()
+    os.write(held.write_end, b"held")
+    os.write(free.write_end, b"free")
+    # Both could be read at the same moment.
+    await free.until(b"free")
+    assert held.received == b""
+
+    gate.open()
+
+    await held.until(b"held")
+
+
+async def test_a_pipe_that_comes_while_the_gate_is_closed_waits_too(pipes: tuple[Pipe, Pipe]) -> None:
+    held, free = pipes
+    gate = Gate()
+    gate.close()
+    gate.pass_through(await held.open())
+    await free.open()
+    os.write(held.write_end, b"held")
+    os.write(free.write_end, b"free")
+    await free.until(b"free")
+    assert held.received == b""
+
+    gate.open()
+
+    await held.until(b"held")
+
+
+async def test_a_pipe_that_was_closed_meanwhile_is_passed_over(pipes: tuple[Pipe, Pipe]) -> None:
+    held, free = pipes
+    gate = Gate()
+    gate.pass_through(await held.open())
+    await free.open()
+    gate.close()
+    held.transport.close()
+
+    gate.open()
+    gate.open()
+
+
+async def test_who_waits_at_the_gate_goes_on_when_it_opens() -> None:
+    gate = Gate()
+    await gate.wait()
+    gate.close()
+    passed = []
+
+    async def wait() -> None:
+        await gate.wait()
+        passed.append(True)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert not passed
+        gate.open()
+
+    assert passed

@@ -1,0 +1,262 @@
+"""Sessions over HTTP: room for the next one, nobody's calls, guesses, and requests that are none."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from support.ledger import Ledger
+from support.proxies import HttpProxy, http_proxy
+from support.raw_client import HANDSHAKE, MODERN, PREFIX, http, sse
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.front.guesses import GUESSES
+
+pytestmark = pytest.mark.anyio
+
+ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+STREAM = {"accept": "text/event-stream"}
+PLACES = 3
+NO_IDS = ["1.5", "null", "true"]
+SECRET = "argument-51c0"
+
+
+@pytest.fixture(scope="module")
+def server_and_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, HttpProxy]]:
+    workshop = Workshop(tmp_path_factory.mktemp("sessions"))
+    calls: dict[str, Any] = {"hang": [{"wait_cancelled": True}]}
+    server = workshop.server("work", tools=[tool(name) for name in ("echo", *calls)], calls=calls)
+    with http_proxy(workshop.config(limits={"sessions": PLACES}), level="debug") as proxy:
+        yield server, proxy
+    workshop.close()
+
+
+@pytest.fixture
+def server(server_and_proxy: tuple[Server, HttpProxy]) -> Server:
+    return server_and_proxy[0]
+
+
+@pytest.fixture
+async def client(server_and_proxy: tuple[Server, HttpProxy]) -> Any:
+    async with httpx2.AsyncClient(base_url=server_and_proxy[1].base, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(server_and_proxy: tuple[Server, HttpProxy]) -> HttpProxy:
+    return server_and_proxy[1]
+
+
+def message(method: str, request_id: int = 1, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+
+
+INITIALIZE = message(
+    "initialize",
+    protocolVersion=HANDSHAKE,
+    capabilities={},
+    clientInfo={"name": "raw", "version": "1"},
+)
+
+
+async def opened(client: httpx2.AsyncClient) -> dict[str, str]:
+    """The headers of a new session."""
+    with anyio.fail_after(20):
+        # That the streams of an earlier test were left may not have come to the proxy yet.
+        while (answer := await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)).status_code == 503:
+            continue
+    assert answer.status_code == 200, answer.text
+    return ACCEPT | {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
+
+
+async def status(client: httpx2.AsyncClient, session: dict[str, str]) -> int:
+    return (await client.post("/mcp", json=message("ping"), headers=session)).status_code
+
+
+async def test_when_all_places_are_taken_the_session_that_was_idle_for_longest_makes_room(
+    client: httpx2.AsyncClient,
+) -> None:
+    first, *others = [await opened(client) for _ in range(PLACES)]
+    assert await status(client, first) == 200
+
+    await opened(client)
+
+    assert [await status(client, session) for session in (first, *others)] == [200, 404, 200]
+
+
+async def test_a_session_with_an_open_stream_is_not_idle(client: httpx2.AsyncClient) -> None:
+    sessions = [await opened(client) for _ in range(PLACES)]
+    with anyio.fail_after(20):
+        async with client.stream("GET", "/mcp", headers=sessions[0] | STREAM) as stream:
+            assert stream.status_code == 200
+            for _ in range(2 * PLACES):
+                await opened(client)
+            assert await status(client, sessions[0]) == 200
+
+
+async def test_while_every_session_is_in_use_a_further_one_is_refused_in_words(
+    client: httpx2.AsyncClient,
+) -> None:
+    async with AsyncExitStack() as streams:
+        for _ in range(PLACES):
+            stream = client.stream("GET", "/mcp", headers=await opened(client) | STREAM)
+            assert (await streams.enter_async_context(stream)).status_code == 200
+        refused = await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)
+
+    assert refused.status_code == 503
+    assert "in use" in refused.json()["error"]["message"]
+    await opened(client)
+
+
+async def test_slow_bodies_take_no_session_and_leave_no_traceback(
+    proxy: HttpProxy, client: httpx2.AsyncClient
+) -> None:
+    host, port = proxy.base.removeprefix("http://").split(":")
+    kept = [await opened(client) for _ in range(PLACES)]
+    head = "".join(f"{name}: {value}\r\n" for name, value in ACCEPT.items())
+    with ExitStack() as stack:
+        for _ in range(3 * PLACES):
+            slow = stack.enter_context(socket.create_connection((host, int(port))))
+            slow.sendall(
+                f"POST /mcp HTTP/1.1\r\nhost: {host}:{port}\r\n{head}content-length: 9\r\n\r\n{{".encode()
+            )
+        assert [await status(client, session) for session in kept] == [200] * PLACES
+
+    assert await status(client, kept[0]) == 200
+    assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+
+
+async def test_the_log_has_neither_sessions_nor_what_they_said(
+    proxy: HttpProxy, client: httpx2.AsyncClient
+) -> None:
+    session = await opened(client)
+    params = {"name": "work__echo", "arguments": {"text": SECRET}}
+    await client.post("/mcp", json=message("tools/call", **params), headers=session)
+    async with sse(proxy.base) as other:
+        await other.call("work__echo", {"text": SECRET})
+        address: Any = other.wire
+    await client.delete("/mcp", headers=session)
+
+    log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+    assert "DEBUG" in log
+    assert session["mcp-session-id"] not in log
+    assert address._url.rpartition("=")[2] not in log
+    assert not re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-", log)
+    assert SECRET not in log
+
+
+@pytest.mark.parametrize("opener", [http, sse], ids=["http", "sse"])
+async def test_a_call_whose_client_has_gone_is_cancelled_at_its_server(
+    proxy: HttpProxy, server: Server, opener: Any
+) -> None:
+    calls, cancelled = len(server.ledger.calls("hang")), len(server.ledger.entries("cancelled"))
+
+    def running(ledger: Ledger) -> bool:
+        return len(ledger.calls("hang")) > calls
+
+    async with opener(proxy.base) as client:
+        await client.until_listed("work__hang")
+        await client.start("tools/call", {"name": "work__hang", "arguments": {}})
+        await server.ledger.until(running)
+        if opener is http:
+            # The connection of the call alone: its session lives on.
+            next(iter(client.wire.scopes.values())).cancel()
+            await server.ledger.until(lambda ledger: len(ledger.entries("cancelled")) > cancelled)
+            assert "isError" not in await client.call("work__echo", {})
+
+    await server.ledger.until(lambda ledger: len(ledger.entries("cancelled")) > cancelled)
+
+
+async def test_who_asks_to_go_on_where_a_stream_broke_off_gets_a_new_one(client: httpx2.AsyncClient) -> None:
+    headers = await opened(client) | STREAM | {"last-event-id": "7"}
+
+    async with client.stream("GET", "/mcp", headers=headers) as stream:
+        assert stream.status_code == 200
+        assert stream.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_a_session_that_is_ended_ends_its_streams_in_order(
+    proxy: HttpProxy, client: httpx2.AsyncClient
+) -> None:
+    session = await opened(client)
+    async with client.stream("GET", "/mcp", headers=session | STREAM) as stream:
+        assert (await client.delete("/mcp", headers=session)).status_code == 200
+        with anyio.fail_after(20):
+            assert await stream.aread() == b""
+
+    assert "without completing" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("request_id", NO_IDS)
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_a_request_whose_id_is_none_is_refused_and_not_taken_for_a_notification(
+    client: httpx2.AsyncClient, server: Server, era: str, request_id: str
+) -> None:
+    meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+    params = {"name": "work__echo", "arguments": {"text": request_id}}
+    headers = ACCEPT | {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "work__echo"}
+    if era == "modern":
+        params["_meta"] = meta
+    else:
+        headers = await opened(client)
+    text = json.dumps(message("tools/call", **params)).replace('"id": 1', f'"id": {request_id}')
+
+    answer = await client.post("/mcp", content=text, headers=headers)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == -32600
+    assert {"text": request_id} not in [call["arguments"] for call in server.ledger.calls("echo")]
+
+
+async def test_also_over_an_event_stream(proxy: HttpProxy, client: httpx2.AsyncClient) -> None:
+    async with sse(proxy.base) as opened:
+        wire: Any = opened.wire
+        text = json.dumps(message("ping")).replace('"id": 1', '"id": 1.5')
+        answer = await client.post(wire._url, content=text, headers=ACCEPT)
+
+    assert answer.status_code == 400
+
+
+async def test_a_compressed_body_is_refused_and_never_unpacked(client: httpx2.AsyncClient) -> None:
+    headers = ACCEPT | {"content-encoding": "gzip"}
+
+    answer = await client.post("/mcp", content=b"\x1f\x8b" + b"\0" * 100, headers=headers)
+
+    assert answer.status_code == 415
+
+
+async def test_half_a_character_in_arguments_passes_as_it_does_over_standard_streams(
+    client: httpx2.AsyncClient, server: Server
+) -> None:
+    meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+    params = {"name": "work__echo", "arguments": {"text": "half \ud83d"}, "_meta": meta}
+    headers = ACCEPT | {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "work__echo"}
+
+    answer = await client.post("/mcp", content=json.dumps(message("tools/call", **params)), headers=headers)
+
+    assert "isError" not in answer.json()["result"]
+    assert {"text": "half \ud83d"} in [call["arguments"] for call in server.ledger.calls("echo")]
+
+
+async def test_who_guesses_sessions_is_soon_refused_and_those_who_have_one_are_not(
+    workshop: Workshop,
+) -> None:
+    with http_proxy(workshop.config()) as proxy:
+        async with httpx2.AsyncClient(base_url=proxy.base, timeout=20) as client:
+            session = await opened(client)
+            guess = session | {"mcp-session-id": "0" * 32}
+            guesses = [await status(client, guess) for _ in range(GUESSES)]
+            with anyio.fail_after(20):
+                while (refused := await client.delete("/mcp", headers=guess)).status_code == 404:
+                    continue
+
+            assert set(guesses) == {404}
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert await status(client, session) == 200

@@ -1,0 +1,91 @@
+"""The file with the bearer token: nobody else may have read it, nobody else may have written it."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.config import HttpConfig
+from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.front.token import credentials_for
+
+TOKEN = "a-token-that-somebody-made-32-long"
+
+
+def credentials(path: Path) -> str | None:
+    return credentials_for(HttpConfig(token_file=path), environ={}).token
+
+
+def file(folder: Path, mode: int, content: bytes = TOKEN.encode() + b"\n") -> Path:
+    path = folder / "token"
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_folders_of_a_new_token_are_its_owners_alone(tmp_path: Path) -> None:
+    assert credentials(tmp_path / "a" / "b" / "token")
+
+    assert [mode(tmp_path / name) for name in ("a", "a/b", "a/b/token")] == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("rights", [0o644, 0o640, 0o660, 0o604])
+def test_a_file_that_others_can_read_is_kept_from_them_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rights: int
+) -> None:
+    path = file(tmp_path, rights)
+
+    assert credentials(path) == TOKEN
+    assert mode(path) == 0o600
+    assert "others could read the token" in caplog.text
+    assert TOKEN not in caplog.text
+
+
+@pytest.mark.parametrize("rights", [0o600, 0o400])
+def test_a_file_that_is_its_owners_alone_stays_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rights: int
+) -> None:
+    path = file(tmp_path, rights)
+    with caplog.at_level(logging.DEBUG):
+        assert credentials(path) == TOKEN
+
+    assert mode(path) == rights
+    assert caplog.text == ""
+
+
+def test_a_file_that_everyone_may_write_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="everyone may write it"):
+        credentials(file(tmp_path, 0o666))
+
+
+def test_a_file_that_everyone_may_replace_is_refused(tmp_path: Path) -> None:
+    path = file(tmp_path, 0o600)
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="everyone may write it"):
+        credentials(path)
+
+    # As in a folder for all, where each may take away only what is theirs.
+    tmp_path.chmod(0o1777)
+    assert credentials(path) == TOKEN
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"one\ntwo\n", b"\xff\xfe", "schlüssel".encode(), b"two words"]
+)
+def test_what_can_be_no_token_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ConfigError, match="delete"):
+        credentials(file(tmp_path, 0o600, content))
+
+
+def test_a_folder_is_no_token_and_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no file"):
+        credentials(tmp_path)
+
+    assert mode(tmp_path) == 0o700
