@@ -7,6 +7,7 @@ one slow call would hold up all others, and forgets over a restart when a token 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Final
 
@@ -30,6 +31,11 @@ PAUSE_SECONDS: Final = 5.0
 """After an authorization server could not be asked: those who wait for it meanwhile hear the same."""
 
 UNAUTHORIZED: Final = 401
+FORBIDDEN: Final = 403
+
+LACKING = re.compile(r'error="?insufficient_scope\b')
+WANTED = re.compile(r'\bscope="([^"]{1,200})"')
+"""In ``WWW-Authenticate``: the login is good, but not for this, and for what it would be."""
 
 
 Learn = Callable[[Iterable[tuple[str, str]]], None]
@@ -76,6 +82,7 @@ class BearerAuth(httpx2.Auth):
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
         response = yield request
+        self._check_scope(response)
         if response.status_code != UNAUTHORIZED:
             return
         renewed = await self._renewed(token)
@@ -84,6 +91,18 @@ class BearerAuth(httpx2.Auth):
         response = yield request
         if response.status_code == UNAUTHORIZED:
             raise LoginRequiredError(self._config.name, "it refuses the token that it was sent")
+
+    def _check_scope(self, response: httpx2.Response) -> None:
+        """Tell what a login lacks that is good, but not for this request."""
+        said = response.headers.get("www-authenticate", "")
+        if response.status_code == FORBIDDEN and LACKING.search(said):
+            scope = WANTED.search(said)
+            wanted = "another scope" if scope is None else f"the scope {scope[1]!r}"
+            raise LoginRequiredError(
+                self._config.name,
+                f"what is there is not enough, {wanted} is needed: "
+                f"name it in oauth.scope under servers.{self._config.name}",
+            )
 
     async def _token(self) -> str | None:
         if not self._looked:

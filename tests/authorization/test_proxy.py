@@ -110,6 +110,22 @@ async def test_a_login_that_ends_at_run_time_is_told_to_the_model_and_others_go_
         assert (await _called(proxy))["content"][0]["text"] == "someone"
 
 
+async def test_a_scope_that_the_login_has_not_is_told_with_where_to_name_it(
+    protected: Protected, tmp_path: Path
+) -> None:
+    config = load(configuration(tmp_path, protected), environ={})
+    await logged_in(config.servers["locked"])
+    async with open_proxy(config) as proxy:
+        await proxy.settled()
+        await _called(proxy)
+        protected.needs = "files:write"
+        told = await Host(proxy, "modern").call("locked__whoami")
+
+    assert told["isError"]
+    for part in ("'files:write'", "oauth.scope under servers.locked", "mcp-context-proxy login locked"):
+        assert part in told["content"][0]["text"]
+
+
 async def _called(proxy: Proxy) -> Any:
     host = Host(proxy, "modern")
     with anyio.fail_after(20):

@@ -198,6 +198,8 @@ class Protected:
     issuer: Issuer
     url: str
     calls: list[str] = field(default_factory=list)
+    needs: str = ""
+    """A scope that no login has."""
 
 
 @asynccontextmanager
@@ -229,7 +231,23 @@ def _mcp_app(made: Protected) -> Starlette:
     # As text: an issuer is compared to the letter, and a URL object would add a slash.
     facts = {"issuer_url": made.issuer.url, "resource_server_url": made.url, "validate_token_resource": True}
     settings = AuthSettings.model_validate(facts)
-    return server.streamable_http_app(auth=settings, token_verifier=made.issuer)
+    app = server.streamable_http_app(auth=settings, token_verifier=made.issuer)
+    app.add_middleware(StepUp, made=made)
+    return app
+
+
+class StepUp:
+    """Refuses every request for want of a scope, as long as one is needed."""
+
+    def __init__(self, app: Any, made: Protected) -> None:
+        self._app, self._made = app, made
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and self._made.needs:
+            said = f'Bearer error="insufficient_scope", scope="{self._made.needs}"'
+            await Response(status_code=403, headers={"WWW-Authenticate": said})(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 @contextlib.contextmanager
