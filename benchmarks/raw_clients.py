@@ -70,6 +70,10 @@ class StdioClient:
         self._send(request + b"\n")
         return self._reply()
 
+    def send(self, request: bytes) -> None:
+        """Send one request, and do not read."""
+        self._send(request + b"\n")
+
     def call(self, name: str, /, **arguments: Any) -> Any:
         """The result of one tool call."""
         return self.request("tools/call", call_params(name, **arguments))
@@ -184,6 +188,10 @@ class HttpClient:
         extra = {"Mcp-Method": "tools/call", "Mcp-Name": name} if self.era == "modern" else {}
         frames = [frame(next(self._ids), "tools/call", call_params(name), self.era) for _ in range(count)]
         return list(self._timed(frames, extra))
+
+    def timed_ping(self) -> float:
+        """Seconds of one ping."""
+        return next(self._timed([frame(next(self._ids), "ping", {}, self.era)], {}))
 
     def close(self) -> None:
         """Close the connection."""

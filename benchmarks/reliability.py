@@ -2,15 +2,17 @@
 
     python benchmarks/reliability.py [NAME ...] [--rounds N] [--json FILE]
 
-Names are start, calls, memory, recovery, stop and floods; without any, all. The servers are those of
-`tests/faults`. Linux only (it reads /proc).
+Names are start, calls, memory, recovery, stop, floods, crowds and deaf; without any, all. The servers are
+those of `tests/faults`. Linux only (it reads /proc).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from figures import Figure, measured, percentile
 from raw_clients import FailureError, HttpClient, StdioClient, call_params, frame
@@ -40,6 +42,11 @@ FLOODS = {
 }
 """Bytes that a server writes, by its mode."""
 HUGE = 1 << 26
+CROWD = 600
+"""Clients that send one byte of a header each second."""
+CROWD_SECONDS = 15.0
+PINGS_A_SECOND = 50
+RESULT = 1_000_000
 SETTLED_SECONDS = 2.0
 FLOOD_SECONDS, CALLS_A_SECOND = 10.0, 50
 IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_context_proxy.server.sdk"
@@ -229,6 +236,80 @@ def _huge(bench: FaultyBench, rounds: int) -> list[Figure]:
     ]
 
 
+def crowds(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """What a client's pings take while a crowd sends its headers one byte a second, and how long that may."""
+    port = free_port()
+    command = [*proxy_command(bench.config()), "serve", "--http", "--no-auth", "--port", str(port)]
+    pings, held, left = list[float](), list[float](), list[float]()
+    with listening(command, port):
+        client = HttpClient(port, "handshake")
+        client.open()
+        for _ in range(rounds):
+            taken, lengths = _in_a_crowd(client, port)
+            pings.append(percentile(taken, 0.99) * 1e3)
+            held.append(max(lengths))
+            left.append(CROWD - len(lengths))
+        client.close()
+    return [
+        Figure(f"{CROWD} slow headers: p99 of a ping beside them", pings, "ms", 100.0),
+        Figure(f"{CROWD} slow headers: the longest that one was let", held, "s", 11.0),
+        Figure(f"{CROWD} slow headers: still connected", left, "", 0),
+    ]
+
+
+def _in_a_crowd(client: HttpClient, port: int) -> tuple[list[float], list[float]]:
+    """Seconds of each ping, and for how long each of the crowd was let."""
+    pings, lengths = list[float](), list[float]()
+    with selectors.DefaultSelector() as crowd:
+        for _ in range(CROWD):
+            peer = socket.create_connection(("127.0.0.1", port))
+            crowd.register(peer, selectors.EVENT_READ, time.perf_counter())
+        due = time.perf_counter()
+        end = due + CROWD_SECONDS
+        while time.perf_counter() < end:
+            # Nothing is sent to them: who can be read has been disconnected.
+            for key, _ in crowd.select(0):
+                lengths.append(time.perf_counter() - key.data)
+                crowd.unregister(key.fileobj)
+                cast("socket.socket", key.fileobj).close()
+            if time.perf_counter() >= due:
+                due += 1.0
+                for key in crowd.get_map().values():
+                    with suppress(OSError):
+                        os.write(key.fd, b"a")
+            pings.append(client.timed_ping())
+            time.sleep(1 / PINGS_A_SECOND)
+        for key in list(crowd.get_map().values()):
+            cast("socket.socket", key.fileobj).close()
+    return pings, lengths
+
+
+def deaf(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """What results add to memory that a host does not read, and when it is left."""
+    added, taken = list[float](), list[float]()
+    for _ in range(rounds):
+        client = bench.proxy(bench.faulty({"other": {"mode": "huge-result", "size": RESULT}}))
+        client.open()
+        client.until(lambda client: _answers(client, "other__safe"))
+        client.timed("tools/call", call_params("other__safe", nonce="n"), 100)
+        time.sleep(SETTLED_SECONDS)
+        peak = before = client.peak_mib()
+        params, began = call_params("other__tool_000", nonce="n"), time.perf_counter()
+        for number in range(CALLS):
+            client.send(frame(2 * 10**6 + number, "tools/call", params, client.era))
+        while client.process.poll() is None:
+            with suppress(OSError, StopIteration):
+                peak = max(peak, client.peak_mib())
+            time.sleep(0.1)
+        taken.append(time.perf_counter() - began)
+        added.append(peak - before)
+    label = f"{CALLS:,} results of 1 MB that nobody reads"
+    return [
+        Figure(f"{label}: added to the peak", added, "MiB", 40.0),
+        Figure(f"{label}: exit after", taken, "s", 35.0),
+    ]
+
+
 def _answers(client: StdioClient, tool: str) -> bool:
     with suppress(FailureError):
         client.result_of(
@@ -268,6 +349,8 @@ TABLES: dict[str, tuple[str, Callable[[FaultyBench, int], list[Figure]]]] = {
     "recovery": ("Recovery", recovery),
     "stop": ("Stop", stop),
     "floods": ("Floods", floods),
+    "crowds": ("A crowd of slow clients", crowds),
+    "deaf": ("A host that reads nothing", deaf),
 }
 
 
