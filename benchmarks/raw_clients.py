@@ -106,6 +106,12 @@ class StdioClient:
         self._check(ids, answers)
         return count / seconds
 
+    def flooded(self, params: dict[str, Any], count: int) -> list[bytes]:
+        """The answers to so many calls that are all sent before the first answer is read."""
+        for _ in range(count):
+            self._send(frame(next(self._ids), "tools/call", params, self.era) + b"\n")
+        return [self._reply() for _ in range(count)]
+
     def peak_mib(self) -> float:
         """Peak resident memory of the process alone, without its children (Linux)."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")

@@ -2,8 +2,8 @@
 
     python benchmarks/reliability.py [NAME ...] [--rounds N] [--json FILE]
 
-Names are start, calls, memory, recovery, stop, floods, crowds and deaf; without any, all. The servers are
-those of `tests/faults`. Linux only (it reads /proc).
+Names are start, calls, memory, recovery, stop, floods, crowds, deaf and backlog; without any, all. The
+servers are those of `tests/faults`. Linux only (it reads /proc).
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ CROWD_SECONDS = 15.0
 PINGS_A_SECOND = 50
 RESULT = 1_000_000
 SETTLED_SECONDS = 2.0
+BACKLOG_CALLS, BACKLOG_BYTES, BACKLOG_SECONDS = 2000, 100_000, 5.0
+GIVEN_BACK_SECONDS = 12.0
+"""In which free memory is looked for at least once."""
 FLOOD_SECONDS, CALLS_A_SECOND = 10.0, 50
 IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_context_proxy.server.sdk"
 
@@ -310,6 +313,33 @@ def deaf(bench: FaultyBench, rounds: int) -> list[Figure]:
     ]
 
 
+def backlog(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """Large calls to a server that has stopped reading: what they add to memory, and what of it stays."""
+    config = bench.faulty({"deaf": {"mode": "stop-reading"}})
+    config.write_text(config.read_text(encoding="utf-8") + f"\ncall_timeout = {BACKLOG_SECONDS}", "utf-8")
+    client = bench.proxy(config)
+    client.open()
+    client.until(lambda client: _answers(client, "deaf__safe"))
+    time.sleep(SETTLED_SECONDS)
+    before, took, left = _rss_mib(client.process.pid), list[float](), list[float]()
+    for _ in range(rounds):
+        began = time.perf_counter()
+        answers = client.flooded(call_params("deaf__tool_000", nonce="n" * BACKLOG_BYTES), BACKLOG_CALLS)
+        took.append(time.perf_counter() - began)
+        if not all(b"isError" in answer for answer in answers):
+            raise FailureError(answers[0][:500].decode())
+        time.sleep(GIVEN_BACK_SECONDS)
+        left.append(_rss_mib(client.process.pid) - before)
+    added = client.peak_mib() - before
+    _end(client)
+    label = f"{BACKLOG_CALLS:,} calls of {BACKLOG_BYTES // 1000} KB to a server that does not read"
+    return [
+        Figure(f"{label}: all answered within", took, "s", BACKLOG_SECONDS + 3.0),
+        Figure(f"{label}: added to the peak", [added], "MiB", 40.0),
+        Figure(f"{label}: left of it", left, "MiB"),
+    ]
+
+
 def _answers(client: StdioClient, tool: str) -> bool:
     with suppress(FailureError):
         client.result_of(
@@ -351,6 +381,7 @@ TABLES: dict[str, tuple[str, Callable[[FaultyBench, int], list[Figure]]]] = {
     "floods": ("Floods", floods),
     "crowds": ("A crowd of slow clients", crowds),
     "deaf": ("A host that reads nothing", deaf),
+    "backlog": ("Backlog", backlog),
 }
 
 

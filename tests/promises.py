@@ -55,9 +55,12 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A server that fails again and again without having answered anything is left alone, and tried once "
-        "a minute.",
-        ("downstream/test_restarts.py::test_after_five_failures_it_is_left_alone_and_tried_once_a_minute",),
+        "A server that fails again and again without having answered anything, or soon leaves of itself each "
+        "time, is left alone, and tried once a minute.",
+        (
+            "downstream/test_restarts.py::test_after_five_failures_it_is_left_alone_and_tried_once_a_minute",
+            "downstream/test_life.py::test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers",
+        ),
     ),
     Promise(
         "Messages, lists, definitions, results, queues and waits are bounded (`[limits]`); what is over "
@@ -66,6 +69,8 @@ PROMISES = (
         (
             "wire/test_framing.py::test_a_line_that_never_ends_is_not_kept",
             "downstream/test_answers.py::test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit",
+            "downstream/test_calls.py::test_what_a_server_does_not_read_is_bounded_in_bytes",
+            "downstream/test_calls.py::test_a_server_that_asks_without_reading_leaves_no_tasks_behind",
             DEFINITIONS + "test_an_endless_line_takes_no_memory_and_ends_its_connection",
             DEFINITIONS + "test_tools_over_the_limit_of_all_are_withheld_and_told",
             DEFINITIONS + "test_pages_without_end_are_ended",

@@ -14,6 +14,7 @@ from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.front.free_memory import keep_giving_back
 from mcp_context_proxy.front.process import (
     SIGNALS,
     give_back_large_memory,
@@ -95,6 +96,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     group.start_soon(_stop_when_asked, asked, proxy, server, group.cancel_scope)
                     group.start_soon(reloader.run, apply)
                     group.start_soon(_spare_the_collector, proxy)
+                    group.start_soon(keep_giving_back)
                     group.start_soon(_make_search_ready, proxy)
                     proxy.fleet.starts.let_all()
                     await front(proxy, server)

@@ -56,7 +56,8 @@ class Limits(BaseModel):
     backoff_reset_seconds: Seconds = 60.0
     """Healthy for this long forgets earlier failures."""
     breaker_failures: Count = 5
-    """Quick failures in a row, nothing answered between, after which a server is left alone for a while."""
+    """Quick failures in a row, after which a server is left alone for a while. One that was killed or died of
+    a call counts only if it had answered nothing."""
     breaker_seconds: Seconds = 60.0
     """How long it is left alone before one more try."""
 

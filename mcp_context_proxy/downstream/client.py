@@ -19,7 +19,7 @@ from mcp_context_proxy.downstream.connection import Connection
 from mcp_context_proxy.downstream.lanes import Lanes
 from mcp_context_proxy.downstream.link import PLAIN, Link, Outgoing, Party
 from mcp_context_proxy.downstream.listing import Listing
-from mcp_context_proxy.downstream.lists import Lists
+from mcp_context_proxy.downstream.lists import STALE, Lists
 from mcp_context_proxy.downstream.memory import Memory
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.output import Output
@@ -117,6 +117,11 @@ class DownstreamClient:
     def listing(self) -> Listing:
         """What the server offers; the last known while the connection is down."""
         return self._lists.current
+
+    @property
+    def stale(self) -> bool:
+        """Whether what it offers has changed and cannot be had, so that the last known is offered."""
+        return STALE in self.listing.findings
 
     @property
     def stderr(self) -> tuple[str, ...]:

@@ -57,6 +57,8 @@ class Condition:
         """On stderr when the connection failed last."""
         self.useful = False
         """It has answered a request of a client since it was connected."""
+        self.left = False
+        """It went of itself, when it was lost last."""
         self.restarts = Restarts(limits)
         self._changed = anyio.Event()
         self.settled = anyio.Event()
@@ -70,7 +72,7 @@ class Condition:
 
     def start(self) -> None:
         """The server is being connected."""
-        self.useful = False
+        self.useful = self.left = False
         self.enter(State.STARTING)
 
     def enter(self, state: State) -> None:

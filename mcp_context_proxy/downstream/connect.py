@@ -57,6 +57,8 @@ class Loss:
 
     happened: anyio.Event = field(default_factory=anyio.Event)
     cause: str = ""
+    of_itself: bool = False
+    """Nobody killed the server, and no call of a client was under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class Connected:
 
 
 class _OpenChannel(Channel, Protocol):
+    @property
+    def killed(self) -> bool: ...
+
+    async def until_ended(self) -> None: ...
+
     async def wait_closed(self) -> str: ...
 
 
@@ -147,6 +154,7 @@ async def _connect_duplex(
             config.name,
             call_seconds=config.call_timeout,
             call_max_seconds=limits.call_max_seconds,
+            unsent_bytes=limits.message_bytes // 2,
             on_request=on_request,
             on_notification=on_notification,
             strays=output.strays,
@@ -154,7 +162,10 @@ async def _connect_duplex(
         loss = Loss()
 
         async def watch(channel: _OpenChannel) -> None:
+            await channel.until_ended()
+            idle = all(sent.party is None for sent in peer.in_flight)
             loss.cause = await channel.wait_closed()
+            loss.of_itself = idle and not channel.killed
             peer.close(loss.cause)
             loss.happened.set()
 
@@ -167,7 +178,7 @@ async def _connect_duplex(
                     channel.version = introduction.version
                 yield Connected(peer, introduction, loss, questions)
         finally:
-            peer.close("was disconnected")
+            peer.close("ended the connection")
             group.cancel_scope.cancel()
 
 

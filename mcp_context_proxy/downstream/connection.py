@@ -106,7 +106,7 @@ class Connection:
             lasted = await self._connect_once(starts)
             if self._condition.state is State.ASLEEP:
                 continue
-            seconds = restarts.wait_seconds(lasted, self._condition.useful)
+            seconds = restarts.wait_seconds(lasted, self._condition.useful, self._condition.left)
             if restarts.left_alone:
                 logger.info("server %s: failed %d times in a row", self._config.name, restarts.failures)
             await self._pause(seconds)
@@ -141,6 +141,7 @@ class Connection:
                     ready_at = anyio.current_time()
                     self._become_ready(connected)
                     await self._serve(connected)
+                    self._condition.left = connected.loss.of_itself
             if scope.cancelled_caught:
                 self._fail(f"it was not ready within {seconds:g} s")
             elif self._condition.state is not State.ASLEEP:

@@ -25,6 +25,12 @@ REFRESH_SECONDS = 1.0
 SETTLE_SECONDS = 0.05
 """How long a change notice waits for the others that usually come with it."""
 
+RETRY_SECONDS, LONGEST_SECONDS = 2.0, 60.0
+"""Before a list that could not be had is asked for again, twice as long each time."""
+
+STALE = "stale"
+"""Where the findings of a listing say that it is the last known one."""
+
 _NOTICES = {kind.changed for kind in LISTS.values()}
 
 
@@ -68,7 +74,8 @@ class Lists:
         fetched = await listing.fetch(
             connected.link, connected.introduction, self._limits, self.current, wanted
         )
-        self.current = _with_header_maps(fetched, connected)
+        known = {name: found for name, found in fetched.findings.items() if name != STALE}
+        self.current = _with_header_maps(replace(fetched, findings=known), connected)
 
     def take_notice(self, method: str) -> bool:
         """Note that a list has changed; whether `method` is a notification that says so."""
@@ -80,21 +87,32 @@ class Lists:
     async def refresh(
         self, connected: Connected, on_fetched: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Fetch anew what has changed, at most once a second, until cancelled."""
+        """Fetch anew what has changed, at most once a second, until cancelled; what fails is tried again."""
+        failures = 0
         while True:
-            await self._notice.wait()
+            with anyio.move_on_after(_retry_seconds(failures)):
+                await self._notice.wait()
             await anyio.sleep(SETTLE_SECONDS)
-            self._notice = anyio.Event()
+            self._notice, names = anyio.Event(), set(self._stale)
             try:
-                await self.fetch(connected, set(self._stale))
+                await self.fetch(connected, names)
+                failures = 0
                 self._on_change()
                 if on_fetched is not None:
                     await on_fetched()
             except DownstreamError as error:
-                logger.warning(
-                    "server %s: its changed list cannot be had, the old one stays: %s", self._server, error
-                )
+                failures += 1
+                self._stale |= names
+                self._mark_old(str(error))
             await anyio.sleep(REFRESH_SECONDS)
+
+    def _mark_old(self, cause: str) -> None:
+        """What is known stays, and says that it is not what there is now."""
+        told = f"its changed list cannot be had, the old one stays: {cause}"
+        if self.current.findings.get(STALE) != (told,):
+            logger.warning("server %s: %s", self._server, told)
+            self.current = replace(self.current, findings={**self.current.findings, STALE: (told,)})
+            self._on_change()
 
     def suspect_all(self) -> None:
         """Fetch all anew: something may have changed unseen."""
@@ -103,6 +121,10 @@ class Lists:
     def _mark_stale(self, names: set[str]) -> None:
         self._stale |= names
         self._notice.set()
+
+
+def _retry_seconds(failures: int) -> float:
+    return min(RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_SECONDS) if failures else float("inf")
 
 
 def _with_header_maps(fetched: Listing, connected: Connected) -> Listing:

@@ -80,6 +80,7 @@ class Peer:
         *,
         call_seconds: float,
         call_max_seconds: float,
+        unsent_bytes: int,
         on_request: Callable[[envelope.RequestId, str, Members], None],
         on_notification: Notify,
         strays: Strays,
@@ -90,6 +91,7 @@ class Peer:
             server: Name of the server, for messages.
             call_seconds: Default time limit of a request.
             call_max_seconds: Upper bound that progress cannot extend.
+            unsent_bytes: Of requests that may wait for the other side to read.
             on_request: Takes a request that the server makes; answer it with `answer` or `refuse`.
             on_notification: Takes notifications that belong to no request.
             strays: Takes what is no message.
@@ -100,6 +102,8 @@ class Peer:
         self._pending = PendingRequests(server, call_seconds, call_max_seconds)
         self._on_request, self._on_notification = on_request, on_notification
         self._strays = strays
+        self._unsent, self._unsent_bytes = 0, unsent_bytes
+        """Of requests that wait for the channel to take them."""
         self._bad_lines = 0
         """Since the last message."""
         self._closed: str | None = None
@@ -148,10 +152,17 @@ class Peer:
 
     async def _send(self, frame: bytes, pending: Pending) -> None:
         """Send within the time limit of the request: a server that stops reading holds nobody longer."""
+        if self._unsent and self._unsent + len(frame) > self._unsent_bytes:
+            waiting = f"{self._unsent:,} bytes wait for it to read them; try again"
+            raise ServerUnavailableError(self.server, "busy", waiting)
+        self._unsent += len(frame)
         pending.sending = anyio.CancelScope()
-        with pending.sending:
-            await self._channel.send(frame)
-            pending.sending = None
+        try:
+            with pending.sending:
+                await self._channel.send(frame)
+                pending.sending = None
+        finally:
+            self._unsent -= len(frame)
 
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
         """Send a notification; it is dropped when the connection is lost."""
@@ -167,6 +178,11 @@ class Peer:
     async def refuse(self, request_id: envelope.RequestId, code: int, message: str, data: Any = None) -> None:
         """Refuse a request that the server made."""
         await self._reply(envelope.error_reply(request_id, code, message, data))
+
+    def refuse_nowait(self, request_id: envelope.RequestId, code: int, message: str) -> None:
+        """Refuse one of more requests than are answered; a server that does not read hears nothing of it."""
+        with contextlib.suppress(ConnectionError):
+            self._channel.send_nowait(envelope.error_reply(request_id, code, message))
 
     async def _reply(self, frame: bytes) -> None:
         try:

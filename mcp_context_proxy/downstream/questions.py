@@ -58,7 +58,7 @@ class Questions:
     def take(self, peer: Peer, request_id: RequestId, method: str, params: Members) -> None:
         """Answer a request that came over `peer`."""
         if request_id in self._open or len(self._open) >= OPEN_QUESTIONS:
-            self._group.start_soon(peer.refuse, request_id, INVALID_REQUEST, "too many requests are open")
+            peer.refuse_nowait(request_id, INVALID_REQUEST, "too many requests are open")
             return
         self.taken += 1
         self._open[request_id] = anyio.CancelScope()

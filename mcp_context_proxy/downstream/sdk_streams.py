@@ -26,6 +26,9 @@ QUEUE_FRAMES = 64
 class SdkChannel:
     """A frame channel over the SDK's message streams. Implements `Channel`."""
 
+    killed = False
+    """Nothing is known of a process."""
+
     def __init__(self, queue: MemoryObjectSendStream[bytes]) -> None:
         self._queue = queue
         self.ended = anyio.Event()
@@ -54,9 +57,13 @@ class SdkChannel:
         self._cause = cause
         self.ended.set()
 
+    async def until_ended(self) -> None:
+        """Wait until the transport has ended."""
+        await self.ended.wait()
+
     async def wait_closed(self) -> str:
         """Wait until the transport has ended; say so, for a person."""
-        await self.ended.wait()
+        await self.until_ended()
         return self._cause
 
 

@@ -75,6 +75,9 @@ class Answers(Protocol):
 class HttpSession:
     """A session at a URL. Implements `Channel`."""
 
+    killed = False
+    """Nothing is known of a process."""
+
     def __init__(
         self,
         config: ServerConfig,
@@ -130,9 +133,13 @@ class HttpSession:
         self._cause = cause
         self._ended.set()
 
+    async def until_ended(self) -> None:
+        """Wait until the session is over."""
+        await self._ended.wait()
+
     async def wait_closed(self) -> str:
         """Wait until the session is over; say how, for a person."""
-        await self._ended.wait()
+        await self.until_ended()
         return self._cause
 
     async def close(self) -> None:

@@ -31,6 +31,9 @@ QUEUE_FRAMES = 64
 class SseChannel:
     """An open event stream and the address that takes what we send. Implements `Channel`."""
 
+    killed = False
+    """Nothing is known of a process."""
+
     def __init__(self, client: httpx2.AsyncClient, queue: MemoryObjectSendStream[bytes]) -> None:
         self._client, self._queue = client, queue
         self._address = ""
@@ -62,9 +65,13 @@ class SseChannel:
         self._cause = cause
         self._end()
 
+    async def until_ended(self) -> None:
+        """Wait until the stream has ended."""
+        await self._ended.wait()
+
     async def wait_closed(self) -> str:
         """Wait until the stream has ended; say how, for a person."""
-        await self._ended.wait()
+        await self.until_ended()
         return self._cause
 
     async def read(self, events: httpx2.EventSource, url: str, receive: Callable[[bytes], None]) -> None:

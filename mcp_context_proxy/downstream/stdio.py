@@ -43,6 +43,9 @@ EXIT_CODE_SECONDS = 0.08
 ENDLESS_MESSAGES = 16
 """So many times the largest message without a line end, and the server is given up."""
 
+PUSHED_BYTES = 1 << 20
+"""Of frames that do not wait, while a child does not read: thousands of cancelled calls."""
+
 Receive = Callable[[bytes | Oversized], None]
 
 
@@ -64,6 +67,8 @@ class StdioChannel:
         self._transports: list[asyncio.BaseTransport] = []
         self._unframed = 0
         """Bytes since the last complete line."""
+        self._pushed = 0
+        """Bytes that were sent without waiting since the child last read."""
         self._given_up = ""
         self._framer: LineFramer | None = None
 
@@ -102,14 +107,19 @@ class StdioChannel:
         """
         if not self._writer.writable.is_set():
             await self._writer.writable.wait()
-        self.send_nowait(frame)
+        self._write(frame)
 
     def send_nowait(self, frame: bytes) -> None:
-        """Write one frame, buffering it when the pipe is full.
+        """Write one frame, buffering it when the pipe is full; a child that reads nothing misses the rest.
 
         Raises:
             ConnectionError: the child has closed its input.
         """
+        self._pushed = 0 if self._writer.writable.is_set() else self._pushed + len(frame)
+        if self._pushed <= PUSHED_BYTES:
+            self._write(frame)
+
+    def _write(self, frame: bytes) -> None:
         if self._stdin is None or self._writer.closed or self._stdin.is_closing():
             raise ConnectionError("closed its input")
         self._stdin.write(frame + b"\n")
@@ -119,12 +129,22 @@ class StdioChannel:
         self._given_up = cause
         cast("PipeReader", self._reader).ended.set()
 
-    async def wait_closed(self) -> str:
-        """Wait until the child is gone or has closed its output; say which, for a person."""
+    @property
+    def killed(self) -> bool:
+        """Whether the child was ended by a signal."""
+        code = self._process.poll()
+        return code is not None and code < 0
+
+    async def until_ended(self) -> None:
+        """Wait until the child is gone or has closed its output."""
         reader = cast("PipeReader", self._reader)
         while not reader.ended.is_set() and self._process.poll() is None:
             with anyio.move_on_after(DEATH_POLL_SECONDS):
                 await reader.ended.wait()
+
+    async def wait_closed(self) -> str:
+        """Wait until the child is gone or has closed its output; say which, for a person."""
+        await self.until_ended()
         with anyio.move_on_after(EXIT_CODE_SECONDS):
             await self._exited()
         if not (unended := cast("LineFramer", self._framer).unended).startswith(b"{"):

@@ -249,11 +249,13 @@ class OwnTools:
 
     def _missing_servers(self) -> str:
         """Which servers could not be searched, for the model to know and perhaps to try again."""
-        missing = self._fleet.unlisted
-        if not missing:
-            return ""
-        named = ", ".join(f"{client.name} ({client.state})" for client in missing)
-        return f"Not searched, because not connected: {named}."
+        said = []
+        if missing := self._fleet.unlisted:
+            named = ", ".join(f"{client.name} ({client.state})" for client in missing)
+            said.append(f"Not searched, because not connected: {named}.")
+        if stale := [client.name for client in self._fleet.serving() if client.stale]:
+            said.append(f"Searched as last known, because their lists cannot be had: {', '.join(stale)}.")
+        return " ".join(said)
 
     def _show(self, session: Session | None, selected: Selected) -> None:
         """A handshake-era session lists from now on what was selected for it; only the list can grow."""

@@ -25,6 +25,7 @@ from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.ended_calls import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.spotlight import spotlit
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INVALID_PARAMS, Members, RequestError
 
@@ -32,7 +33,7 @@ STARTING_PATIENCE_SECONDS = 5.0
 """How long a call of a tool that is not known waits for servers that are still starting."""
 
 NAMES_COMPARED = 5000
-"""Names that one that is not known is compared with: 50 ms at most."""
+"""Names that one that is not known is compared with, in a thread: 100 ms at most."""
 
 
 class ToolCalls:
@@ -77,9 +78,9 @@ class ToolCalls:
             # A host may remember a tool from last time and call it before its server is up.
             await self._caught_up(STARTING_PATIENCE_SECONDS)
             tool = self._catalog.snapshot.tools.get(name)
-        return self._nearly(name) if tool is None else tool
+        return await self._nearly(name) if tool is None else tool
 
-    def _nearly(self, name: str) -> Tool:
+    async def _nearly(self, name: str) -> Tool:
         tools = self._catalog.snapshot.tools
         same = [known for known in tools.values() if known.name == name]
         if len(same) == 1:
@@ -88,7 +89,9 @@ class ToolCalls:
         if client is not None and client in self._fleet.unlisted:
             raise client.unavailable()
         names = itertools.islice(tools, NAMES_COMPARED)
-        nearest = [known.exposed_name for known in same] or difflib.get_close_matches(name, names, n=3)
+        nearest = [known.exposed_name for known in same] or await in_thread(
+            difflib.get_close_matches, name, list(names)
+        )
         raise UnknownItemError("tool", name, nearest)
 
     async def call(self, params: Members, caller: Caller) -> bytes:

@@ -122,10 +122,11 @@ class ToolList:
 
     def _standing(self, snapshot: Snapshot) -> Iterable[str]:
         """What is listed for everybody: the ``always`` tools, and the working set."""
+        chosen = bool(self.working_set.reasons)
         return (
             name
             for name, tool in snapshot.tools.items()
-            if tool.include is IncludeMode.ALWAYS or self.working_set.why(tool) is not None
+            if tool.include is IncludeMode.ALWAYS or (chosen and self.working_set.why(tool) is not None)
         )
 
     def header_schema(self, name: str) -> dict[str, Any] | None:

@@ -1,6 +1,8 @@
 """A call ends: by its answer, its deadline, its caller, or the end of its server, and is never sent twice."""
 
+import asyncio
 import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -214,6 +216,62 @@ async def test_a_server_that_reads_nothing_more_holds_up_only_itself(
 
     assert len(results) == 5
     assert all(result["isError"] for result in results)
+
+
+async def test_what_a_server_does_not_read_is_bounded_in_bytes(workshop: Workshop, good: Server) -> None:
+    stop = [{"kill": 19}, {"silent": True}]
+    workshop.server("stuck", tools=[tool("stop")], calls={"stop": stop}, settings={"call_timeout": 1.0})
+    limits = {"stop_seconds": 0.2, "message_bytes": 1 << 20}
+    async with inside(workshop.config(limits=limits)) as proxy:
+        host = Host(proxy, "handshake")
+        told: list[str] = []
+
+        async def call() -> None:
+            told.append(text(await host.call("stuck__stop", {"text": "x" * 100_000})))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(50):
+                group.start_soon(call)
+            assert await works(host)
+
+    # Half of the largest message may wait: five, and one or two that were on their way.
+    busy = [said for said in told if "busy" in said]
+    assert len(told) == 50
+    assert 42 <= len(busy) <= 45
+    assert all("wait for it to read them" in said for said in busy)
+    assert told[: len(busy)] == busy, "at once"
+
+
+ASKING = """
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("method") == "tools/list":
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": []}}), flush=True)
+        break
+    if message.get("method") == "initialize":
+        version = message["params"]["protocolVersion"]
+        info = {"name": "asking", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+for number in range(200_000):
+    print(json.dumps({"jsonrpc": "2.0", "id": number, "method": "ping"}))
+print("all are asked", file=sys.stderr, flush=True)
+input_is_never_read_again = sys.stdout.flush() or __import__("time").sleep(600)
+"""
+
+
+async def test_a_server_that_asks_without_reading_leaves_no_tasks_behind(
+    workshop: Workshop, good: Server
+) -> None:
+    server = workshop.server("asking")
+    server.settings = {"command": sys.executable, "args": ["-S", "-c", ASKING], "era": "handshake"}
+    async with inside(workshop.config(limits={"stop_seconds": 0.2})) as proxy:
+        client = proxy.fleet.clients["asking"]
+        await until(lambda: "all are asked" in client.stderr)
+
+        assert len(asyncio.all_tasks()) < 200
+        assert await works(Host(proxy, "handshake"))
 
 
 async def test_the_ledger_of_a_server_shows_each_call_once(workshop: Workshop) -> None:

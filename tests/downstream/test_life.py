@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from typing import Any
 
 import anyio
@@ -176,6 +177,45 @@ async def test_one_that_is_killed_again_and_again_is_there_for_the_next_call(wor
             os.kill(pids[-1], signal.SIGKILL)
 
     assert len(set(pids)) == 12
+
+
+LEAVING = """
+import json, sys
+with open(sys.argv[1], "a") as starts:
+    print("started", file=starts)
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    result = {"content": [{"type": "text", "text": "gone"}]}
+    if message["method"] == "initialize":
+        version, info = message["params"]["protocolVersion"], {"name": "leaving", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif message["method"] == "tools/list":
+        result = {"tools": [{"name": "go", "inputSchema": {"type": "object"}}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+    if message["method"] == "tools/call":
+        sys.exit(7)
+"""
+
+
+async def test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers(workshop: Workshop) -> None:
+    started = workshop.flag("started")
+    command = {"command": sys.executable, "args": ["-S", "-c", LEAVING, str(started)], "era": "handshake"}
+    workshop.server("leaving").settings = command
+    limits = {"backoff_first_seconds": 9000.0, "backoff_max_seconds": 9000.0}
+    async with inside(workshop.config(limits=limits)) as proxy:
+        host, client = Host(proxy, "handshake"), proxy.fleet.clients["leaving"]
+        answers = [text(await host.call("leaving__go"))]
+        # The first time is forgiven; the second, it is waited as long as for any other that fails.
+        await until(lambda: client.restarts == 1 and client.state is State.READY)
+        answers.append(text(await host.call("leaving__go")))
+        await until(lambda: client.state is State.FAILED)
+        later = [text(await host.call("leaving__go")) for _ in range(20)]
+
+    assert answers == ["gone", "gone"]
+    assert all("failed: it exited (code 7)" in said for said in later)
+    assert len(started.read_text(encoding="utf-8").splitlines()) == 2
 
 
 async def test_one_that_is_of_no_use_is_left_alone_after_some_tries_whoever_calls_it(

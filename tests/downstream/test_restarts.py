@@ -41,21 +41,32 @@ def test_after_five_failures_it_is_left_alone_and_tried_once_a_minute() -> None:
     assert restarts.left_alone
 
 
-def test_one_that_has_answered_something_is_wanted_back_at_once_however_often_it_dies() -> None:
+def test_one_that_has_answered_something_is_wanted_back_at_once_however_often_it_is_killed() -> None:
     restarts = Restarts(Limits(), most)
 
     assert [restarts.wait_seconds(0.01, useful=True) for _ in range(50)] == [0.0] * 50
     assert not restarts.left_alone
 
 
-def test_one_that_lives_for_a_second_each_time_is_started_twelve_times_in_a_minute_at_most() -> None:
+@pytest.mark.parametrize("useful", [True, False])
+@pytest.mark.parametrize("life", [0.1, 1.0, 4.9, 5.1, 20.0])
+def test_one_that_leaves_of_itself_is_started_twelve_times_in_a_minute_at_most(
+    life: float, useful: bool
+) -> None:
     restarts = Restarts(Limits(), least)
     now, starts = 0.0, 0
     while now < 60:
-        starts, now = starts + 1, now + 1.0
-        now += restarts.wait_seconds(lasted=1.0)
+        starts, now = starts + 1, now + life
+        now += restarts.wait_seconds(lasted=life, useful=useful, left=True)
 
-    assert 5 <= starts <= 12
+    assert 3 <= starts <= 12
+
+
+def test_one_that_leaves_of_itself_after_a_while_is_wanted_back_at_once_if_it_was_useful() -> None:
+    restarts = Restarts(Limits(), most)
+
+    assert [restarts.wait_seconds(10.0, useful=True, left=True) for _ in range(50)] == [0.0] * 50
+    assert [restarts.wait_seconds(1.0, useful=True, left=True) for _ in range(3)] == [0.0, 2.0, 4.0]
 
 
 def test_a_minute_of_health_forgets_everything() -> None:

@@ -206,7 +206,8 @@ async def test_a_list_that_flaps_is_fetched_once_a_second_and_announced_half_as_
 async def test_a_list_that_cannot_be_had_again_leaves_the_last_one(tmp_path: Path, mode: str) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
     workshop.server("odd").settings = faulty(mode, ledger.path, after=1)
-    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+    limits = {"list_seconds": 0.5}
+    async with inside(workshop.config(expose={"mode": "all"}, limits=limits)) as proxy:
         host = Host(proxy, "modern")
         for _ in range(2):
             await host.call("odd__tool_000", {"nonce": "n"})
@@ -214,6 +215,11 @@ async def test_a_list_that_cannot_be_had_again_leaves_the_last_one(tmp_path: Pat
 
         assert {f"odd__{name}" for name in GOOD} <= set(await host.names())
         assert "isError" not in await host.call(f"odd__{SAFE}", {"nonce": "n"})
+        # It is marked as what it is, and asked for again although nothing announces another change.
+        await until(lambda: any("the old one stays" in told for told in proxy.catalog.snapshot.findings))
+        answer = await host.call("search_available_tools", {"query": "says safe"})
+        assert "last known" in answer["structuredContent"]["note"]
+        await ledger.until(lambda ledger: len(ledger.of("list")) >= 3)
 
 
 async def test_servers_with_each_others_names_are_told_apart(tmp_path: Path) -> None:

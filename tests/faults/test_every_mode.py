@@ -146,15 +146,25 @@ async def test_a_fault_costs_its_own_call_and_nothing_else(scene: Scene, transpo
         judge(case, server, said, result)
     executed = scene.ledger.of("call", nonce=said)
     assert len(executed) <= 1
+    if not isinstance(result, RpcError):
+        assert_told_truly(result, len(executed))
     if case.lives:
         await until_safe(scene, server)
     await scene.bystander.until_more()
+
+
+def assert_told_truly(result: Any, executed: int) -> None:
+    """What is said of a call agrees with what its server has noted of it."""
+    told = text_of(result) if result.get("isError") else ""
+    if "is not available" in told:
+        assert executed == 0, told
 
 
 def judge(case: Case, server: str, said: str, result: Any) -> None:
     failed = result.get("isError") is True
     if case.outcome is EITHER and failed:
         assert f"'{server}'" in text_of(result)
+        assert re.search(case.says, text_of(result), re.DOTALL), text_of(result)
     elif case.outcome in (ANSWERS, EITHER):
         assert not failed, result
         assert text_of(result).endswith(said)
