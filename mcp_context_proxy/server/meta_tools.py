@@ -53,7 +53,7 @@ def instructions(setup: Setup, words_only: bool = False) -> str:
         words_only: Whether nothing can be found by its meaning.
     """
     return (
-        f"One server in front of {_names(setup)}. Only some of their tools are listed. "
+        f"One server in front of {_names(setup)}. Not all of their tools may be listed. "
         f"When none of the listed ones fits, describe what you need to {SEARCH}: it returns the matching "
         f"tools with their parameters. Call what it finds by name, or through {CALL}."
         + (WORDS_ONLY if words_only else "")
@@ -82,7 +82,7 @@ def _search(setup: Setup) -> dict[str, Any]:
         "name": SEARCH,
         "title": "Search available tools",
         "description": (
-            f"Find tools across all connected servers ({_names(setup)}). Most of their tools are not "
+            f"Find tools across all connected servers ({_names(setup)}). Most of their tools may not be "
             "listed: search before you conclude that something cannot be done. Say in plain words what you "
             "want to do, one need a sentence; the best matching tools come back with their parameters, ready "
             "to call." + documents
