@@ -18,7 +18,6 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.request import RequestContext, decoded, encoded
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store import RequestRow, RequestStore
-from mcp_context_proxy.store.trouble import Trouble
 from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -29,6 +28,9 @@ IN_MEMORY = 200
 GATHERING_SECONDS = 0.5
 """What is added meanwhile is written at once, and whoever is just being answered does not share the processor
 with the disk."""
+
+UNWRITTEN = 1_000
+"""That wait where the store refuses them, and go with the next one: some megabytes. Of more, the latest."""
 
 LAST_WRITE_SECONDS = 2.0
 """For what is unwritten when the proxy stops."""
@@ -42,7 +44,6 @@ class RequestRecords:
         self._recent: OrderedDict[str, RequestContext] = OrderedDict()
         self._unwritten: dict[str, RequestContext] = {}
         self._wake = anyio.Event()
-        self._trouble = Trouble("Request contexts are kept in memory only, until that is over.")
         self._added: list[Callable[[RequestContext], None]] = []
 
     def when_added(self, callback: Callable[[RequestContext], None]) -> None:
@@ -108,35 +109,33 @@ class RequestRecords:
                 await self._write()
 
     async def _write(self) -> None:
-        """What is unwritten, all that came meanwhile in one transaction."""
+        """What is unwritten, all that came meanwhile in one transaction; what is refused stays so."""
         waiting = list(self._unwritten.values())
         if waiting:
-            await in_thread(self._put, waiting)
-            for one in waiting:
+            written = await in_thread(self._put, waiting)
+            for one in waiting if written else waiting[:-UNWRITTEN]:
                 self._unwritten.pop(one.id, None)
 
-    def _put(self, contexts: Iterable[RequestContext]) -> None:
+    def _put(self, contexts: Iterable[RequestContext]) -> bool:
         assert self._store is not None
         rows = [RequestRow(one.id, one.time, one.session, encoded(one), one.owner) for one in contexts]
         try:
             self._store.put(rows, self._keep, time_of_day() - self._age)
-            self._trouble.over()
-        except StoreError as error:
-            self._trouble.tell(error)
+        except StoreError:
+            return False
+        return True
 
     def _get(self, request_id: str) -> RequestRow | None:
         assert self._store is not None
         try:
             return self._store.get(request_id)
-        except StoreError as error:
-            self._trouble.tell(error)
+        except StoreError:
             return None
 
     def _rows(self, read: Callable[[], list[RequestRow]]) -> list[RequestRow]:
         try:
             return read()
-        except StoreError as error:
-            self._trouble.tell(error)
+        except StoreError:
             return []
 
 

@@ -7,8 +7,8 @@ tell what somebody asked.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,9 +19,6 @@ from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store.protocol import VectorStore
-from mcp_context_proxy.store.trouble import Trouble
-
-logger = logging.getLogger(__name__)
 
 BATCH = 64
 """Texts between two writes, two reports of progress and two looks at whether to stop: about a tenth of a
@@ -33,7 +30,6 @@ class CachedEmbedder:
 
     def __init__(self, model: LazyModel, store: VectorStore) -> None:
         self._model, self._store = model, store
-        self._trouble = Trouble("Vectors are not kept; they are computed again at the next start.")
 
     def embed(
         self,
@@ -77,18 +73,15 @@ class CachedEmbedder:
     def _stored(self, model: Embedder, keys: list[bytes]) -> dict[bytes, Vector]:
         try:
             found = self._store.get(model.model_id, keys)
-        except StoreError as e:
-            self._trouble.tell(e)
+        except StoreError:
             return {}
         usable = are_unit(list(found.values()), model.dimensions)
         return {key: vector for (key, vector), ok in zip(found.items(), usable, strict=True) if ok}
 
     def _put(self, model: Embedder, vectors: dict[bytes, Vector]) -> None:
-        try:
+        # What is not kept is computed again at the next start.
+        with contextlib.suppress(StoreError):
             self._store.put(model.model_id, vectors)
-            self._trouble.over()
-        except StoreError as e:
-            self._trouble.tell(e)
 
 
 def _key(text: str) -> bytes:

@@ -84,10 +84,22 @@ class InteractionMemory:
         Raises:
             StoreError: nothing was kept.
         """
+        return self.keep(self.presentable(interactions))
+
+    def presentable(self, interactions: Sequence[Interaction]) -> list[Interaction]:
+        """Interactions as they are kept: without secrets, and of a bounded length."""
         now = self._clock()
-        kept = [self._presentable(one, now) for one in interactions]
+        return [self._presentable(one, now) for one in interactions]
+
+    def keep(self, presentable: Sequence[Interaction]) -> list[Interaction]:
+        """Keep such, and return them with the ids they have then.
+
+        Raises:
+            StoreError: nothing was kept.
+        """
+        now = self._clock()
         oldest = now - self._retention.days * SECONDS_A_DAY
-        return self._store.put(kept, now, self._retention.rows, oldest)
+        return self._store.put(presentable, now, self._retention.rows, oldest)
 
     def embed(self, interactions: Sequence[Interaction]) -> None:
         """Give interactions their embeddings.

@@ -17,14 +17,13 @@ import anyio
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.interactions.interaction import Interaction
 from mcp_context_proxy.interactions.memory import InteractionMemory
-from mcp_context_proxy.store.trouble import Trouble
 from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
 WAITING: Final = 1_000
-"""Searches and calls that wait to be written, or interactions that wait for their embedding. Of more, the
-oldest are not written, or stay without."""
+"""Searches and calls that wait to be written, or that the store has refused, or interactions that wait for
+their embedding. Of more, the oldest are not written, or stay without."""
 
 EMBEDDED_AT_ONCE: Final = 16
 """Some 50 ms of work with the packaged model, beside which a search gets its turn."""
@@ -61,13 +60,14 @@ class InteractionRecorder:
         self.memory = memory
         """Where they go."""
         self._noted: deque[Callable[[], Interaction]] = deque(maxlen=WAITING)
+        self._refused: deque[Interaction] = deque(maxlen=WAITING)
+        """Notes that could not be written; they go with the next ones."""
         self._posted: deque[_Posted] = deque()
         self._unembedded: deque[Interaction] = deque(maxlen=WAITING)
         self._wake, self._to_embed, self._idle = anyio.Event(), anyio.Event(), anyio.Event()
         self._hurry, self._urgent = anyio.Event(), anyio.Event()
         self._complete = False
         self._busy = 0
-        self._trouble = Trouble("Interactions are not kept.")
 
     def note(self, interaction: Callable[[], Interaction]) -> None:
         """Keep what the function returns, soon. It is called in another thread. Does not block."""
@@ -125,7 +125,7 @@ class InteractionRecorder:
         noted, posted = list(self._noted), list(self._posted)
         self._noted.clear()
         self._posted.clear()
-        if not noted and not posted:
+        if not noted and not posted and not self._refused:
             return
         self._busy += 1
         try:
@@ -141,15 +141,16 @@ class InteractionRecorder:
     def _put(
         self, noted: Sequence[Callable[[], Interaction]], posted: Sequence[_Posted]
     ) -> list[Interaction]:
-        made = [one for make in noted if (one := _made(make)) is not None]
+        made = self.memory.presentable([one for make in noted if (one := _made(make)) is not None])
+        self._refused.extend(made)
+        given = self.memory.presentable([one.interaction for one in posted])
         try:
-            kept = self.memory.add([*(one.interaction for one in posted), *made])
-            self._trouble.over()
+            kept = self.memory.keep([*given, *self._refused])
         except StoreError as error:
-            self._trouble.tell(error)
             for waiting in posted:
                 waiting.error = error
             return []
+        self._refused.clear()
         for waiting, row in zip(posted, kept, strict=False):
             waiting.kept = row
         return kept
@@ -183,11 +184,9 @@ class InteractionRecorder:
                 return []
             self._complete = True
             return self.memory.unembedded(0, WAITING)
-        except (ModelError, EmbeddingCancelledError) as error:
+        except (ModelError, EmbeddingCancelledError, StoreError) as error:
             self._complete = False
             logger.debug("%d interactions stay without an embedding: %s", len(batch), error)
-        except StoreError as error:
-            self._trouble.tell(error)
         except Exception:
             # boundary: what cannot be embedded must not end the memory
             logger.exception("interactions could not be embedded")

@@ -19,7 +19,6 @@ from mcp_context_proxy.learning import pairs as arithmetic
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, Pair, ToolKey
 from mcp_context_proxy.learning.state import State
 from mcp_context_proxy.store import LearnedRow, LearnedStore
-from mcp_context_proxy.store.trouble import Trouble
 
 
 class QueryModel(Protocol):
@@ -45,7 +44,6 @@ class KeptPairs:
         self._pruned = 0.0
         self._version: int | None = None
         self._outdated: list[Pair] = []
-        self._trouble = Trouble("What is learned is kept in memory until that is over.")
         self._unsaved: dict[tuple[bytes, ToolKey], Pair] = {}
 
     @property
@@ -93,8 +91,7 @@ class KeptPairs:
     def _changed_elsewhere(self) -> bool:
         try:
             version = self._store.version()
-        except StoreError as error:
-            self._trouble.tell(error)
+        except StoreError:
             return False
         before, self._version = self._version, version
         return before not in (None, version)
@@ -109,8 +106,7 @@ class KeptPairs:
         """What the store has; pairs of another model are embedded anew where their text is known."""
         try:
             found = [pair_of(row) for row in self._store.all()]
-        except StoreError as error:
-            self._trouble.tell(error)
+        except StoreError:
             found = []
         model_id, none = self._model.vectors([])
         usable = [pair for pair in found if pair.model_id == model_id and is_unit(pair.vector, none.shape[1])]
@@ -128,9 +124,7 @@ class KeptPairs:
     def _kept(self, write: Callable[[], None]) -> bool:
         try:
             write()
-            self._trouble.over()
-        except StoreError as error:
-            self._trouble.tell(error)
+        except StoreError:
             return False
         return True
 

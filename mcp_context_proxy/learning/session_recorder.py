@@ -15,12 +15,11 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, ToolKey
 from mcp_context_proxy.learning.working_set import WINDOW_DAYS
 from mcp_context_proxy.store import ToolSession, ToolSessionStore
-from mcp_context_proxy.store.trouble import Trouble
 from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS: Final = 1.0
+BATCH_SECONDS: Final = 0.5
 """In which uses are gathered to one write."""
 
 MOST_KEPT: Final = 20_000
@@ -43,7 +42,6 @@ class SessionRecorder:
         """That the store has refused; they go with the next ones."""
         self._seen: OrderedDict[tuple[ToolKey, str], None] = OrderedDict()
         self._wake = anyio.Event()
-        self._trouble = Trouble("The working set learns of this run when that is over.")
 
     def used(self, tool: ToolKey, session: str | None) -> None:
         """A tool did what it was asked in a session; without one, the day counts as such. Does not block."""
@@ -80,7 +78,5 @@ class SessionRecorder:
     def _write(self, rows: list[ToolSession]) -> None:
         try:
             self._store.add(rows, self._clock() - WINDOW_DAYS * SECONDS_A_DAY, MOST_KEPT)
-            self._trouble.over()
-        except StoreError as error:
-            self._trouble.tell(error)
+        except StoreError:
             self._unwritten = rows[-SEEN_KEPT:]

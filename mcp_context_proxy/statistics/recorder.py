@@ -24,14 +24,14 @@ from mcp_context_proxy.statistics.retention import Retention
 from mcp_context_proxy.statistics.summed import Summed
 from mcp_context_proxy.statistics.tally import Tally
 from mcp_context_proxy.store import StatisticsStore
-from mcp_context_proxy.store.trouble import Trouble
 from mcp_context_proxy.store.usage import SearchRow, SearchUsage, Slot
 from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS: Final = 1.0
-"""For what happens meanwhile to be written together; as much is lost when the process is killed."""
+BATCH_SECONDS: Final = 0.5
+"""For what happens meanwhile to be written together. When the process is killed, what happened since the last
+writing began is lost: less than the last second, also where a write takes long."""
 
 REFRESH_SECONDS: Final = 60.0
 """Between two looks at what other processes that share the store have counted: reading a year takes 0.2 s."""
@@ -83,7 +83,6 @@ class UsageRecorder:
         self._used: OrderedDict[str, None] = OrderedDict()
         self._to_write, self._to_count, self._writing = anyio.Event(), anyio.Event(), anyio.Lock()
         self._maintained = 0.0
-        self._trouble = Trouble("Statistics are kept in memory until that is over.")
 
     @property
     def counting(self) -> bool:
@@ -212,9 +211,7 @@ class UsageRecorder:
         """Do something with the store; whether it need not be done again."""
         try:
             work()
-            self._trouble.over()
-        except StoreError as error:
-            self._trouble.tell(error)
+        except StoreError:
             return False
         except Exception:
             # boundary: what cannot be counted must not end the proxy, nor be tried for ever

@@ -8,8 +8,8 @@ from typing import Any
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
+from mcp_context_proxy.store.database import Database
 from mcp_context_proxy.store.protocol import InteractionRow, InteractionScope, InteractionVector
-from mcp_context_proxy.store.sqlite import Database
 from mcp_context_proxy.store.vectors import KEYS_PER_QUERY, STORED, decoded_vector, is_vector
 
 _COLUMNS = "agent_name, interaction_type, content, time, id"

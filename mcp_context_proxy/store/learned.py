@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mcp_context_proxy.store.database import Database
 from mcp_context_proxy.store.protocol import LearnedRow
-from mcp_context_proxy.store.sqlite import Database
 from mcp_context_proxy.store.vectors import STORED, decoded_vector, is_vector
 
 _COLUMNS = "key, server, tool, query, model_id, vector, confidence, uses, first, last"
@@ -32,7 +32,7 @@ class SqliteLearned:
 
     def version(self) -> int:
         """Changes whenever another process has changed the store."""
-        return int(self._database.rows("PRAGMA data_version")[0][0])
+        return self._database.version()
 
     def put(self, rows: Iterable[LearnedRow]) -> None:
         """Keep the pairs, all or none; one under the same key, server and tool is replaced."""

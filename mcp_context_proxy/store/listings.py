@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from mcp_context_proxy.store.sqlite import Database
+from mcp_context_proxy.store.database import Database
 
 KEPT = 1_000
 """Servers; those that were listed longest ago make room."""

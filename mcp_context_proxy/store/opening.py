@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import logging
 import os
+import sqlite3
+import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,8 +19,10 @@ import platformdirs
 
 from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store.database import Database
 from mcp_context_proxy.store.interactions import SqliteInteractions
 from mcp_context_proxy.store.learned import SqliteLearned
+from mcp_context_proxy.store.line import Line
 from mcp_context_proxy.store.listings import SqliteListings
 from mcp_context_proxy.store.protocol import (
     InteractionStore,
@@ -28,7 +34,7 @@ from mcp_context_proxy.store.protocol import (
     VectorStore,
 )
 from mcp_context_proxy.store.requests import SqliteRequests
-from mcp_context_proxy.store.sqlite import Database, StoreDamagedError, open_database
+from mcp_context_proxy.store.sqlite import MEMORY, StoreDamagedError, StoreHinderedError, connected
 from mcp_context_proxy.store.statistics import SqliteStatistics
 from mcp_context_proxy.store.tool_sessions import SqliteToolSessions
 from mcp_context_proxy.store.vectors import SqliteVectors
@@ -40,6 +46,12 @@ IN_MEMORY: Final = "memory"
 ATTEMPTS = 3
 """Openings before memory is used: the first, one after a damaged file was set aside, and one more for when
 another process did that at the same moment."""
+COMPANIONS = ("-wal", "-shm")
+"""What SQLite keeps beside a file, by the end of its name."""
+KEPT_ASIDE = 3
+"""Damaged files, the latest, for whoever wants to save something of them."""
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +84,32 @@ def default_path() -> Path:
 def open_store(path: Path | Literal["memory"] | None = None) -> Store:
     """Open the store, at the default path if none is given. Blocking; never fails.
 
-    A damaged file is moved aside and an empty one begun. When there can be no file, the store is in memory.
+    A damaged file is moved aside and an empty one begun. One that is held by another process, or has no room,
+    is tried again whenever it is needed. When there can be no file, the store is in memory.
     """
     if path == IN_MEMORY:
-        return _opened(None, None)
+        return _in_memory(None)
     file = Path(path) if path is not None else default_path()
+    opening = _Opening(file)
+    writing, reading = Line(file, opening), Line(file, partial(opening, check=False))
     try:
-        return _open_file(file)
-    except (StoreError, OSError) as e:
-        reason = e.reason if isinstance(e, StoreError) else e.strerror or str(e)
-        warning = f"store {file} cannot be used: {reason}. Nothing is kept after this run"
+        writing.open()
+    except StoreHinderedError as e:
+        opening.warning = f"store {file} cannot be used now: {e.reason}. It is tried again"
+        logger.warning("%s.", opening.warning)
+    except StoreError as e:
+        warning = f"store {file} cannot be used: {e.reason}. Nothing is kept after this run"
         logger.warning("%s.", warning)
-        return _opened(None, warning)
+        return _in_memory(warning)
+    return _store(Database(writing, reading), file, opening.warning)
 
 
-def _open_file(path: Path) -> Store:
-    warning = None
-    for attempt in range(1, ATTEMPTS + 1):
-        identity = _create(path)
-        try:
-            return _opened(path, warning)
-        except StoreDamagedError as e:
-            if attempt == ATTEMPTS:
-                raise
-            warning = _set_aside(path, identity, e.reason) or warning
-    raise AssertionError("unreachable")
+def _in_memory(warning: str | None) -> Store:
+    line = Line(MEMORY, partial(connected, MEMORY))
+    return _store(Database(line, line), None, warning)
 
 
-def _opened(path: Path | None, warning: str | None) -> Store:
-    database = open_database(path)
+def _store(database: Database, path: Path | None, warning: str | None) -> Store:
     return Store(
         SqliteVectors(database),
         SqliteRequests(database),
@@ -115,15 +124,53 @@ def _opened(path: Path | None, warning: str | None) -> Store:
     )
 
 
-def _create(path: Path) -> int:
-    """Make sure there is a file that only its owner may read; return its identity."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Only a new file may be opened here: closing it again would drop the locks of another connection of ours.
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    if not os.access(path, os.R_OK | os.W_OK):
-        raise PermissionError(errno.EACCES, "it may not be read and written", str(path))
-    return path.stat().st_ino
+class _Opening:
+    """Opens the file, as often as that is needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened = False
+        self.warning: str | None = None
+        """What a person should know of the last time; already logged."""
+
+    def __call__(self, check: bool = True) -> sqlite3.Connection:
+        for attempt in range(1, ATTEMPTS + 1):
+            identity = self._create(expected=self._opened and attempt == 1)
+            try:
+                connection = connected(self._path, check)
+                self._opened = True
+                return connection
+            except StoreDamagedError as e:
+                if attempt == ATTEMPTS:
+                    raise
+                self.warning = _set_aside(self._path, identity, e.reason) or self.warning
+        raise AssertionError("unreachable")
+
+    def _create(self, expected: bool) -> int:
+        """Make sure there is a file that only its owner may read; return its identity."""
+        path = self._path
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Only a new file may be opened here: closing it again would drop the locks of another connection
+            # of ours.
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                if expected:
+                    logger.warning("store %s was taken away; an empty one is begun.", path)
+            status = path.stat()
+        except OSError as e:
+            kind = StoreHinderedError if e.errno in _NO_ROOM else StoreError
+            raise kind(path, e.strerror or str(e)) from e
+        if not stat.S_ISREG(status.st_mode):
+            raise StoreError(path, "it is not a regular file")
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise StoreError(path, "it may not be read and written")
+        if stat.S_IMODE(status.st_mode) & ~0o700:
+            # One that was copied, say. Somebody else's stays as it is.
+            for suffix in ("", *COMPANIONS):
+                with contextlib.suppress(OSError):
+                    path.with_name(path.name + suffix).chmod(0o600)
+        return status.st_ino
 
 
 def _set_aside(path: Path, identity: int, reason: str) -> str | None:
@@ -133,10 +180,13 @@ def _set_aside(path: Path, identity: int, reason: str) -> str | None:
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     aside = path.with_name(f"{path.stem}.corrupt-{moment}")
     path.rename(aside)
-    for suffix in ("-wal", "-shm"):
+    for suffix in COMPANIONS:
         companion = path.with_name(path.name + suffix)
         if companion.exists():
             companion.rename(aside.with_name(aside.name + suffix))
+    for old in sorted(path.parent.glob(f"{glob.escape(path.stem)}.corrupt-*Z"))[:-KEPT_ASIDE]:
+        for suffix in ("", *COMPANIONS):
+            old.with_name(old.name + suffix).unlink(missing_ok=True)
     warning = f"store {path} was damaged ({reason}); it was moved to {aside.name} and an empty one begun"
     logger.warning("%s.", warning)
     return warning

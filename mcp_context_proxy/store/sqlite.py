@@ -1,80 +1,65 @@
-"""One SQLite file, one connection, one lock: short transactions that other processes may interleave with.
+"""A connection to one SQLite file that several processes write: checked, and of the current schema.
 
-Every sqlite3 error leaves here as a `StoreError`; damage to the file as its subclass `StoreDamagedError`.
+Every sqlite3 error leaves here as a `StoreError`; damage to the file as its subclass `StoreDamagedError`,
+what will pass by itself as `StoreHinderedError`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.migrations import MIGRATIONS
 
-BUSY_TIMEOUT_S = 5.0
-"""How long to wait for another process's transaction; ours take milliseconds."""
+OPENING_TIMEOUT_S = 1.0
+"""How long to wait for another process while the file is opened: the proxy does not serve before that."""
 CHECK_BUDGET_S = 0.5
 """For the integrity check at the start. A store too large to check in this time is used as it is: damage that
 was not seen is found, at the latest, when it is read."""
 CHECK_STEPS = 5_000
 """SQLite instructions between two looks at the clock: a fraction of a millisecond."""
-MEMORY = ":memory:"
+MEMORY = Path(":memory:")
 """SQLite's name for a database without a file."""
 
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_FULL}
+_NO_ROOM_TO_BEGIN = sqlite3.SQLITE_IOERR_SHMSIZE
+"""What a full disk looks like to a connection that is opened."""
 
 
 class StoreDamagedError(StoreError):
     """The file is there, but it is not, or no longer, a sound database."""
 
 
-class Database:
-    """An open store of the current schema. Blocking and thread-safe."""
-
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection, self._path = connection, path
-        self._lock = threading.Lock()
-
-    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of one query."""
-        with self._lock, translated(self._path):
-            return self._connection.execute(statement, parameters).fetchall()
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write; all or nothing. Nothing else may use the database inside the block."""
-        with self._lock, translated(self._path), _immediate(self._connection):
-            yield self._connection
-
-    def close(self) -> None:
-        """Close the file; harmless when done twice."""
-        with self._lock:
-            self._connection.close()
+class StoreHinderedError(StoreError):
+    """It cannot be used for the moment: another process holds it, or the disk is full."""
 
 
-def open_database(path: Path | None, clock: Callable[[], float] = time.monotonic) -> Database:
-    """Open or create the file, check it, and bring it to the current schema. None keeps it in memory.
+def connected(
+    path: Path, check: bool = True, clock: Callable[[], float] = time.monotonic
+) -> sqlite3.Connection:
+    """Open or create the file, check it if asked to, and bring it to the current schema.
 
     Raises:
         StoreDamagedError: the file is not a sound database.
+        StoreHinderedError: it cannot be used for the moment.
         StoreError: the file cannot be used for another reason.
     """
-    shown = path or Path(MEMORY)
-    with translated(shown), contextlib.ExitStack() as undo:
+    with translated(path), contextlib.ExitStack() as undo:
         connection = sqlite3.connect(
-            path or MEMORY, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            path, timeout=OPENING_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         undo.callback(connection.close)
-        _check(connection, shown, clock)
+        if check:
+            _check(connection, path, clock)
         _use_write_ahead_log(connection)
-        _migrate(connection, shown)
+        _migrate(connection, path)
         undo.pop_all()
-    return Database(connection, shown)
+    return connection
 
 
 @contextlib.contextmanager
@@ -83,16 +68,23 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as e:
-        # The low byte is the primary code; an error raised by the module itself has none.
-        code = getattr(e, "sqlite_errorcode", 0) & 0xFF
-        raise (StoreDamagedError if code in _DAMAGE else StoreError)(path, str(e)) from e
+        raise _kind(getattr(e, "sqlite_errorcode", 0))(path, str(e)) from e
     except UnicodeDecodeError as e:
         # SQLite's own words quote what is in the file.
         raise StoreDamagedError(path, "there are bytes in it where only text can be") from e
 
 
+def _kind(extended: int) -> type[StoreError]:
+    """By SQLite's code; an error raised by the module itself has none."""
+    primary = extended & 0xFF
+    if primary in _DAMAGE:
+        return StoreDamagedError
+    return StoreHinderedError if primary in _PASSING or extended == _NO_ROOM_TO_BEGIN else StoreError
+
+
 @contextlib.contextmanager
-def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
+def immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    """Write; all or nothing."""
     # IMMEDIATE: a transaction that begins as a reader cannot wait for the write lock, it fails.
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -131,7 +123,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     if _version(connection) == len(MIGRATIONS):
         return
-    with _immediate(connection):
+    with immediate(connection):
         # Again, now that nobody else can write: another process may have been faster.
         version = _version(connection)
         if version > len(MIGRATIONS):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mcp_context_proxy.store.sqlite import Database
+from mcp_context_proxy.store.database import Database
 from mcp_context_proxy.store.usage import (
     DAY,
     HOUR,
@@ -148,7 +148,7 @@ class SqliteStatistics:
 
     def version(self) -> int:
         """Changes whenever another process has changed the store."""
-        return int(self._database.rows("PRAGMA data_version")[0][0])
+        return self._database.version()
 
 
 def _add_tool(connection: sqlite3.Connection, slot: Slot, usage: ToolUsage) -> None:

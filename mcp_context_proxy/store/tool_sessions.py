@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mcp_context_proxy.store.database import Database
 from mcp_context_proxy.store.protocol import ToolSession, ToolSessions
-from mcp_context_proxy.store.sqlite import Database
 
 
 class SqliteToolSessions:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.sqlite import Database
+from mcp_context_proxy.store.database import Database
 
 KEYS_PER_QUERY = 500
 """SQLite's oldest limit on parameters is 999."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 import anyio
 import pytest
@@ -166,4 +168,17 @@ async def test_a_store_that_fails_is_told_to_who_posts_and_once_in_the_log(
             with pytest.raises(StoreError):
                 await recorder.post(said("0.5"))
 
-    assert caplog.text.count("Interactions are not kept.") == 1
+    assert caplog.text.count("waits in memory") == 1
+
+
+async def test_what_a_store_refuses_for_a_while_is_kept_with_what_comes_after(
+    memory: InteractionMemory, path: Path
+) -> None:
+    async with running(memory) as recorder:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            recorder.note(lambda: said("while it is held"))
+            with pytest.raises(StoreError):
+                await recorder.post(said("posted while it is held"))
+        await recorder.post(said("posted afterwards"))
+    assert kept(memory) == ["posted afterwards", "while it is held"]

@@ -194,7 +194,7 @@ def test_a_locked_store_stops_neither_learning_nor_searching(tier, words, path, 
         other.close()
 
     assert set(tier.supported(words.one(QUERY))) == {MAIL, CHAT}
-    assert "kept in memory until that is over" in caplog.text
+    assert "waits in memory" in caplog.text
     with open_store(path) as store:
         assert [row.tool for row in store.learned.all()] == [MAIL[1]]
         tier.refresh()

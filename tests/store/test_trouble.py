@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.trouble import AGAIN_SECONDS, Trouble
+from mcp_context_proxy.store.trouble import AGAIN_SECONDS, CONSEQUENCE, Trouble
 
 FULL = StoreError(Path("store.sqlite3"), "database or disk is full")
 
@@ -20,19 +20,19 @@ class Clock:
 
 def test_it_warns_once_in_ten_minutes_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    trouble = Trouble("Nothing is kept.", clock)
+    trouble = Trouble(clock)
     for clock.now in (0.0, 1.0, AGAIN_SECONDS - 1, AGAIN_SECONDS, AGAIN_SECONDS + 1):
         trouble.tell(FULL)
 
     assert AGAIN_SECONDS == 600
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "store store.sqlite3: database or disk is full. Nothing is kept."
+        f"store store.sqlite3: database or disk is full. {CONSEQUENCE}."
     ] * 2
 
 
 def test_what_comes_and_goes_is_warned_of_no_more_often(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    trouble = Trouble("Nothing is kept.", clock)
+    trouble = Trouble(clock)
     with caplog.at_level(logging.INFO):
         trouble.over()
         for clock.now in range(5):
