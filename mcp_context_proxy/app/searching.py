@@ -12,7 +12,7 @@ from mcp_context_proxy.context.constraints import Figures
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.embedding.cache import CachedEmbedder
 from mcp_context_proxy.embedding.lazy import LazyModel
-from mcp_context_proxy.embedding.opening import open_model
+from mcp_context_proxy.embedding.opening import look_at_model, open_model
 from mcp_context_proxy.embedding.queries import QueryEmbedder
 from mcp_context_proxy.embedding.remembered import RememberedQueries
 from mcp_context_proxy.items import Snapshot
@@ -49,7 +49,7 @@ class Searching:
             figures: What is known of tools from their calls, now.
         """
         self._vectors = store.vectors
-        self.model = LazyModel(partial(open_model, config))
+        self.model = LazyModel(partial(open_model, config), look=partial(look_at_model, config))
         self.answered: Counter[str] = Counter()
         """Calls that each server has answered: the most used ones are indexed first."""
         embedder = QueryEmbedder(self.model)

@@ -62,6 +62,11 @@ LATELY_SECONDS = 7 * 86_400.0
 """Since the latest request, for search to be made ready before there is one."""
 
 
+LOOK_SECONDS = 0.5
+"""For the files of the model to be read, while the SDK is imported: 25 ms for the packaged one. Those of a
+large one are read on while hosts are served already."""
+
+
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
     raise_file_limit()
@@ -74,7 +79,9 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
             listening.start_soon(listen_for_signals, signals, asked, reloader.ask)
             async with open_proxy(config, serves=True) as proxy:
                 # Half a second of imports, in which the first servers start.
-                await load_sdk()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_look_at_model, proxy)
+                    await load_sdk()
                 from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
                 from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415
 
@@ -82,13 +89,13 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 server = SdkServer(
                     proxy.gateway,
                     proxy.changes,
-                    meta_tools.instructions(proxy.setup),
+                    _instructions(proxy),
                     proxy.tool_list.header_schema,
                 )
 
                 async def apply(changed: Config) -> None:
                     await proxy.apply(changed)
-                    server.instructions = meta_tools.instructions(proxy.setup)
+                    server.instructions = _instructions(proxy)
 
                 proxy.reloader = reloader
                 async with anyio.create_task_group() as group:
@@ -100,6 +107,15 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     await front(proxy, server)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()
+
+
+async def _look_at_model(proxy: Proxy) -> None:
+    with anyio.move_on_after(LOOK_SECONDS):
+        await in_thread(proxy.searching.model.look, abandon_on_cancel=True)
+
+
+def _instructions(proxy: Proxy) -> str:
+    return meta_tools.instructions(proxy.setup, words_only=proxy.searching.model.error is not None)
 
 
 async def _spare_the_collector(proxy: Proxy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import anyio
 
@@ -13,6 +14,9 @@ from mcp_context_proxy.catalog.watch import watch
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.threads import in_thread
+
+READING_SECONDS: Final = 0.25
+"""For the documents to be read before hosts are served: some hundreds. More are served once all are read."""
 
 
 class Upkeep:
@@ -28,6 +32,8 @@ class Upkeep:
         """
         self._catalog, self._fleet, self._library = catalog, fleet, library
         self._stale, self._other_folders = anyio.Event(), anyio.Event()
+        self._documents_read = anyio.Event()
+        self._waited = False
         self._refreshed: list[Callable[[Snapshot], None]] = []
         self._changed: list[Callable[[], None]] = []
         self._rewritten: list[Callable[[str], None]] = []
@@ -48,14 +54,19 @@ class Upkeep:
         """Have the catalog made anew soon."""
         self._stale.set()
 
-    async def start(self) -> None:
-        """Know the documents, and what servers listed the last time."""
-        await in_thread(self._library.reload)
+    async def recall(self) -> None:
+        """Know what servers listed the last time."""
         await self._fleet.recall()
+
+    async def begun(self) -> None:
+        """Wait until `run` knows the documents, unless there are very many."""
+        with anyio.move_on_after(READING_SECONDS):
+            await self._documents_read.wait()
+        self._waited = True
         self._catalog.refresh()
 
     async def run(self) -> None:
-        """Keep the catalog current until cancelled."""
+        """Know the documents; keep the catalog current until cancelled."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch_documents)
             while True:
@@ -76,15 +87,17 @@ class Upkeep:
         self._other_folders.set()
 
     async def settled(self) -> None:
-        """Wait until every server is ready or has failed once, and the catalog knows it."""
+        """Wait until all is read and every server is ready or has failed once, and the catalog knows it."""
+        await self._documents_read.wait()
         await self._fleet.settled()
         await self._refresh()
 
     async def caught_up(self, seconds: float) -> None:
         """Wait, no longer than `seconds`, for servers still starting; those that came are in the catalog."""
-        if not self._fleet.starting:
+        if not self._fleet.starting and self._documents_read.is_set():
             return
         with anyio.move_on_after(seconds):
+            await self._documents_read.wait()
             await self._fleet.settled()
         await self._refresh()
         self._tell()
@@ -99,7 +112,11 @@ class Upkeep:
             changed()
 
     async def _watch_documents(self) -> None:
-        """Watch the folders that are configured now, until others are."""
+        """Read the folders that are configured, and watch them, until others are."""
+        await in_thread(self._library.reload)
+        self._documents_read.set()
+        if self._waited:
+            self.mark_stale()
         while True:
             self._other_folders = anyio.Event()
             async with anyio.create_task_group() as group:

@@ -5,9 +5,11 @@ A file that is wrong is told as a finding and served with what is usable of it; 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from mcp_context_proxy.catalog.document_file import UnusableError, read_document_file
 from mcp_context_proxy.catalog.finding import Finding
@@ -38,10 +40,46 @@ class Loaded:
     """Every folder that was read: where a change can be."""
 
 
-def load_documents(folders: Sequence[DocumentFolder], limits: Limits) -> Loaded:
+Parsed: TypeAlias = tuple[list[Document], list[Finding]]
+
+
+class ParsedFiles:
+    """What files hold, by their content: one that is as it was is not parsed again.
+
+    Only what the latest reading asked for is kept.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Parsed | UnusableError] = {}
+        self._asked: dict[bytes, Parsed | UnusableError] = {}
+
+    def begin(self) -> None:
+        """Another reading begins."""
+        self._known, self._asked = self._asked, {}
+
+    def of(self, folder: DocumentFolder, file: MarkdownFile) -> Parsed:
+        """The documents of a file, and what a person should mend in it; raises `UnusableError`."""
+        key = hashlib.sha256(repr((folder.kind, folder.include, file.path)).encode() + file.data).digest()
+        found = self._known.get(key)
+        if found is None:
+            try:
+                found = read_document_file(file, folder.kind, folder.include)
+            except UnusableError as error:
+                found = error.with_traceback(None)
+        self._asked[key] = found
+        if isinstance(found, UnusableError):
+            raise found
+        return found
+
+
+def load_documents(
+    folders: Sequence[DocumentFolder], limits: Limits, parsed: ParsedFiles | None = None
+) -> Loaded:
     """Read all folders. Blocks: call it in a worker thread. Whatever is wrong becomes a finding."""
     allowance = Allowance(files=limits.documents, file_bytes=limits.document_bytes)
-    collected = _Collected(limits.documents)
+    parsed = parsed or ParsedFiles()
+    parsed.begin()
+    collected = _Collected(limits.documents, parsed)
     for folder in folders:
         reader = FolderReader(folder.path, allowance)
         for file in reader.files():
@@ -58,8 +96,8 @@ def load_documents(folders: Sequence[DocumentFolder], limits: Limits) -> Loaded:
 class _Collected:
     """Documents in the order of their paths; the first of a name wins."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, parsed: ParsedFiles) -> None:
+        self._limit, self._parsed = limit, parsed
         self._by_name: dict[tuple[Kind, str], tuple[Document, Path]] = {}
         self.findings: list[Finding] = []
         self.folders: list[Path] = []
@@ -69,7 +107,7 @@ class _Collected:
 
     def add_file(self, folder: DocumentFolder, file: MarkdownFile) -> None:
         try:
-            documents, findings = read_document_file(file, folder.kind, folder.include)
+            documents, findings = self._parsed.of(folder, file)
         except UnusableError as error:
             self.findings.append(Finding(file.path, error.line, f"left out: {error}"))
             return

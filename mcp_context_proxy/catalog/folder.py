@@ -199,7 +199,10 @@ class FolderReader:
         self.folders.append(self._root.joinpath(*parts))
         for name, sort in self._listed(place):
             below = (*parts, name)
-            if sort is _Sort.FOLDER:
+            if not _is_utf8(name):  # not even opened: a watcher of this folder could not tell of it
+                if sort is _Sort.FOLDER or name.lower().endswith(SUFFIXES):
+                    self._find(self._root.joinpath(*below), "left out: its name is not UTF-8; rename it")
+            elif sort is _Sort.FOLDER:
                 yield from self._descend(place, below)
             elif name.lower().endswith(SUFFIXES):
                 yield from self._read(place, below, sort)
@@ -268,6 +271,14 @@ def _closing(place: _Place) -> Iterator[None]:
         yield
     finally:
         place.close()
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _sort(entry: os.DirEntry[str]) -> _Sort:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents
+from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, ParsedFiles, load_documents
 from mcp_context_proxy.catalog.finding import Finding
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Document, IndexedChunk, Kind, Source
@@ -45,7 +45,7 @@ class DocumentLibrary:
         self.folders = tuple(folders)
         self._limits = limits
         self._reloading = threading.Lock()
-        self._loaded = Loaded((), ())
+        self._loaded, self._parsed = Loaded((), ()), ParsedFiles()
         self._embeddings: dict[Kind, dict[str, list[IndexedChunk]]] = {kind: {} for kind in _KEYS}
         self._sources = {kind: Source(key, (), self._embeddings[kind]) for kind, key in _KEYS.items()}
 
@@ -77,7 +77,7 @@ class DocumentLibrary:
     def reload(self) -> Changes:
         """Read all folders again and publish what they hold. Blocks: call it in a worker thread."""
         with self._reloading:
-            loaded = load_documents(self.folders, self._limits)
+            loaded = load_documents(self.folders, self._limits, self._parsed)
             changes = _changes(self._loaded.documents, loaded.documents)
             _log_new(self._loaded.findings, loaded.findings)
             if changes:

@@ -139,6 +139,11 @@ class _Watcher:
             logger.exception("rules and references could not be reloaded")
 
     async def _fall_back(self, error: Exception) -> None:
+        if _is_undecodable(error):
+            # Somebody else uses a file whose name is not UTF-8; it is left out, but others may have changed.
+            await self._reload()
+            await anyio.sleep(RETRY_SECONDS)
+            return
         if not self._polling:
             logger.warning("folders of documents cannot be watched (%s); they are polled instead", error)
             self._polling = True
@@ -146,6 +151,13 @@ class _Watcher:
         logger.debug("folders of documents cannot be polled (%s); tried again", error)
         await self._reload()
         await anyio.sleep(RETRY_SECONDS)
+
+
+def _is_undecodable(error: BaseException) -> bool:
+    """Whether the watcher has met a name that it cannot tell."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_undecodable, error.exceptions))
+    return "decode path" in str(error)
 
 
 def _targets(library: DocumentLibrary) -> frozenset[str]:

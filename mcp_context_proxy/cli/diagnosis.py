@@ -23,8 +23,26 @@ _INSTALL: Final = {
     "docker": "install Docker: https://docs.docker.com/get-docker",
 }
 
-_RUNNERS: Final = {"npx": "@", "bunx": "@", "uvx": "=="}
+_RUNNERS: Final = {
+    ("npx",): "@",
+    ("npm", "exec"): "@",
+    ("npm", "x"): "@",
+    ("pnpm", "dlx"): "@",
+    ("yarn", "dlx"): "@",
+    ("bunx",): "@",
+    ("bun", "x"): "@",
+    ("uvx",): "==",
+    ("uv", "tool", "run"): "==",
+    ("pipx", "run"): "==",
+}
 """Programs that download what they run, and how a version is pinned with each."""
+
+_CONTAINERS: Final = {"docker", "podman", "nerdctl"}
+_WITHOUT_VALUE: Final = {
+    *("--rm", "--interactive", "--tty", "--detach", "--init", "--privileged", "--read-only", "--quiet"),
+    *("--publish-all", "--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--replace"),
+}
+"""Of the options of their ``run``; every other takes a value."""
 
 _PACKAGE_FLAGS: Final = {"-p", "--package", "--from"}
 _FLAGS_WITH_VALUE: Final = {"--python", "--with", "--index-url", "--index", "--registry", "--directory"}
@@ -73,15 +91,52 @@ def remedy(config: ServerConfig, cause: str, status: int | None = None, strays: 
 
 def unpinned(config: ServerConfig) -> str | None:
     """What makes a server another program whenever its author publishes one; None when nothing does."""
-    runner = PurePath(config.command or "").name.removesuffix(".cmd").removesuffix(".exe")
-    package = _package(config.args) if runner in _RUNNERS else None
+    program = PurePath(config.command or "").name.removesuffix(".cmd").removesuffix(".exe")
+    if program in _CONTAINERS:
+        return _unpinned_image(program, config.args)
+    words = (program, *config.args)
+    found = next((one for one in _RUNNERS if words[: len(one)] == one), None)
+    if found is None:
+        return None
+    runner, package = " ".join(found), _package(words[len(found) :])
     if package is None or _PINNED.fullmatch(package) or _ELSEWHERE.match(package):
         return None
     name = package.removesuffix("@latest")
     return (
         f"{runner} runs whatever version of {name} is newest; pin it, with the number of one that you trust: "
-        f"{_RANGE.split(name)[0]}{_RUNNERS[runner]}NUMBER"
+        f"{_RANGE.split(name)[0]}{_RUNNERS[found]}NUMBER"
     )
+
+
+def _unpinned_image(program: str, args: tuple[str, ...]) -> str | None:
+    image = _image(args)
+    if image is None or "@" in image:
+        return None
+    name, colon, tag = image.rpartition(":")
+    if colon and "/" not in tag and tag != "latest":
+        return None
+    name = name if colon and "/" not in tag else image
+    return (
+        f"{program} runs whatever {name}:latest is just then; pin it, with the tag or the digest of one that "
+        f"you trust: {name}:TAG or {name}@sha256:DIGEST"
+    )
+
+
+def _image(args: tuple[str, ...]) -> str | None:
+    """What is run as a container; None for other commands."""
+    words = iter(args)
+    if "run" not in words:  # also moves on behind it
+        return None
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word.startswith("--"):
+            has_value = word not in _WITHOUT_VALUE and "=" not in word
+        else:
+            has_value = word[-1] not in "itdPq" and len(word) == 2
+        if has_value:
+            next(words, None)
+    return None
 
 
 async def http_status(config: ServerConfig) -> int | None:

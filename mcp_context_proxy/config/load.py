@@ -25,7 +25,7 @@ from mcp_context_proxy.config.locate import VARIABLE, default_path, expand_home,
 from mcp_context_proxy.config.mistakes import mistakes
 from mcp_context_proxy.config.servers import ServerConfig
 from mcp_context_proxy.config.settings import Config
-from mcp_context_proxy.config.source import Source, dotted, read, writable_by_all
+from mcp_context_proxy.config.source import Source, changeable_by_others, dotted, read
 from mcp_context_proxy.config.toml_lines import KeyPath
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
@@ -58,7 +58,7 @@ def load(
         ConfigError: it cannot be used; holds every mistake, in file order.
     """
     source = read(_file(path, environ))
-    problems = writable_by_all(source.file)
+    problems = changeable_by_others(source.file, environ)
     if source.is_json:
         source, of_host = from_host(source, warn)
         problems += of_host

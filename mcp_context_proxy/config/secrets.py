@@ -91,11 +91,25 @@ def _forms(value: str) -> Iterator[str]:
         yield quote(plain)
         yield quote(plain, safe="")
         yield quote_plus(plain)
-        yield json.dumps(plain)[1:-1]
-        yield json.dumps(plain, ensure_ascii=False)[1:-1]
+        for quoted in (json.dumps(plain)[1:-1], json.dumps(plain, ensure_ascii=False)[1:-1]):
+            yield quoted
+            yield json.dumps(quoted)[1:-1]
+        yield repr(plain)[1:-1]
     data = value.encode("utf-8", "surrogateescape")
-    yield base64.b64encode(data).decode().rstrip("=")
-    yield base64.urlsafe_b64encode(data).decode().rstrip("=")
+    yield data.hex()
+    yield data.hex().upper()
+    yield from _base64_forms(data)
+
+
+def _base64_forms(data: bytes) -> Iterator[str]:
+    """By itself, and as a part of something: ``user:password`` in basic authentication, say."""
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        yield encode(data).decode().rstrip("=")
+        for before in range(3):
+            whole = encode(bytes(before) + data).decode().rstrip("=")
+            # Without the characters that also depend on what stands before and after.
+            first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
+            yield whole[first:last]
 
 
 def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:

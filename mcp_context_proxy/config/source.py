@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,8 @@ from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Of a configuration file. A host's settings file also holds histories and grows to many megabytes."""
+TRUST_VARIABLE: Final = "MCP_CONTEXT_PROXY_TRUST_CONFIG"
+"""Says that others may change the configuration: for a volume that shows rights and owners of its own."""
 _JSON_SUFFIXES: Final = frozenset({".json", ".jsonc", ".code-workspace"})
 _POSITION: Final = re.compile(
     r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$"
@@ -83,16 +85,40 @@ def read(file: Path) -> Source:
     return _parse_json(file, text) if is_json else _parse_toml(file, text)
 
 
-def writable_by_all(file: Path) -> list[ConfigProblem]:
-    """A problem if anyone may write `file`: they could run programs as its reader."""
+def changeable_by_others(file: Path, environ: Mapping[str, str]) -> list[ConfigProblem]:
+    """Problems if others may write or replace `file`: they could run programs as its reader."""
+    if os.name != "posix" or environ.get(TRUST_VARIABLE):
+        return []
     try:
-        mode = file.stat().st_mode
-    except OSError:  # gone since it was read: nobody can change it now
+        status, folders = file.stat(), {file.parent, file.resolve().parent}
+        if not stat.S_ISREG(status.st_mode):
+            return []
+        messages = [*_of_file(file, status), *_of_folders(folders)]
+    except (OSError, RuntimeError):  # gone since it was read: nobody can change it now
         return []
-    if os.name != "posix" or not stat.S_ISREG(mode) or not mode & stat.S_IWOTH:
-        return []
-    message = f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'"
-    return [ConfigProblem(file, None, "", message)]
+    otherwise = f", or set {TRUST_VARIABLE}=1 if that is meant to be so"
+    return [ConfigProblem(file, None, "", message + otherwise) for message in messages]
+
+
+def _of_file(file: Path, status: os.stat_result) -> Iterator[str]:
+    if status.st_mode & stat.S_IWOTH:
+        yield f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'"
+    if status.st_uid not in (0, os.geteuid()):
+        yield (
+            f"it belongs to another user (id {status.st_uid}), who could run programs as you by it; "
+            f"run: sudo chown $(id -u) '{file}'"
+        )
+
+
+def _of_folders(folders: Iterable[Path]) -> Iterator[str]:
+    for folder in sorted(folders):
+        mode = folder.stat().st_mode
+        # With the sticky bit, as that of /tmp, only its owner may replace a file.
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            yield (
+                "everyone on this machine may put another file in its place, and so run programs as you; "
+                f"run: chmod o-w '{folder}'"
+            )
 
 
 def _text(file: Path) -> str:

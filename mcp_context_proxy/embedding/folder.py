@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from mcp_context_proxy.config import EmbeddingConfig
-from mcp_context_proxy.embedding.manifest import GRAPH, MANIFEST, TOKENIZER, cause, digest, verified_manifest
+from mcp_context_proxy.embedding.manifest import (
+    GRAPH,
+    MANIFEST,
+    TOKENIZER,
+    cause,
+    digest,
+    text_of,
+    verified_manifest,
+)
 from mcp_context_proxy.errors import ModelError
 
 Pooling: TypeAlias = Literal["mean", "cls"]
@@ -151,7 +159,7 @@ def _digest(path: Path) -> str:
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text_of(path))
     except FileNotFoundError:
         return {}
     except OSError as e:
@@ -192,7 +200,7 @@ def _has_dense_layer(directory: Path) -> bool:
     if not path.exists():
         return False
     try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
+        modules = json.loads(text_of(path))
     except (OSError, ValueError) as e:
         raise ModelError(path, "the file is damaged: it is not JSON", REMEDY) from e
     entries = modules if isinstance(modules, list) else []

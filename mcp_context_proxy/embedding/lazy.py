@@ -28,9 +28,19 @@ class LazyModel:
     """A model shared by all threads, opened at first use."""
 
     def __init__(
-        self, load: Callable[[], Embedder] = load_model, clock: Callable[[], float] = time.monotonic
+        self,
+        load: Callable[[], Embedder] = load_model,
+        clock: Callable[[], float] = time.monotonic,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        self._load, self._clock = load, clock
+        """Open nothing yet.
+
+        Args:
+            load: Opens the model; raises `ModelError`.
+            clock: Seconds, of any kind.
+            look: Raises `ModelError` if that would be in vain, as far as can be told without it.
+        """
+        self._load, self._clock, self._look = load, clock, look
         self._lock = threading.Lock()
         self._model: Embedder | None = None
         self._error: ModelError | None = None
@@ -45,6 +55,15 @@ class LazyModel:
     def error(self) -> ModelError | None:
         """Why there are no vectors; None while none were needed yet, and when all is well."""
         return self._error
+
+    def look(self) -> None:
+        """See whether there is a model to be opened; if not, that is told now. Blocks for a moment."""
+        with self._lock:
+            if self._model is None and self._error is None:
+                try:
+                    self._look()
+                except ModelError as error:
+                    self._failed(error)
 
     def get(self) -> Embedder:
         """The model, however it is doing; blocks while it is opened for the first time.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,7 @@ def verified_manifest(directory: Path, remedy: str) -> Manifest:
 
 def _read_manifest(path: Path, remedy: str) -> Manifest:
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(text_of(path))
         return Manifest(
             model=str(facts["model"]),
             dimensions=int(facts["dimensions"]),
@@ -74,8 +76,21 @@ def _verify(path: Path, expected: str, remedy: str) -> None:
         )
 
 
+def text_of(path: Path) -> str:
+    """A file of a model folder; raises `OSError` or `ValueError`."""
+    _must_be_regular(path)
+    return path.read_text(encoding="utf-8")
+
+
+def _must_be_regular(path: Path) -> None:
+    """Opening a pipe would wait for a writer, and a device may have no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits. Raises `OSError`."""
+    _must_be_regular(path)
     hashed, block = hashlib.sha256(), bytearray(BLOCK)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):

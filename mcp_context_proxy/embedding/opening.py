@@ -6,7 +6,19 @@ from pathlib import Path
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embedder import Embedder
+from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, read_folder
 from mcp_context_proxy.embedding.model import load_model
+
+
+def look_at_model(config: Config) -> None:
+    """Read the files of the configured model, and open nothing. Blocking.
+
+    Raises:
+        ModelError: they are missing or damaged.
+    """
+    settings = config.embedding
+    if settings.endpoint is None:
+        read_folder(PACKAGED_MODEL if settings.model is None else Path(settings.model), settings)
 
 
 def open_model(config: Config) -> Embedder:

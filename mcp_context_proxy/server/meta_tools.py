@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Raw
 
@@ -39,12 +39,24 @@ class Setup:
     """Whether it may search earlier interactions."""
 
 
-def instructions(setup: Setup) -> str:
-    """What a host tells its model about this server."""
+WORDS_ONLY: Final = (
+    f" The embedding model cannot be used, so {SEARCH} goes by words alone: use words that the names and "
+    "descriptions of tools are likely to have."
+)
+
+
+def instructions(setup: Setup, words_only: bool = False) -> str:
+    """What a host tells its model about this server.
+
+    Args:
+        setup: What is behind it.
+        words_only: Whether nothing can be found by its meaning.
+    """
     return (
         f"One server in front of {_names(setup)}. Only some of their tools are listed. "
         f"When none of the listed ones fits, describe what you need to {SEARCH}: it returns the matching "
         f"tools with their parameters. Call what it finds by name, or through {CALL}."
+        + (WORDS_ONLY if words_only else "")
     )
 
 

@@ -54,7 +54,7 @@ class Resources:
         del caller
         _one_page(params)
         snapshot = self._catalog.snapshot
-        own = [_described(document) for document in snapshot.documents.values()]
+        own = [_described(uri, document) for uri, document in snapshot.documents.items()]
         foreign = [envelope.members(resource.definition) for resource in snapshot.resources.values()]
         return envelope.encode({"resources": [*own, *foreign, *context_resources.LISTED]})
 
@@ -198,9 +198,9 @@ def _one_page(params: Members) -> None:
         raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
 
 
-def _described(document: Document) -> dict[str, Any]:
+def _described(uri: str, document: Document) -> dict[str, Any]:
     return {
-        "uri": document.uri,
+        "uri": uri,
         "name": document.name,
         "description": document.description,
         "mimeType": "text/markdown",

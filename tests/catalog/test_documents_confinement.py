@@ -250,7 +250,7 @@ def test_a_file_name_that_is_not_utf8_is_told(docs: Path) -> None:
     loaded = load(docs)
 
     assert loaded.documents == ()
-    assert str(loaded.findings[0]) == f"{docs}/\\udcff.md: left out: its file name is not UTF-8; rename it"
+    assert str(loaded.findings[0]) == f"{docs}/\\udcff.md: left out: its name is not UTF-8; rename it"
 
 
 def open_descriptors() -> int:

@@ -2,7 +2,9 @@
 
 import errno
 import logging
+import os
 import shutil
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -134,6 +136,28 @@ async def test_a_failing_callback_does_not_end_the_watch(
             tasks.cancel_scope.cancel()
 
     assert caplog.messages == ["rules and references could not be reloaded"]
+
+
+def not_utf8(folder: Path, name: bytes) -> Path:
+    return Path(os.fsdecode(os.fsencode(folder) + b"/" + name))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode there")
+async def test_names_that_are_not_utf8_do_not_end_the_watching(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write({"a.md": "one"})
+    inside = anyio.Path(not_utf8(root, b"folder\xff"))
+    await inside.mkdir()
+    await (inside / "b.md").write_text("inside", encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        async with watching(library_of(root)) as changes:
+            await anyio.Path(not_utf8(root, b"file\xff.md")).write_text("x", encoding="utf-8")
+            write({"a.md": "two"})
+            assert await changes.receive() == Changes(changed=("rule://a",))
+
+    assert "polled" not in caplog.text
+    assert "its name is not UTF-8" in caplog.text
 
 
 async def test_where_watching_fails_folders_are_polled_and_it_is_said_once(

@@ -160,6 +160,12 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop
         ("uvx", ["--from", "git+https://example.com/x", "x"], None),
         ("npx", ["./here"], None),
         ("node", ["server.js"], None),
+        ("npm", ["exec", "-y", "server"], "server"),
+        ("npm", ["run", "server"], None),
+        ("pnpm", ["dlx", "server"], "server"),
+        ("uv", ["tool", "run", "some-server"], "some-server"),
+        ("uv", ["run", "server.py"], None),
+        ("pipx", ["run", "some-server==1.2"], None),
     ],
 )
 def test_a_runner_without_a_version_is_warned_about(
@@ -173,6 +179,29 @@ def test_a_runner_without_a_version_is_warned_about(
     assert (warning is None) == (package is None)
     assert package is None or f"version of {package} is newest" in str(warning)
     assert "1.2.3" not in str(warning), "nobody knows whether there is such a version"
+
+
+@pytest.mark.parametrize(
+    ("args", "image"),
+    [
+        (["run", "-i", "--rm", "-e", "TOKEN", "ghcr.io/owner/server"], "ghcr.io/owner/server"),
+        (["run", "-it", "--init", "--name", "x", "server:latest", "serve"], "server"),
+        (["run", "--network=host", "localhost:5000/server"], "localhost:5000/server"),
+        (["run", "-i", "--rm", "server:1.2"], None),
+        (["run", "-v", "/a:/b:ro", "server@sha256:0123"], None),
+        (["run", "localhost:5000/server:v1"], None),
+        (["exec", "-i", "container", "server"], None),
+        (["run", "--help"], None),
+    ],
+)
+def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | None) -> None:
+    from mcp_context_proxy.cli.diagnosis import unpinned
+    from mcp_context_proxy.config import ServerConfig
+
+    warning = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
+
+    assert (warning is None) == (image is None)
+    assert image is None or f"docker runs whatever {image}:latest is" in str(warning)
 
 
 def test_the_model_that_orders_tools_is_tried(run: Run, workshop: Workshop) -> None:

@@ -346,9 +346,42 @@ def test_a_file_that_everyone_may_change_is_refused_with_the_command_to_run(tmp_
         load(file, {})
 
     assert [problem.message for problem in caught.value.problems] == [
-        f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'",
+        f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'"
+        ", or set MCP_CONTEXT_PROXY_TRUST_CONFIG=1 if that is meant to be so",
         "must be at least 0",
     ]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_folder_in_which_everyone_may_replace_the_file_is_refused(tmp_path: Path, by_link: bool):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    file = folder / "config.toml"
+    file.write_text("", encoding="utf-8")
+    given = tmp_path / "link.toml" if by_link else file
+    if by_link:
+        given.symlink_to(file)
+    folder.chmod(0o777)
+
+    with pytest.raises(ConfigError, match=f"another file in its place.*chmod o-w '{folder}'"):
+        load(given, {})
+
+    assert load(given, {"MCP_CONTEXT_PROXY_TRUST_CONFIG": "1"}).servers == {}
+    # As that of /tmp: there, only its owner may replace a file.
+    folder.chmod(0o1777)
+    assert load(given, {}).servers == {}
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root may give files away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path):
+    file = tmp_path / "config.toml"
+    file.write_text("", encoding="utf-8")
+    os.chown(file, 12345, -1)
+
+    with pytest.raises(ConfigError, match=r"belongs to another user \(id 12345\)"):
+        load(file, {})
+    assert load(file, {"MCP_CONTEXT_PROXY_TRUST_CONFIG": "1"}).servers == {}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")

@@ -1,4 +1,8 @@
+import base64
+import json
 import logging
+
+import pytest
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.secrets import RedactingFilter, Redactor, secrets_of
@@ -53,6 +57,32 @@ def test_a_secret_is_found_encoded_and_line_by_line() -> None:
     for form in ("pass%20word/%2B1", "pass+word%2F%2B1", "cGFzcyB3b3JkLysx", "pass word/+1"):
         assert redact(f"<{form}>") == "<[redacted KEY]>"
     assert redact("line abcdef123456") == "line [redacted PEM]"
+
+
+@pytest.mark.parametrize("before", ["", "u:", "me:", "user:"])
+@pytest.mark.parametrize("after", ["", "x", "xy"])
+def test_a_secret_within_what_is_encoded_is_found(before: str, after: str) -> None:
+    """As the password of basic authentication, which begins at any of three places between two characters."""
+    secret = "s3cr3t-value-123"
+    redact = Redactor([("TOKEN", secret)])
+    whole = base64.b64encode(f"{before}{secret}{after}".encode()).decode()
+
+    shown = redact(f"Basic {whole}")
+
+    assert "[redacted TOKEN]" in shown
+    # What is left is no more than what also depends on the characters beside it.
+    assert (
+        len(shown.replace("[redacted TOKEN]", "")) <= len("Basic ") + 4 * (len(before) + len(after)) / 3 + 7
+    )
+
+
+@pytest.mark.parametrize("secret", ['a"b\\c\td/<é>{x}', "it's \\n here", "s3cr3t-value-123"])
+def test_a_secret_quoted_as_programs_do_is_found(secret: str) -> None:
+    redact = Redactor([("TOKEN", secret)])
+
+    for form in (json.dumps(json.dumps(secret)), repr(secret), secret.encode().hex(), json.dumps(secret)):
+        assert "[redacted TOKEN]" in redact(form)
+        assert "value" not in redact(form)
 
 
 def test_what_looks_like_a_token_of_a_known_service_is_redacted_too() -> None:

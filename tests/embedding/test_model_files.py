@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +37,26 @@ def empty(path: Path) -> None:
 def make_a_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
+
+
+def make_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to_a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are none")
+@pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "tokenizer.json"])
+@pytest.mark.parametrize("harm", [make_a_pipe, link_to_a_device])
+def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, harm: Callable[[Path], None]) -> None:
+    harm(folder / name)
+
+    with pytest.raises(ModelError, match="it is not a regular file"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json"])

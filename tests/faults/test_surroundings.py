@@ -163,9 +163,14 @@ async def test_a_model_that_cannot_be_used_leaves_search_by_words(
         data[1000] ^= 1
         file.write_bytes(b"" if harm == "empty" else data)
     config = workshop.config(embedding={"model": str(model)}, expose={"mode": "all"})
-    async with stdio(command(config)) as client:
-        found = await search(client)
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as stderr:
+        async with stdio(command(config), stderr=stderr) as client:
+            assert "goes by words alone" in client.introduction["instructions"]
+            for _ in range(3):
+                found = await search(client)
 
+    assert log.read_text(encoding="utf-8").count("search goes by words alone") == 1
     assert found["method"] != "hybrid"
     assert found["results"][0]["name"] == f"good__{SAFE}"
 

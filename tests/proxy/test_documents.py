@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import anyio
 import pytest
 from support.proxies import command
-from support.raw_client import RpcError, stdio
+from support.raw_client import PATIENCE, RawClient, RpcError, stdio
 from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.anyio
@@ -83,3 +84,22 @@ async def test_a_new_file_is_listed_found_and_announced(config: Path, workshop: 
 
     assert found["structuredContent"]["results"][0]["uri"] == "rule://reviews"
     assert json.dumps(found)
+
+
+async def test_very_many_documents_are_served_once_they_are_read(workshop: Workshop) -> None:
+    """The host is answered before; see `READING_SECONDS`."""
+    folder = workshop.folder / "many"
+    folder.mkdir()
+    for number in range(2_000):
+        (folder / f"{number}.md").write_text(f"# {number}\n\nAll there is to know of it.\n", encoding="utf-8")
+    workshop.server("work", tools=[tool("echo")])
+    config = workshop.config(documents=[{"kind": "reference", "path": "many"}])
+
+    async def listed(client: RawClient) -> int:
+        entries = (await client.request("resources/list"))["resources"]
+        return sum(entry["uri"].startswith("reference://") for entry in entries)
+
+    async with stdio(command(config)) as client:
+        with anyio.fail_after(PATIENCE):
+            while (count := await listed(client)) != 2_000:
+                assert count == 0
