@@ -158,5 +158,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX requests_by_owner ON requests (owner, time)",
         "CREATE INDEX interactions_by_arrival ON interactions (recorded)",
     ),
+    ("ALTER TABLE vectors ADD COLUMN checksum INTEGER",),  # NULL: written by an earlier version
 )
 """Statements per version; each version is applied in one transaction."""

@@ -125,6 +125,7 @@ def test_a_stopped_indexing_keeps_what_it_did() -> None:
         pytest.param(np.full(8, np.nan, "<f4").tobytes(), id="not a number"),
         pytest.param(np.full(8, 3e38, "<f4").tobytes(), id="overflow"),
         pytest.param("text", id="another type"),
+        pytest.param(np.eye(8, dtype="<f4")[0].tobytes(), id="could be one, and is not"),
     ],
 )
 def test_a_wrong_vector_in_the_store_is_computed_again_and_healed(path: Path, blob: object) -> None:
@@ -140,6 +141,22 @@ def test_a_wrong_vector_in_the_store_is_computed_again_and_healed(path: Path, bl
 
     np.testing.assert_array_equal(repaired, right)
     assert model.embedded == []
+
+
+def test_vectors_that_changed_places_are_computed_again(path: Path) -> None:
+    with open_store(path) as store:
+        right = cached(CountingEmbedder(), store).embed(["a", "b"])
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE vectors SET (vector, checksum) = "
+            "(SELECT vector, checksum FROM vectors AS other WHERE other.key <> vectors.key)"
+        )
+    connection.close()
+
+    with open_store(path) as store:
+        repaired = cached(CountingEmbedder(), store).embed(["a", "b"])
+
+    np.testing.assert_array_equal(repaired, right)
 
 
 def test_a_store_that_fails_costs_time_but_no_vector(caplog: pytest.LogCaptureFixture) -> None:
