@@ -33,6 +33,10 @@ TIMEOUT_MS: Final = 1_000
 POLL_MS: Final = 2_000
 """Between two readings of folders where the system cannot watch them."""
 
+REST: Final = 3.0
+"""Times that reading rests for as long as it took: a file that grows all the time must not have thousands of
+others read all the time."""
+
 RETRY_SECONDS: Final = 1.0
 """Before watching is tried again when it cannot start at all."""
 
@@ -110,8 +114,9 @@ class _Watcher:
                 present = await in_thread(_identity, self._library)
                 if not (first or changes or present != roots):
                     continue
-                first = False
+                first, began = False, anyio.current_time()
                 await self._reload()
+                await anyio.sleep(REST * (anyio.current_time() - began))
                 renewed = await in_thread(_targets, self._library)
                 # A folder that is itself named has been moved or made anew: the old watch is blind.
                 if renewed != targets or present != roots or any(path in targets for _, path in changes):
