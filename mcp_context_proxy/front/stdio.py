@@ -200,6 +200,8 @@ class StdioFront:
                     reply = envelope.reply(request_id, await self._gateway.handle(method, params, caller))
                 except RequestError as error:
                     reply = envelope.error_reply(request_id, error.code, error.message, error.data)
+                # A host that does not read keeps answers waiting; what it asked with need not wait as well.
+                del params, caller
                 await self._backlog.send(reply)
         finally:
             del self._in_flight[request_id]
