@@ -214,7 +214,10 @@ async def test_without_descriptors_for_hosts_they_wait_and_the_log_stays_short(w
         async with http(proxy.base) as client:
             assert (await client.call(f"good__{SAFE}", {"nonce": "n"}))["content"][0]["text"] == "n"
 
-    assert len(log.read_text(encoding="utf-8").splitlines()) < 10
+    # Not a line for each attempt, thousands a second; whatever else finds no file may say so once.
+    written = log.read_text(encoding="utf-8")
+    assert written.count("hosts have to wait") == 1
+    assert "socket.accept()" not in written
 
 
 NOBODY = 54_321
