@@ -192,7 +192,7 @@ def _suspected(proxy: Proxy) -> Iterator[Verdict]:
     for server, why in suspected(servers).items():
         told, remedy = STUFFING[why]
         yield Verdict(
-            Level.WARNING, server, f"{told}, so its tools are found after those of others", (), remedy
+            Level.WARNING, server, f"{told}, so its tools are held back where others fit", (), remedy
         )
 
 

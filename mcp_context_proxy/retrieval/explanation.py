@@ -22,11 +22,13 @@ FIELDS_NAMED = 2
 QUERY_CHARACTERS = 80
 """Of a past query that a sentence repeats."""
 
+_HELD_BACK = "held back where tools of others fit, because"
+
 SUSPECTED: Mapping[Suspicion, str] = {
-    "requests": "after tools of others, because the descriptions of its server read like requests",
-    "names": "after tools of others, because its server's names have nothing to do with their descriptions",
+    "requests": f"{_HELD_BACK} the descriptions of its server read like requests",
+    "names": f"{_HELD_BACK} its server's names have nothing to do with their descriptions",
 }
-"""Why a tool comes last (`precedence`)."""
+"""Why a tool may come last (`precedence`)."""
 
 WORDS_NAMED = 4
 """Words of a field a sentence repeats."""

@@ -124,7 +124,7 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
     assert "mixed: entry 2 of its resources is withheld: it has no uri" in told
     assert "mixed: prompts/list: stopped, a result has no list of prompts" in told
     assert "odd.md:2" in done.stdout.replace("\n         ", "")
-    assert "warning asking: its descriptions read like requests, so its tools are found after" in told
+    assert "warning asking: its descriptions read like requests, so its tools are held back" in told
     assert "It works, with 7 warnings" in told
 
 

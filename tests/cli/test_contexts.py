@@ -133,7 +133,10 @@ def test_explain_says_why_a_tool_comes_after_those_of_others(run: Run, workshop:
 
     told = " ".join(done.stdout.split())
     assert "is not chosen: " in told
-    assert "after tools of others, because the descriptions of its server read like requests" in told
+    assert (
+        "held back where tools of others fit, because the descriptions of its server read like requests"
+        in told
+    )
 
 
 def test_explain_has_every_part_of_the_score_and_the_rank(run: Run, config: Path) -> None:
