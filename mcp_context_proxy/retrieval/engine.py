@@ -150,7 +150,7 @@ class Engine:
             lambda places: Scored.of(query, index, vectors, places, options.method, supports, novel),
             index,
             met,
-            {*supports, *index.named(name_key(query))},
+            lambda: {*supports, *index.named(name_key(query))},
             self._fitting,
         )
         results, others = found.ranked(options)

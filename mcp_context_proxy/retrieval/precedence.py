@@ -70,7 +70,7 @@ def answer(
     score: Callable[[NDArray[np.bool_]], Scored],
     index: Index,
     met: NDArray[np.bool_],
-    known: Collection[int],
+    known: Callable[[], Collection[int]],
     fitting: Fitting,
 ) -> Answer:
     """Score what meets the filters.
@@ -79,13 +79,14 @@ def answer(
         score: Scores those items of the index that are marked.
         index: What there is.
         met: Which of its items meet the filters.
-        known: Items that no suspicion holds back: the query is their name, or they were used for such a one.
+        known: Finds items that no suspicion holds back: the query is their name, or they were used for such
+            a one. Only asked where there is a suspicion.
         fitting: What counts as near enough to be meant.
     """
     first = met
     if index.unsuspected is not None:
         first = index.unsuspected.copy()
-        first[list(known)] = True
+        first[list(known())] = True
         first &= met
     if not first.any():
         first = met
