@@ -47,7 +47,7 @@ EVERYTHING = {"new", "good", "slow", "bad", "few", "rule"}
         ({"min_success_rate": 0.9, "max_latency_ms": 100.0, "strict": True}, {"good"}),
         ({"strict": True}, EVERYTHING),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_what_calls_were_like_counts_and_what_is_unknown_only_where_it_is_strict(
     asked: dict[str, Any], expected: set[str]

@@ -82,7 +82,7 @@ def names(selected: Selected) -> set[str]:
         ({"open_world": False, "server": "mail"}, {"read_inbox"}),
         ({"category": "rule"}, {"mailing"}),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 async def test_only_what_meets_all_that_is_asked_for_is_found(
     proxy: Proxy, asked: dict[str, Any], expected: set[str]
