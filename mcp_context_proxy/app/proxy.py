@@ -204,7 +204,7 @@ class Proxy:
         self.gateway.tracing = self.forwarder.tracing = tracing
 
     def health(self) -> dict[str, Any]:
-        """That it serves, and how what is written in the configuration differs from what is in use."""
+        """What ``/healthz`` answers: that it serves, and how the configuration file differs from it."""
         standing = Standing() if self.reloader is None else self.reloader.standing
         found = [*standing.problems]
         if (model := self.searching.model.error) is not None:

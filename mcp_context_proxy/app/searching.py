@@ -74,7 +74,7 @@ class Searching:
             "query_embeddings": queries.lookups,
             "search_results": self.searcher.remembered.lookups,
         }
-        """How often what is remembered was there, by what it is."""
+        """How often each memory had what was asked of it, by its name."""
 
     def forget_vectors(self, snapshot: Snapshot) -> None:
         """Have everything embedded again that is searched from now on. Blocks.

@@ -1,4 +1,4 @@
-"""Keeps the catalog to what servers and folders have now, and tells of it whoever serves from it."""
+"""Keeps the catalog up to date with servers and folders, and tells whoever serves from it of changes."""
 
 from __future__ import annotations
 

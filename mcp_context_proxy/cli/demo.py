@@ -90,7 +90,7 @@ async def _demo(console: Terminal) -> None:
         except Exception as error:
             cause = _innermost(error)
             if isinstance(cause, BrokenPipeError):
-                # Who reads this has gone; the proxy's pipes raise errors of their own.
+                # The reader has gone; the proxy's pipes raise errors of their own.
                 raise cause from None
             # boundary: whatever fails here, the proxy's own messages tell why
             raise failure(made, cause) from error

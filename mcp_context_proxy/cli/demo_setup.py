@@ -70,7 +70,7 @@ async def connected(command: Sequence[str], stage: Stage, log: TextIO) -> AsyncI
     from mcp.client.stdio import stdio_client
 
     program, *args = command
-    # In the temporary folder: in the user's, a file named like a module of Python would be run in its place.
+    # In the temporary folder: in the user's, a file named like a Python module would be imported instead.
     server = StdioServerParameters(
         command=program, args=args, env={**os.environ, VARIABLE: str(stage.data)}, cwd=stage.folder
     )

@@ -10,7 +10,7 @@ from mcp_context_proxy.cli.server_facts import address
 from mcp_context_proxy.config import ServerConfig
 
 STATUS_SECONDS: Final = 5.0
-"""For the one request that finds out an HTTP status."""
+"""For the one request that finds out the HTTP status of a server."""
 
 _INSTALL: Final = {
     "npx": "install Node.js: https://nodejs.org",
@@ -48,9 +48,9 @@ _PACKAGE_FLAGS: Final = {"-p", "--package", "--from"}
 _FLAGS_WITH_VALUE: Final = {"--python", "--with", "--index-url", "--index", "--registry", "--directory"}
 _PINNED: Final = re.compile(r".+(?:==|@)v?\d[^,<>~^*]*")
 _RANGE: Final = re.compile(r"[<>=~!^]")
-"""Begins which versions of a package will do."""
+"""What a range of versions of a package begins with."""
 _ELSEWHERE: Final = re.compile(r"[./~]|[a-z+]+://|git\+|[A-Za-z]:\\")
-"""Begins a path or a URL: what is there is the user's own affair."""
+"""What a path or a URL begins with: those are the user's own to pin."""
 
 
 def remedy(config: ServerConfig, cause: str, status: int | None = None, strays: bool = False) -> str:

@@ -77,7 +77,7 @@ def forget(
     interaction: int | None,
     everything: bool,
 ) -> None:
-    """Forget interactions for good: one, or those that all options are true of."""
+    """Forget interactions for good: one, or all that match every option given."""
     from mcp_context_proxy.interactions.interaction import agent_named
     from mcp_context_proxy.store import InteractionScope
 
@@ -119,5 +119,5 @@ def say_where_off(console: Terminal, config: Config) -> None:
 
 
 def moment(seconds: float) -> str:
-    """When something happened, as the clock on the wall had it."""
+    """When something happened, in local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -87,9 +87,9 @@ def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> N
 @click.argument("file", type=FILE)
 @click.pass_context
 def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
-    """Take in the pairs of FILE.
+    """Add the pairs of FILE.
 
-    Of one that is known, the more certain stays.
+    Of a pair that is known already, the more certain one stays.
     """
     from mcp_context_proxy.evaluation.lines import read_lines
     from mcp_context_proxy.learning.exchange import Line, imported

@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant; one that there is not is answered with the nearest."""
+        """The command that is meant; for one that does not exist, the error names the nearest."""
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
         if near and args[0] not in COMMANDS:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
 
 NAMED: Final = 4
-"""Servers that the line names; of more it gives the number."""
+"""Servers that the line names; of more, it gives the number."""
 
 
 async def settle(proxy: Proxy, console: Console) -> dict[str, float]:

@@ -50,7 +50,7 @@ def command(
         "http.api_port": api_port,
     }
     config = load_config(ctx, config_path, overrides)
-    # What is passed over in the file was said when it was read first.
+    # Warnings about the file were given when it was first read.
     load_again = partial(load, config.path, overrides=overrides, warn=_ignore)
     try:
         anyio.run(app.serve, config, app.http_front if http else app.stdio_front, load_again)

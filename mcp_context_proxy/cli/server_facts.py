@@ -1,4 +1,4 @@
-"""What may be told of a server: where it is, how it failed. Never its secrets.
+"""What may be told of a server: where it is and how it failed, never its secrets.
 
 Left out are the environment and the headers; replaced are values that came from variables, credentials in
 URLs, and arguments that by their name are secrets.
@@ -57,7 +57,7 @@ def strays(client: DownstreamClient) -> tuple[str, ...]:
 
 
 def marked(strays: Iterable[str]) -> Iterator[str]:
-    """They, for a person, who sees them beside lines from stderr."""
+    """The stray lines for a person, who sees them beside lines from stderr."""
     return (f"stdout: {line}" for line in strays)
 
 

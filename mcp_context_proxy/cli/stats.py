@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from mcp_context_proxy.store.usage import DefinitionRow
 
 WIDE: Final = 100
-"""Cells from which on there is room for what is looked at less."""
+"""Width from which there is room for the columns that matter less."""
 
 UNUSED_SHOWN: Final = 10
-"""Of the tools that were never called: the dearest."""
+"""Of the tools that were never called: the most expensive are shown."""
 
 FAILING: Final = 0.1
-"""Share of failed calls from which on a tool is pointed at."""
+"""Share of failed calls from which a tool is highlighted."""
 
 
 @click.command("stats")
@@ -208,7 +208,7 @@ def _percent(share: float | None) -> str:
 
 
 def _duration(ms: float | None) -> str:
-    """Two figures, and no more: that is what a percentile is worth."""
+    """Two significant figures: a percentile is no more exact."""
     if ms is None:
         return "-"
     if ms < 9.95:

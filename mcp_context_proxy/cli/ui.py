@@ -12,7 +12,7 @@ from mcp_context_proxy.cli.options import config_option, load_config
 from mcp_context_proxy.config import HttpConfig
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses to listen on that are none to connect to, and what this machine connects to instead."""
+"""Addresses that one can listen on but not connect to, and what this machine connects to instead."""
 
 PATIENCE_SECONDS = 2.0
 """For a proxy on this machine to say that it is there."""

@@ -114,7 +114,7 @@ class Searcher:
         scope: Scope | None = None,
         depth: int = 0,
     ) -> Found:
-        """Search what the catalog holds; see `ready`, `check` and `find`."""
+        """Search what the catalog holds: `ready`, `check` and `find` in one."""
         snapshot, scope = await self.ready(catalog), scope or EVERYTHING
         await self.check(scope, snapshot)
         wanted = options or self._options
@@ -122,7 +122,7 @@ class Searcher:
         return await self.off_loop(found)
 
     async def check(self, scope: Scope, snapshot: Snapshot) -> None:
-        """See that there can be what a search is to keep to.
+        """Check that something could meet the filters of a search.
 
         Raises:
             UnknownFilterError: there cannot.

@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """A request context with what it was made from, for who shows more than names."""
+    """A request context with what it was made from, for whoever shows more than names."""
 
     context: RequestContext
     snapshot: Snapshot

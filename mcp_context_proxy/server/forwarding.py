@@ -39,7 +39,7 @@ INPUT_ROUNDS = 10
 """How often a modern server may ask a handshake-era client during one request; the SDK's number."""
 
 HOP_ERRORS = frozenset({-32000, -32001, -32020, -32022})
-"""Codes that speak of the connection between us and the server; to a client they would speak of ours."""
+"""Codes about the connection between us and the server; a client would take them to be about its own."""
 
 
 class Forwarder:
@@ -200,6 +200,6 @@ async def _ask(ask: Ask | None, wanted: Members) -> bytes:
         raise RequestError(INTERNAL_ERROR, "this client cannot be asked for anything")
     params = envelope.members(wanted["params"]) if "params" in wanted else {}
     if envelope.text(params.get("mode")) == "url" and era.ELICITATION_ID not in params:
-        # Only the handshake era names each; nobody refers to this one again.
+        # Only the handshake era gives each an id; nobody refers to this one again.
         params[era.ELICITATION_ID] = envelope.raw(secrets.token_hex(8))
     return await ask(envelope.text(wanted.get("method")) or "", params)

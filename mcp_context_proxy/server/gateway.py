@@ -47,7 +47,7 @@ ANNOUNCED = frozenset({"notifications/roots/list_changed"})
 """What a client tells that concerns the servers."""
 
 HANDSHAKE_ONLY = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
-"""Methods that the modern era has not."""
+"""Methods that the modern era does not have."""
 
 
 class Gateway:

@@ -1,4 +1,4 @@
-"""Which searches and calls of hosts are remembered as interactions, and as whose. Nobody waits for it."""
+"""Which searches and calls of hosts are remembered as interactions, and as whose. Nothing waits for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Passes on what a server tells about a request while it is under way, to a client that asked for it.
 
 Progress is thinned: what comes too fast waits, and the newest replaces what waited. The last is never lost:
-it goes out before the answer. It never goes back: what does is left out. What stands still is passed on, as a
+it goes out before the answer. Progress that goes backwards is left out. What stands still is passed on, as a
 sign of life that a client may prolong its patience by.
 """
 

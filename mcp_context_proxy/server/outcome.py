@@ -24,7 +24,7 @@ class Outcome(Enum):
 
 
 def outcome_of(result: bytes) -> Outcome:
-    """How the call ended that has this result."""
+    """How a call with this result ended."""
     if len(result) > MOST_BYTES:
         return Outcome.SUCCEEDED
     try:

@@ -1,4 +1,4 @@
-"""Cuts lists into pages, for who wants them so. By default a list has one page: many hosts read no more.
+"""Cuts lists into pages, where that is configured. By default a list has one page: many hosts read no more.
 
 A cursor is good for the list that it was given for, as it was: same entries, same query. When that has
 changed in between, the next page would repeat or leave out entries, so the cursor is refused as stale.

@@ -103,7 +103,7 @@ class Prompts:
 
 
 def _is_ours(reference: Members) -> bool:
-    """Whether something of the proxy's own is referred to, of which nothing can be completed."""
+    """Whether it refers to something of the proxy's own, for which there are no completions."""
     if envelope.text(reference.get("type")) == "ref/prompt":
         return envelope.text(reference.get("name")) == context_prompt.NAME
     return (envelope.text(reference.get("uri")) or "").startswith(context_resources.SCHEME)

@@ -125,11 +125,11 @@ class Resources:
         finally:
             self._watchers.remove(watch)
             for uri, client in watched.items():
-                # One that was configured anew has taken over what was wished of its predecessor.
+                # A server that was configured anew has taken over the subscriptions of its predecessor.
                 self._fleet.clients.get(client.name, client).wishes.unwatch(uri)
 
     def catalog_changed(self) -> None:
-        """Somebody may have a resource now that is waited for."""
+        """A resource that subscriptions wait for may exist now."""
         for watch in self._watchers:
             watch()
 
@@ -182,7 +182,7 @@ def _refusing(spoken: Era, uri: str) -> Iterator[None]:
 
 
 def _names(data: Any, uri: str) -> bool:
-    """Whether the data of an error is of a resource, as where the modern era has not found it."""
+    """Whether the data of an error names a resource, as the modern era does for one that is not found."""
     return isinstance(data, Raw) and envelope.value(data) == {"uri": uri}
 
 

@@ -1,4 +1,4 @@
-"""Lets a search ask the model of the client that searches, in the way that its era allows.
+"""Lets a search ask the model of the client that searches, in the way that the client's era allows.
 
 A handshake-era client is asked by a request. In the modern era the question is the result of the call, which
 is parked until the client calls again with the answer, or goes on without it when its time is over.

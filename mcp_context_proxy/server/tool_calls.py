@@ -33,7 +33,7 @@ STARTING_PATIENCE_SECONDS = 5.0
 """How long a call of a tool that is not known waits for servers that are still starting."""
 
 NAMES_COMPARED = 5000
-"""Names that one that is not known is compared with, in a thread: 100 ms at most."""
+"""Names that an unknown one is compared with, in a thread: 100 ms at most."""
 
 
 class ToolCalls:
@@ -158,7 +158,7 @@ def failure(text: str) -> bytes:
 
 
 def unknown(error: UnknownItemError) -> bytes:
-    """A tool result that says that there is no such tool, and how to find those that there are."""
+    """A tool result that says that there is no such tool, and how to find those that exist."""
     return failure(f"{error}\n{meta_tools.SEARCH} finds tools by what they do.")
 
 

@@ -35,7 +35,7 @@ NAMED: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.
 
 
 def open_tracing() -> Tracing | None:
-    """Tracing by the provider that is installed in this process; None where none is."""
+    """Tracing by the provider that is installed in this process; None without one."""
     if isinstance(get_tracer_provider(), ProxyTracerProvider):
         return None
     return Tracing(get_tracer("mcp-context-proxy", __version__))
@@ -104,7 +104,7 @@ class TracedRequest:
 
 
 def _parent(params: Members) -> Context | None:
-    """The context that a request came with; None, so that the ambient one counts, where that is none."""
+    """The context that a request came with; None if it has none, so that the ambient one counts."""
     context = extract(_carried(params))
     return context if get_current_span(context).get_span_context().is_valid else None
 

@@ -42,7 +42,7 @@ def question(error: RemoteError, params: Members, caller: Caller) -> bytes | Non
 
 
 def _wanted(error: RemoteError) -> Mapping[str, Any]:
-    """What the person is sent to, by the name the server gave it; the modern era names none."""
+    """The URLs that the person is sent to, by the id the server gave each; the modern era gives none."""
     if error.code != era.URL_ELICITATION_REQUIRED or not isinstance(error.data, Raw):
         return {}
     data = envelope.value(error.data)
@@ -56,7 +56,7 @@ def _wanted(error: RemoteError) -> Mapping[str, Any]:
 
 
 def _declined(params: Members) -> bool:
-    """Whether the person was asked before, and would not."""
+    """Whether the person was asked before and declined."""
     answers = envelope.value(params["inputResponses"]) if "inputResponses" in params else None
     given = answers.values() if isinstance(answers, dict) else ()
     return any(isinstance(answer, dict) and answer.get("action") != "accept" for answer in given)

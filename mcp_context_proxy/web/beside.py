@@ -1,4 +1,4 @@
-"""The API and the page on a port of this machine, beside a front that is none of HTTP.
+"""The API and the page on a port of this machine, beside the stdio front.
 
 Where the port or the token cannot be had, the log says so and nothing else suffers: each host starts a proxy
 of its own, and only one of them can have the port.

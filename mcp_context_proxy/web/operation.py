@@ -1,6 +1,6 @@
 """One operation of the API: what it takes, what it answers, and the endpoint that holds it to both.
 
-What comes in is decoded into the declared types and refused where it is not of them; the document that
+What comes in is decoded into the declared types, and refused if it does not fit them; the document that
 describes the API (`openapi`) is made from the same declarations.
 """
 
@@ -27,7 +27,7 @@ PROBLEM_TYPE = "application/problem+json"
 """RFC 9457."""
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-"""Of every answer: what it says is private, and it is what its type says."""
+"""Of every answer: it is private, and browsers must not guess at its type."""
 
 
 AGENT_HEADER = "X-Agent-Name"
@@ -89,7 +89,7 @@ class Operation:
     problems: tuple[HTTPStatus, ...] = field(default=(HTTPStatus.UNPROCESSABLE_ENTITY,))
     """Beside those that every operation can answer."""
     names_agent: bool = False
-    """Whether it minds which agent asks."""
+    """Whether it matters which agent asks."""
 
 
 class RefusedError(Exception):
