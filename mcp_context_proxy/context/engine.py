@@ -246,11 +246,6 @@ class ContextEngine:
         """Every session, oldest first."""
         return [await self.state(session) for session in list(self._sessions)]
 
-    async def session(self, session_id: str) -> SessionState | None:
-        """One session by its public id; None when there is none."""
-        session = self._sessions.get(session_id)
-        return None if session is None else await self.state(session)
-
     async def state(self, session: SessionContext) -> SessionState:
         """A session as it is now."""
         return SessionState(

@@ -192,13 +192,13 @@ async def test_sessions_are_listed_for_as_long_as_they_last(proxy: Proxy) -> Non
     await proxy.contexts.build("tell the time", session)
     listed = {state.id: state for state in await proxy.contexts.sessions()}
 
-    state = await proxy.contexts.session(session.id)
-    assert state is not None
+    assert proxy.contexts.find_session(session.id) is session
+    state = await proxy.contexts.state(session)
     assert listed[session.id] == state
     assert (state.query, state.kind) == ("tell the time", "connection")
     gone = session.id
     del session
-    assert await proxy.contexts.session(gone) is None
+    assert proxy.contexts.find_session(gone) is None
 
 
 async def test_a_search_answers_with_the_id_of_its_request(proxy: Proxy, era: str) -> None:
