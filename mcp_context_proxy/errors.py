@@ -16,9 +16,11 @@ that no call site words an error by hand. One class per reaction a caller can ha
         ├── AuthorizationError      no token is to be had for it
         │   └── LoginRequiredError  ... without a person
         ├── ServerUnavailableError  it is not connected: the request was not sent
+        │   └── SessionForgottenError  ... it refused the request, as it no longer knows the session
         ├── CallInterruptedError    the connection was lost after the request was sent
         ├── CallTimeoutError        no answer before the deadline
         ├── BadAnswerError          the server answered with something that cannot be used
+        ├── InputMissingError       the server asked for input and did not get it
         └── RemoteError             the server answered with a JSON-RPC error
 """
 

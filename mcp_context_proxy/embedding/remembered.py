@@ -27,12 +27,6 @@ class Lookups:
     hits: int = 0
     misses: int = 0
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of what was asked for that was there, 0 to 1; 0 before anything was."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
-
     def count(self, hits: int, of: int) -> None:
         """Some were asked for, and as many were there."""
         self.hits += hits

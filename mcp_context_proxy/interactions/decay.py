@@ -13,23 +13,14 @@ DECAY_PER_DAY: Final = 0.95
 SECONDS_A_DAY: Final = 86_400.0
 
 
-def days_between(then: float, now: float) -> float:
-    """Days since a moment, both in seconds since 1970; none for one that is yet to come."""
-    return max(now - then, 0.0) / SECONDS_A_DAY
-
-
-def aged(cosine: float, days: float, factor: float = DECAY_PER_DAY) -> float:
-    """The score of an interaction: ``cosine * factor ** days``.
-
-    A cosine below zero counts as zero: what is unlike a query must not gain by being old.
-    """
-    return float(max(cosine, 0.0) * factor ** max(days, 0.0))
-
-
-def all_aged(
+def aged(
     cosines: NDArray[np.float64], times: NDArray[np.float64], now: float, factor: float
 ) -> NDArray[np.float64]:
-    """The same of many, by when they happened in seconds since 1970."""
+    """The scores of interactions: ``cosine * factor ** days``.
+
+    A cosine below zero counts as zero, so that what is unlike a query gains nothing by being old. `times` and
+    `now` are seconds since 1970; what lies ahead of `now`, by another clock, counts as new.
+    """
     days = np.maximum(now - times, 0.0) / SECONDS_A_DAY
     scores: NDArray[np.float64] = np.maximum(cosines, 0.0) * np.power(factor, days)
     return scores

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import is_unit
-from mcp_context_proxy.interactions.decay import all_aged
+from mcp_context_proxy.interactions.decay import aged
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import InteractionScope, InteractionStore, InteractionVector
@@ -65,7 +65,7 @@ class InteractionVectors:
         facts = self._known
         (at,) = np.nonzero(self._within(scope))
         cosines = dots(self._matrix[: self._count], query)[at].astype(np.float64)
-        scores = all_aged(cosines, facts["time"][at], now, factor)
+        scores = aged(cosines, facts["time"][at], now, factor)
         best = np.lexsort((-facts["id"][at], -facts["time"][at], -scores))[:top_k]
         near = [
             Near(int(facts["id"][at[each]]), float(scores[each]), float(cosines[each]))

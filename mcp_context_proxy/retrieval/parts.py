@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Source, Vector
-from mcp_context_proxy.retrieval.lexical import TermCounts, join_counts
 from mcp_context_proxy.retrieval.reading import Reading, read_items
 from mcp_context_proxy.retrieval.stuffing import Suspicion, suspicion
+from mcp_context_proxy.retrieval.term_counts import TermCounts, join_counts
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
 
 Identity: TypeAlias = tuple[str, str]

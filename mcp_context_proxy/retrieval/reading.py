@@ -1,6 +1,6 @@
 """What is read of items before there is any vector: texts, names and labels, in arrays over all of them.
 
-Terms are counted beside it (`lexical`): they are put together in a way of their own.
+Terms are counted beside it (`term_counts`): they are put together in a way of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Item, Kind, Tool
-from mcp_context_proxy.retrieval.lexical import TermCounts, count_terms
+from mcp_context_proxy.retrieval.term_counts import TermCounts, count_terms
 from mcp_context_proxy.retrieval.terms import name_key
 from mcp_context_proxy.retrieval.text import item_text
 from mcp_context_proxy.retrieval.traits import traits_of

@@ -25,11 +25,12 @@ from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterE
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.rerank.judge import Judge
-from mcp_context_proxy.server import meta_arguments, meta_tools, recall, rendering
+from mcp_context_proxy.server import meta_arguments, meta_tools, recall
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.changes import Changes
 from mcp_context_proxy.server.interaction_log import InteractionLog, agent_of
 from mcp_context_proxy.server.sampling import Sampling
+from mcp_context_proxy.server.search_answer import search_answer
 from mcp_context_proxy.server.tool_calls import ToolCalls, failure, unknown
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members, RequestError
@@ -118,7 +119,7 @@ class OwnTools:
             raise _UnusableArgumentsError(str(error)) from None
         self._note(wanted.query, caller)
         self._show(caller.session, selected)
-        return self._answer(selected, wanted.include_schema)
+        return search_answer(selected, self._fleet, wanted.include_schema)
 
     async def _set_context(
         self,
@@ -142,7 +143,7 @@ class OwnTools:
         self._note(query, caller)
         handle.shown = dict.fromkeys(selected.tool_names)
         self._show(caller.session, selected)
-        return self._answer(selected, True, context_id=handle.secret)
+        return search_answer(selected, self._fleet, True, handle.secret)
 
     async def _manage(self, wanted: meta_arguments.ManageArguments, params: Members, caller: Caller) -> bytes:
         """Add or remove an item of the caller's session by hand, and say what is in it then."""
@@ -217,46 +218,6 @@ class OwnTools:
         except (DownstreamError, RequestError) as error:
             return failure(str(error))
 
-    def _answer(self, selected: Selected, with_schema: bool, **more: Any) -> bytes:
-        query, found = selected.context.query, selected.found
-        tools = found.tools
-        data: dict[str, Any] = {
-            "query": query,
-            "fits": bool(found.results),
-            "results": [rendering.structured(result, with_schema) for result in found.results],
-            "method": tools.method,
-            "known": found.known,
-            "request_id": selected.context.id,
-            **more,
-        }
-        if found.near_misses or not found.results:
-            data["near_misses"] = [rendering.structured(result, with_schema) for result in found.near_misses]
-        if dropped := selected.context.dropped:
-            data["dropped"] = [{"name": item.name, "tokens": item.tokens} for item in dropped]
-        if (rerank := selected.context.rerank) is not None:
-            data["rerank"] = {"used": rerank.used, "reason": rerank.reason}
-        if tools.indexed is not None:
-            data["indexed"] = dict(zip(("done", "total"), tools.indexed, strict=True))
-        notes = [
-            note
-            for note in (tools.note, found.filter_note, _too_dear(selected), self._missing_servers())
-            if note
-        ]
-        if notes:
-            data["note"] = " ".join(notes)
-        text = rendering.answer_text(query, found, notes, with_schema)
-        return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
-
-    def _missing_servers(self) -> str:
-        """Which servers could not be searched, for the model to know and perhaps to try again."""
-        said = []
-        if missing := self._fleet.unlisted:
-            named = ", ".join(f"{client.name} ({client.state})" for client in missing)
-            said.append(f"Not searched, because not connected: {named}.")
-        if stale := [client.name for client in self._fleet.serving() if client.stale]:
-            said.append(f"Searched as last known, because their lists cannot be had: {', '.join(stale)}.")
-        return " ".join(said)
-
     def _show(self, session: Session | None, selected: Selected) -> None:
         """A handshake-era session lists from now on what was selected for it; only the list can grow."""
         if session is None:
@@ -280,15 +241,6 @@ def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
 
 def _or_empty(arguments: Any) -> Raw:
     return Raw(b"{}") if arguments is UNSET or bytes(arguments) == b"null" else arguments
-
-
-def _too_dear(selected: Selected) -> str:
-    """What was found and does not fit into the budget, for the model to know that it is there."""
-    context = selected.context
-    if not context.dropped:
-        return ""
-    named = ", ".join(f"{item.name} ({item.tokens:,} tokens)" for item in context.dropped)
-    return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}."
 
 
 def _progress(params: Members, notify: Notify) -> OnProgress | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Self
 
 from mcp_context_proxy.statistics.histogram import percentile
 from mcp_context_proxy.store.usage import ToolUsage
@@ -43,7 +42,3 @@ class ToolFigures:
     def success_rate(self) -> float:
         """Share of the calls that did not fail, 0 to 1."""
         return 1.0 - self.errors / self.calls if self.calls else 1.0
-
-
-FiguresOf: TypeAlias = Callable[[str, str], ToolFigures | None]
-"""The figures of a tool, by server and the name that the server itself uses; None before its first call."""

@@ -22,10 +22,6 @@ class Summed:
         self._figures: dict[ToolKey, ToolFigures] = {}
         self._version: int | None = None
 
-    def figures_of(self, server: str, tool: str) -> ToolFigures | None:
-        """The figures of a tool; None before its first call. Does not block."""
-        return self._figures.get((server, tool))
-
     def all_figures(self) -> Mapping[ToolKey, ToolFigures]:
         """Those of every tool that was called, as they are now; they stay so. Does not block."""
         return self._figures

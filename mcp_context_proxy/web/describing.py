@@ -8,7 +8,7 @@ import msgspec
 
 from mcp_context_proxy.context.request import ContextItem
 from mcp_context_proxy.items import Document, Kind, Snapshot
-from mcp_context_proxy.web.messages import Item
+from mcp_context_proxy.web.context_forms import Item
 from mcp_context_proxy.wire.text import clean
 
 DESCRIPTION_CHARACTERS = 2000

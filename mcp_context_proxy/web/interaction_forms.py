@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from mcp_context_proxy.interactions.decay import DECAY_PER_DAY
 from mcp_context_proxy.interactions.interaction import MESSAGE, Method
 from mcp_context_proxy.interactions.memory import TOP_K
-from mcp_context_proxy.web.messages import Count, Name, Words
+from mcp_context_proxy.web.bounds import Count, Name, Words
 
 InteractionType = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 Decay = Annotated[float, Meta(gt=0, le=1)]

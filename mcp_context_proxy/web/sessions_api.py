@@ -13,7 +13,8 @@ from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.server.changes import Changes
-from mcp_context_proxy.web import messages
+from mcp_context_proxy.web import session_forms as forms
+from mcp_context_proxy.web.context_forms import Describe
 from mcp_context_proxy.web.describing import Describer
 from mcp_context_proxy.web.operation import REFUSED, WITH_BODY, Given, Operation, RefusedError
 
@@ -42,8 +43,8 @@ class SessionsApi:
                 name="listSessions",
                 summary="All sessions, oldest first.",
                 handler=self._list_sessions,
-                query=messages.Describe,
-                answer=messages.SessionsAnswer,
+                query=Describe,
+                answer=forms.SessionsAnswer,
                 problems=REFUSED,
             ),
             Operation(
@@ -52,8 +53,8 @@ class SessionsApi:
                 name="getSessionContext",
                 summary="What a session has in its context, whatever the query is.",
                 handler=self._session_context,
-                query=messages.Describe,
-                answer=messages.SessionAnswer,
+                query=Describe,
+                answer=forms.SessionAnswer,
                 problems=_UNKNOWN,
             ),
             Operation(
@@ -62,22 +63,22 @@ class SessionsApi:
                 name="changeSessionContext",
                 summary="Add or remove items by hand, or change how much is selected.",
                 handler=self._change_session,
-                body=messages.SessionChanges,
-                answer=messages.SessionAnswer,
+                body=forms.SessionChanges,
+                answer=forms.SessionAnswer,
                 problems=(*_UNKNOWN, *WITH_BODY),
             ),
         )
 
-    async def _list_sessions(self, given: Given) -> messages.SessionsAnswer:
+    async def _list_sessions(self, given: Given) -> forms.SessionsAnswer:
         describer = self._describer(given.query.describe)
         states = await self._contexts.sessions()
-        return messages.SessionsAnswer([_session_answer(state, describer) for state in states])
+        return forms.SessionsAnswer([_session_answer(state, describer) for state in states])
 
-    async def _session_context(self, given: Given) -> messages.SessionAnswer:
+    async def _session_context(self, given: Given) -> forms.SessionAnswer:
         state = await self._contexts.state(session_of(self._contexts, given.path["session"]))
         return _session_answer(state, self._describer(given.query.describe))
 
-    async def _change_session(self, given: Given) -> messages.SessionAnswer:
+    async def _change_session(self, given: Given) -> forms.SessionAnswer:
         session, wanted = session_of(self._contexts, given.path["session"]), given.body
         # All names are looked up before anything is changed: a mistake in one changes nothing.
         removed, added = self._resolved(wanted.remove), self._resolved(wanted.add)
@@ -90,7 +91,7 @@ class SessionsApi:
             session.overrides = wanted.options.overrides()
         return _session_answer(await self._contexts.state(session), self._describer(False))
 
-    def _resolved(self, names: Iterable[messages.ItemName]) -> list[Item]:
+    def _resolved(self, names: Iterable[forms.ItemName]) -> list[Item]:
         snapshot = self._catalog.snapshot
         try:
             return [session_items.resolve(snapshot, one.type, one.name, one.server) for one in names]
@@ -118,14 +119,14 @@ def session_of(contexts: ContextEngine, session_id: str) -> SessionContext:
     return session
 
 
-def _session_answer(state: SessionState, describer: Describer) -> messages.SessionAnswer:
-    return messages.SessionAnswer(
+def _session_answer(state: SessionState, describer: Describer) -> forms.SessionAnswer:
+    return forms.SessionAnswer(
         id=state.id,
         kind=state.kind,
         created=state.created,
         query=state.query,
         items=describer.items(state.items),
-        removed=[messages.RemovedItem(*item) for item in state.removed],
+        removed=[forms.RemovedItem(*item) for item in state.removed],
         options=state.overrides,
         latest_request=state.latest_request,
     )

@@ -17,7 +17,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import HOURLY_AT_MOST, Reports, SearchReport, ToolReport, tokens_of
 from mcp_context_proxy.store.usage import DAY, HOUR, SearchRow
 from mcp_context_proxy.threads import in_thread
-from mcp_context_proxy.web import usage_messages as messages
+from mcp_context_proxy.web import usage_forms as forms
 from mcp_context_proxy.web.operation import Given, Operation, RefusedError
 
 UNUSED_SHOWN: Final = 200
@@ -60,8 +60,8 @@ class UsageApi:
                 name="getSearchMetrics",
                 summary="How searches did over a period.",
                 handler=self._search_metrics,
-                query=messages.PeriodWanted,
-                answer=messages.SearchMetrics,
+                query=forms.PeriodWanted,
+                answer=forms.SearchMetrics,
                 problems=_PROBLEMS,
             ),
             Operation(
@@ -70,8 +70,8 @@ class UsageApi:
                 name="getToolStatistics",
                 summary="How each tool did over a period, and which were never called.",
                 handler=self._tools,
-                query=messages.PeriodWanted,
-                answer=messages.ToolsAnswer,
+                query=forms.PeriodWanted,
+                answer=forms.ToolsAnswer,
                 problems=_PROBLEMS,
             ),
             Operation(
@@ -80,8 +80,8 @@ class UsageApi:
                 name="listSearches",
                 summary="The latest searches and what was used of them, newest first.",
                 handler=self._searches,
-                query=messages.SearchesWanted,
-                answer=messages.SearchesAnswer,
+                query=forms.SearchesWanted,
+                answer=forms.SearchesAnswer,
                 problems=_PROBLEMS,
             ),
             Operation(
@@ -90,36 +90,36 @@ class UsageApi:
                 name="getTimeline",
                 summary="Calls, searches and tokens over a period, by hour or by day.",
                 handler=self._timeline,
-                query=messages.PeriodWanted,
-                answer=messages.TimelineAnswer,
+                query=forms.PeriodWanted,
+                answer=forms.TimelineAnswer,
                 problems=_PROBLEMS,
             ),
         )
 
-    async def _search_metrics(self, given: Given) -> messages.SearchMetrics:
+    async def _search_metrics(self, given: Given) -> forms.SearchMetrics:
         period, since = self._since(given)
         report = await self._read(partial(self._reports.searches, since))
         return _metrics(report, self._usage is not None, period, since)
 
-    async def _tools(self, given: Given) -> messages.ToolsAnswer:
+    async def _tools(self, given: Given) -> forms.ToolsAnswer:
         period, since = self._since(given)
         snapshot = self._catalog.snapshot
         found = await self._read(partial(self._reports.tools, since))
         unused = await self._read(partial(self._unused, snapshot))
         exposed = {(tool.server, tool.name): name for name, tool in snapshot.tools.items()}
         tools = [_tool(one, exposed.get((one.server, one.tool))) for one in found]
-        return messages.ToolsAnswer(self._usage is not None, period, since, tools, unused)
+        return forms.ToolsAnswer(self._usage is not None, period, since, tools, unused)
 
-    async def _searches(self, given: Given) -> messages.SearchesAnswer:
+    async def _searches(self, given: Given) -> forms.SearchesAnswer:
         rows = await self._read(partial(self._reports.latest, given.query.limit))
-        return messages.SearchesAnswer([_search(row) for row in rows])
+        return forms.SearchesAnswer([_search(row) for row in rows])
 
-    async def _timeline(self, given: Given) -> messages.TimelineAnswer:
+    async def _timeline(self, given: Given) -> forms.TimelineAnswer:
         period, since = self._since(given)
         until = self._clock()
         found = await self._read(partial(self._reports.timeline, since, until))
         stretches = [
-            messages.Stretch(
+            forms.Stretch(
                 start=one.slot.start,
                 calls=one.calls,
                 errors=one.errors,
@@ -131,7 +131,7 @@ class UsageApi:
             for one in found
         ]
         seconds = HOUR if until - since <= HOURLY_AT_MOST else DAY
-        return messages.TimelineAnswer(self._usage is not None, period, since, seconds, stretches)
+        return forms.TimelineAnswer(self._usage is not None, period, since, seconds, stretches)
 
     def _since(self, given: Given) -> tuple[str, float]:
         period: str = given.query.period
@@ -150,7 +150,7 @@ class UsageApi:
         except StoreError as error:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}.") from None
 
-    def _unused(self, snapshot: Snapshot) -> messages.Unused:
+    def _unused(self, snapshot: Snapshot) -> forms.Unused:
         tools = {
             (tool.server, tool.name): name
             for name, tool in snapshot.tools.items()
@@ -159,18 +159,18 @@ class UsageApi:
         known = self._reports.known(lambda server, tool: (server, tool) in tools)
         unused = self._reports.unused(known)
         shown = [
-            messages.UnusedTool(one.tool, one.server, tools[one.server, one.tool], one.tokens, one.first)
+            forms.UnusedTool(one.tool, one.server, tools[one.server, one.tool], one.tokens, one.first)
             for one in unused[:UNUSED_SHOWN]
         ]
         since = max((one.first for one in unused), default=None)
-        return messages.Unused(
+        return forms.Unused(
             len(known), len(unused), tokens_of(unused), since, self._listed_whole(snapshot), shown
         )
 
 
-def _metrics(report: SearchReport, enabled: bool, period: str, since: float) -> messages.SearchMetrics:
+def _metrics(report: SearchReport, enabled: bool, period: str, since: float) -> forms.SearchMetrics:
     usage = report.usage
-    return messages.SearchMetrics(
+    return forms.SearchMetrics(
         enabled=enabled,
         period=period,
         since=since,
@@ -181,14 +181,14 @@ def _metrics(report: SearchReport, enabled: bool, period: str, since: float) -> 
         acceptance_rate=report.acceptance_rate,
         use_rate=report.use_rate,
         reranked=usage.reranked,
-        latency=messages.Latency(report.mean_ms, report.percentile_ms(0.50), report.percentile_ms(0.95)),
-        tokens=messages.Tokens(usage.shown, usage.behind, usage.behind - usage.shown),
+        latency=forms.Latency(report.mean_ms, report.percentile_ms(0.50), report.percentile_ms(0.95)),
+        tokens=forms.Tokens(usage.shown, usage.behind, usage.behind - usage.shown),
     )
 
 
-def _tool(report: ToolReport, exposed_name: str | None) -> messages.ToolStatistics:
+def _tool(report: ToolReport, exposed_name: str | None) -> forms.ToolStatistics:
     figures = report.figures
-    return messages.ToolStatistics(
+    return forms.ToolStatistics(
         name=report.tool,
         server=report.server,
         exposed_name=exposed_name,
@@ -202,14 +202,14 @@ def _tool(report: ToolReport, exposed_name: str | None) -> messages.ToolStatisti
     )
 
 
-def _latency(figures: ToolFigures) -> messages.Latency:
+def _latency(figures: ToolFigures) -> forms.Latency:
     if not figures.p95_ms:
-        return messages.Latency(None, None, None)
-    return messages.Latency(figures.mean_ms, figures.p50_ms, figures.p95_ms)
+        return forms.Latency(None, None, None)
+    return forms.Latency(figures.mean_ms, figures.p50_ms, figures.p95_ms)
 
 
-def _search(row: SearchRow) -> messages.SearchCounted:
-    return messages.SearchCounted(
+def _search(row: SearchRow) -> forms.SearchCounted:
+    return forms.SearchCounted(
         id=row.id,
         time=row.time,
         query=row.query,

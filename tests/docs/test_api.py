@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mcp_context_proxy.web.messages import ContextWanted, RequestAnswer, SearchAnswer, SessionChanges
+from mcp_context_proxy.web.context_forms import ContextWanted, RequestAnswer
+from mcp_context_proxy.web.search_forms import SearchAnswer
+from mcp_context_proxy.web.session_forms import SessionChanges
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_numbers_are_those_of_the_code(readme):
 
 @pytest.mark.parametrize(
     "command",
-    ["pip install . && mcp-context-proxy demo", "pip install -e '.[dev]' && pytest"],
+    ["pip install . && mcp-context-proxy demo", "pip install -e '.[dev]' && pytest -n auto --dist loadfile"],
     ids=["try", "test"],
 )
 def test_ci_runs_what_the_readme_says(readme, command):

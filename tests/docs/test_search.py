@@ -14,7 +14,7 @@ from mcp_context_proxy.context.remembered import ANSWERS
 from mcp_context_proxy.embedding.remembered import TEXTS
 from mcp_context_proxy.retrieval.traits import VERBS
 from mcp_context_proxy.server import meta_arguments, meta_tools
-from mcp_context_proxy.web.messages import SearchWanted
+from mcp_context_proxy.web.search_forms import SearchWanted
 
 PAGE = Path(__file__).parents[2] / "docs" / "search.md"
 NOT_FOR_MODELS = {"min_calls"}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.interactions.decay import aged, all_aged, days_between
+from mcp_context_proxy.interactions.decay import DECAY_PER_DAY, aged
 
 from .conftest import DAY, NOW
 
@@ -14,41 +14,50 @@ days = st.floats(0, 3650)
 factors = st.floats(0.01, 1)
 
 
-@pytest.mark.parametrize(("cosine", "after", "score"), [(0.9, 30, 0.193), (0.7, 1, 0.665), (0.8, 0, 0.8)])
+def score(cosine: float, age: float, factor: float = DECAY_PER_DAY) -> float:
+    """Of one interaction, `age` days old."""
+    return float(aged(np.array([cosine]), np.array([NOW - age * DAY]), NOW, factor)[0])
+
+
+@pytest.mark.parametrize(("cosine", "after", "wanted"), [(0.9, 30, 0.193), (0.7, 1, 0.665), (0.8, 0, 0.8)])
 def test_a_score_is_the_cosine_times_what_the_days_leave_of_it(
-    cosine: float, after: float, score: float
+    cosine: float, after: float, wanted: float
 ) -> None:
-    assert aged(cosine, after) == pytest.approx(score, abs=5e-4)
+    assert score(cosine, after) == pytest.approx(wanted, abs=5e-4)
 
 
 @given(cosines, days, days, factors)
 def test_nothing_gains_by_being_older(cosine: float, one: float, other: float, factor: float) -> None:
     younger, older = sorted((one, other))
 
-    assert aged(cosine, older, factor) <= aged(cosine, younger, factor)
+    assert score(cosine, older, factor) <= score(cosine, younger, factor)
 
 
 @given(cosines, cosines, days, factors)
 def test_of_one_age_the_nearer_counts_no_less(one: float, other: float, age: float, factor: float) -> None:
     farther, nearer = sorted((one, other))
 
-    assert aged(farther, age, factor) <= aged(nearer, age, factor)
+    assert score(farther, age, factor) <= score(nearer, age, factor)
 
 
 @given(cosines, days, factors)
 def test_a_score_is_between_nothing_and_the_cosine(cosine: float, age: float, factor: float) -> None:
-    assert 0 <= aged(cosine, age, factor) <= max(cosine, 0)
+    assert 0 <= score(cosine, age, factor) <= max(cosine, 0)
 
 
 @given(cosines, days)
 def test_without_decay_age_says_nothing(cosine: float, age: float) -> None:
-    assert aged(cosine, age, 1.0) == max(cosine, 0)
+    assert score(cosine, age, 1.0) == max(cosine, 0)
+
+
+@given(cosines, days)
+def test_what_happens_ahead_of_the_clock_counts_as_new(cosine: float, ahead: float) -> None:
+    assert score(cosine, -ahead) == max(cosine, 0)
 
 
 @given(st.lists(st.tuples(cosines, st.floats(-30, 3650)), min_size=1, max_size=20), factors)
 def test_many_are_scored_as_each_alone(items: list[tuple[float, float]], factor: float) -> None:
     times = np.array([NOW - age * DAY for _, age in items])
-    scores = all_aged(np.array([cosine for cosine, _ in items]), times, NOW, factor)
+    scores = aged(np.array([cosine for cosine, _ in items]), times, NOW, factor)
 
-    for score, (cosine, _), time in zip(scores, items, times, strict=True):
-        assert score == pytest.approx(aged(cosine, days_between(time, NOW), factor))
+    assert scores == pytest.approx([score(cosine, age, factor) for cosine, age in items])

@@ -56,7 +56,7 @@ def usage(proxy: Proxy) -> UsageRecorder:
 
 async def figures(proxy: Proxy, name: str) -> ToolFigures | None:
     await usage(proxy).flush()
-    return usage(proxy).summed.figures_of("s", name)
+    return usage(proxy).summed.all_figures().get(("s", name))
 
 
 async def searches(proxy: Proxy) -> tuple[SearchUsage, list[SearchRow]]:

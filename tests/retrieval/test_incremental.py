@@ -16,7 +16,8 @@ from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.dense import EXACT_CHUNKS
 from mcp_context_proxy.retrieval.groups import Flat, Group, grouped
 from mcp_context_proxy.retrieval.indexing import embedded, read
-from mcp_context_proxy.retrieval.lexical import LexicalIndex, count_terms
+from mcp_context_proxy.retrieval.lexical import LexicalIndex
+from mcp_context_proxy.retrieval.term_counts import count_terms
 from mcp_context_proxy.retrieval.text import Fields
 from mcp_context_proxy.retrieval.traits import tag_label
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.statistics import period
-from mcp_context_proxy.web.messages import LISTED_MOST
+from mcp_context_proxy.web.bounds import LISTED_MOST
 
 Period = Annotated[str, Meta(pattern=period.PATTERN, description="Hours or days, such as 24h or 30d.")]
 
