@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,20 @@ from support.raw_client import RawClient, RpcError, http
 from support.servers import Workshop
 
 SERVERS = 30
+DEAF = ["deaf1", "deaf2", "deaf3"]
+"""Servers that answer no call; three, since one takes 256 at once."""
+
 CALLERS = 12
 VISIT_CALLS = 60
 """Of one client at most. Twelve callers make 100,000 calls in ten minutes; with more the neighbour waits."""
 
 CALL_SECONDS = 2.0
+PAUSE_SECONDS = 0.1
+"""Between two calls of one client, at most."""
+
+CROWD = round(CALL_SECONDS / (PAUSE_SECONDS / 2))
+"""Calls that one client has under way when no server answers: the most there ever are."""
+
 GRACE_SECONDS = 10.0
 """Beyond the time limit of a call, after which it counts as late: a tool that is not known waits for servers
 that are starting, a session's own connection is opened first, and the machine is busy by design."""
@@ -57,14 +66,11 @@ GONE_SECONDS = 5.0
 """For killed processes to be gone."""
 
 WARM_SECONDS = 60.0
-"""After which growth of memory counts. By then ten thousand calls have met most ways to fail, and have been
-under way in all numbers: what both took at most, the allocators keep."""
+"""After which growth of memory counts. By then ten thousand calls have met most ways to fail, and as many as
+ever are had been under way at once: what that took, the allocators keep."""
 
 MEMORY_SECONDS = 10.0
 """Of which the median counts: a few megabytes come and go with large answers that are under way."""
-
-EARLY_SECONDS = 10.0
-"""When memory is told for the first time, so that what warming up takes is seen."""
 
 WATCHED = Path(__file__).with_name("watched.py")
 NEIGHBOUR = Path(__file__).with_name("neighbour.py")
@@ -112,8 +118,10 @@ class Figures:
     """Of the proxy's event loop, by the clock: what others do to the machine is in it."""
     longest_work_ms: float = 0.0
     """Processor time that the loop spent without looking at anything else."""
-    rss_early_mib: float = 0.0
-    """Memory of the proxy after `EARLY_SECONDS`,"""
+    rss_idle_mib: float = 0.0
+    """Memory of the proxy before there was any load,"""
+    rss_crowd_mib: float = 0.0
+    """when as many calls were under way at once as ever are,"""
     rss_warm_mib: float = 0.0
     """when it was warm,"""
     rss_mib: float = 0.0
@@ -138,6 +146,9 @@ class Soak:
         self.modes: dict[str, str] = {}
         for number in range(SERVERS):
             self.choose(f"s{number}")
+        for server in DEAF:
+            self.modes[server] = "hang-call"
+            self.workshop.server(server).settings = faulty("hang-call", self.ledger.path, era="both")
         self.workshop.server(BYSTANDER).settings = faulty("normal", self.ledger.path, era="both")
 
     def choose(self, server: str) -> None:
@@ -188,6 +199,7 @@ class Soak:
     async def disturb(self, base: str, process: subprocess.Popen[bytes]) -> None:
         async with http(base, "modern") as client:
             await self.until_there(client)
+        await self.crowd(base, process.pid)
         async with self.neighbour(base), anyio.create_task_group() as group:
             for _ in range(CALLERS):
                 group.start_soon(self.caller, base)
@@ -196,6 +208,22 @@ class Soak:
             await self.watch_memory(process.pid)
             group.cancel_scope.cancel()
 
+    async def crowd(self, base: str, pid: int) -> None:
+        """Have as many calls under way at once as ever are, before growth of memory counts.
+
+        How many there are later depends on which faults the seed chose; what a call leaves behind does not.
+        """
+        self.figures.rss_idle_mib = rss(pid) / 2**20
+        async with AsyncExitStack() as stack:
+            eras = ["handshake", "modern"] * (CALLERS // 2)
+            clients = [await stack.enter_async_context(http(base, era, plain=True)) for era in eras]
+            async with anyio.create_task_group() as group:
+                for number, client in enumerate(clients):
+                    for _ in range(CROWD):
+                        group.start_soon(self.call, client, DEAF[number % len(DEAF)], "tool_000")
+                await anyio.sleep(CALL_SECONDS / 2)
+                self.figures.rss_crowd_mib = rss(pid) / 2**20
+
     async def watch_memory(self, pid: int) -> None:
         """Look at the proxy's memory each second, to the end of the soak."""
         began, looks = anyio.current_time(), []
@@ -203,8 +231,8 @@ class Soak:
             await anyio.sleep_until(began + second)
             looks.append(rss(pid) / 2**20)
         figures, some = self.figures, round(min(MEMORY_SECONDS, self.seconds / 4))
-        early, warm = (round(min(limit, self.seconds / 2)) for limit in (EARLY_SECONDS, WARM_SECONDS))
-        figures.rss_early_mib, figures.rss_peak_mib = looks[early - 1], max(looks)
+        warm = round(min(WARM_SECONDS, self.seconds / 2))
+        figures.rss_peak_mib = max(looks)
         figures.rss_warm_mib = statistics.median(looks[warm - some : warm])
         figures.rss_mib = statistics.median(looks[-some:])
         figures.rss_growth_mib = figures.rss_mib - figures.rss_warm_mib
@@ -230,9 +258,10 @@ class Soak:
         figures.examples += errors[:5]
 
     async def until_there(self, client: RawClient) -> None:
-        """Until the healthy server can be called."""
-        while (await client.call(f"{BYSTANDER}__{SAFE}", {"nonce": "n"})).get("isError"):  # noqa: ASYNC110
-            await anyio.sleep(0.1)
+        """Until the healthy server can be called, and those of the crowd."""
+        for server in [BYSTANDER, *DEAF]:
+            while (await client.call(f"{server}__{SAFE}", {"nonce": nonce()})).get("isError"):  # noqa: ASYNC110
+                await anyio.sleep(0.1)
 
     async def caller(self, base: str) -> None:
         """Clients, one after the other: each calls for a while, and some leave in the middle."""
@@ -246,8 +275,10 @@ class Soak:
                     with anyio.move_on_after(self.random.uniform(0.2, 3.0) if rude else None):
                         async with anyio.create_task_group() as group:
                             for _ in range(self.random.randint(1, VISIT_CALLS)):
-                                group.start_soon(self.call, client)
-                                await anyio.sleep(self.random.uniform(0, 0.1))
+                                server = f"s{self.random.randrange(SERVERS)}"
+                                tool = self.random.choice([SAFE, "tool_000", "tool_001"])
+                                group.start_soon(self.call, client, server, tool)
+                                await anyio.sleep(self.random.uniform(0, PAUSE_SECONDS))
             except Exception as error:
                 self.figures.lost += 1
                 self.figures.examples.append(repr(error)[:300])
@@ -256,10 +287,8 @@ class Soak:
                     self.figures.doubled += len(client.violations)
                     self.figures.examples += client.violations[:2]
 
-    async def call(self, client: RawClient) -> None:
-        server, said = f"s{self.random.randrange(SERVERS)}", nonce()
-        tool = self.random.choice([SAFE, "tool_000", "tool_001"])
-        mode = self.modes[server]
+    async def call(self, client: RawClient, server: str, tool: str) -> None:
+        mode, said = self.modes[server], nonce()
         self.figures.calls += 1
         try:
             params = {"name": f"{server}__{tool}", "arguments": {"nonce": said}}
@@ -323,7 +352,11 @@ class Soak:
 
     def conclude(self) -> None:
         figures = self.figures
-        figures.repeated = len(self.ledger.repeated())
+        repeated = self.ledger.repeated()
+        figures.repeated = len(repeated)
+        for entry in self.ledger.entries("call"):
+            if entry["nonce"] in repeated:
+                figures.examples.append(f"repeated: {json.dumps(entry)}")
         # A process that was killed may still have to be given the time to go.
         gone_by = time.monotonic() + GONE_SECONDS
         while self.ledger.survivors() and time.monotonic() < gone_by:
