@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream.stderr import StderrTail
 
 LIMITS = Limits(stderr_kept_bytes=1000, stderr_lines_per_second=10)
