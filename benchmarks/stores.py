@@ -71,7 +71,13 @@ def _killed(bench: Workbench, config: Path, path: Path, after: float) -> float:
     client = bench.proxy(config)
     client.open()
     client.until(lambda client: any(found["name"] == tool for found in client.request("tools/list")["tools"]))
-    killing = threading.Timer(after, client.process.kill)
+    killed = list[float]()
+
+    def kill() -> None:
+        killed.append(time.perf_counter())
+        client.process.kill()
+
+    killing = threading.Timer(after, kill)
     killing.start()
     with suppress(FailureError, BrokenPipeError):
         for number in count(1):
@@ -79,11 +85,10 @@ def _killed(bench: Workbench, config: Path, path: Path, after: float) -> float:
             answered.append(time.perf_counter())
             if number % SEARCH_EVERY == 0:
                 client.call("search_available_tools", query=f"what number {number} needs")
-    killed = time.perf_counter()
     killing.join()
     client.process.wait()
     lost = len(answered) - (_counted(path) - before)
-    return killed - answered[-lost] if lost > 0 else 0.0
+    return killed[0] - answered[-lost] if lost > 0 else 0.0
 
 
 def damage(bench: Workbench, rounds: int) -> list[Figure]:
