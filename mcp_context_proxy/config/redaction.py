@@ -13,7 +13,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import AnyStr, Final
 from urllib.parse import quote, quote_plus
 
 SHORTEST: Final = 6
@@ -45,11 +45,12 @@ class Redactor:
         self._secrets = dict.fromkeys(secrets)
         self._learned: deque[Secret] = deque(maxlen=learned)
         self._forms: list[Secret] | None = None
+        self._forms_in_json: list[tuple[bytes, bytes]] | None = None
 
     def know(self, secrets: Iterable[Secret]) -> None:
         """Know these, too, here alone and for good."""
         self._secrets |= dict.fromkeys(secrets)
-        self._forms = None
+        self._forms = self._forms_in_json = None
 
     def learn(self, secrets: Iterable[Secret]) -> None:
         """Know these, too, here and in what is logged; of those that were learned, only the latest."""
@@ -62,7 +63,7 @@ class Redactor:
     def remember(self, secrets: Iterable[Secret]) -> None:
         """Know these, too, here alone and until many others have followed."""
         self._learned.extend(secrets)
-        self._forms = None
+        self._forms = self._forms_in_json = None
 
     def __call__(self, text: str) -> str:
         """The text without secrets."""
@@ -73,12 +74,10 @@ class Redactor:
 
     def json(self, data: bytes) -> bytes:
         """Encoded JSON without the known secrets."""
-        text = data.decode("utf-8", "surrogateescape")
-        for form, shown in self._known():
-            for written in dict.fromkeys((form, *_in_json(form))):
-                if written in text:
-                    text = text.replace(written, json.dumps(shown)[1:-1])
-        return text.encode("utf-8", "surrogateescape")
+        for form, shown in self._known_in_json():
+            if form in data:
+                data = data.replace(form, shown)
+        return data
 
     def _known(self) -> list[Secret]:
         """Forms and what is shown for them, the longest first; computed when something is to be redacted."""
@@ -89,8 +88,23 @@ class Redactor:
                 for form in _forms(value)
                 if len(form) >= SHORTEST
             }
-            self._forms = sorted(found, key=lambda pair: (-len(pair[0]), pair))
+            self._forms = _longest_first(found)
         return self._forms
+
+    def _known_in_json(self) -> list[tuple[bytes, bytes]]:
+        """The same within the strings of encoded JSON."""
+        if self._forms_in_json is None:
+            found = {
+                (_bytes(written), json.dumps(shown).encode()[1:-1])
+                for form, shown in self._known()
+                for written in (form, *_in_json(form))
+            }
+            self._forms_in_json = _longest_first(found)
+        return self._forms_in_json
+
+
+def _longest_first(found: Iterable[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr, AnyStr]]:
+    return sorted(found, key=lambda pair: (-len(pair[0]), pair))
 
 
 def _forms(value: str) -> Iterator[str]:
@@ -118,7 +132,10 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character, as JSON can write one
+        return text.encode("utf-8", "surrogatepass")
 
 
 def _in_urls(plain: str) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Raw
 
 from mcp_context_proxy.config.redaction import Redactor
@@ -12,8 +14,12 @@ from mcp_context_proxy.errors import (
     RemoteError,
     ServerUnavailableError,
 )
+from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import Members
+
+LARGE_BYTES: Final = 256 * 1024
+"""That are not looked through on the event loop: each secret has some forty forms."""
 
 
 def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
@@ -31,7 +37,7 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
     return error
 
 
-def redacted_result(result: Raw, redact: Redactor) -> Raw:
+async def redacted_result(result: Raw, redact: Redactor) -> Raw:
     """The same result; without secrets if it tells of a failure, as a URL with its key would.
 
     Any other is the server's to say: a proxy that edits data is wrong about it sooner or later.
@@ -39,7 +45,9 @@ def redacted_result(result: Raw, redact: Redactor) -> Raw:
     data = bytes(result)
     if b'"isError"' not in data or bytes(envelope.members(result).get("isError", b"")) != b"true":
         return result
-    return Raw(redact.json(data))
+    if len(data) < LARGE_BYTES:
+        return Raw(redact.json(data))
+    return Raw(await in_thread(redact.json, data))
 
 
 def redacted_params(params: Members, redact: Redactor) -> Members:

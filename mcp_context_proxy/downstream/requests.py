@@ -80,7 +80,7 @@ class Requests:
             if nests_deeper(bytes(result), limits.nesting_results):
                 what = f"with a result nested deeper than {limits.nesting_results} levels"
                 raise BadAnswerError(name, what)
-            return redacted_result(result, self._redact)
+            return await redacted_result(result, self._redact)
         except DownstreamError as error:
             raise redacted(error, self._redact) from None
         finally:

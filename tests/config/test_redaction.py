@@ -145,6 +145,15 @@ def test_any_secret_is_found_however_it_is_written(secret: str, written: str) ->
     assert told == shown
 
 
+@pytest.mark.parametrize("secret", ["half \ud83d of one", "no utf-8 \udcff at all"])
+def test_a_secret_that_is_no_text_is_found(secret: str) -> None:
+    """As a configuration in JSON can hold one, and the environment another."""
+    redact = Redactor([("TOKEN", secret)])
+
+    assert redact(f"<{secret}>") == "<[redacted TOKEN]>"
+    assert redact.json(json.dumps([secret]).encode()) == b'["[redacted TOKEN]"]'
+
+
 def test_of_a_secret_that_begins_another_both_are_found() -> None:
     redact = Redactor([("SHORT", "prefix-secret"), ("LONG", "prefix-secret-longer")])
 
