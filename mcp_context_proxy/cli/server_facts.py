@@ -26,8 +26,9 @@ HIDDEN: Final = "***"
 STDERR_SHOWN: Final = 5
 """Lines of a failed server's last output."""
 
-_USER_INFO: Final = re.compile(r"(?<=://)[^/?#\s@]+@")
-_QUERY: Final = re.compile(r"(?<=://)([^\s?#]*)\?[^\s#'\"]*")
+_REDACTED: Final = r"\[redacted [^\]]*\]"
+_USER_INFO: Final = re.compile(rf"(?<=://)(?:{_REDACTED}|[^/?#\s@])+@")
+_QUERY: Final = re.compile(rf"(?<=://)((?:{_REDACTED}|[^\s?#])*)\?(?:{_REDACTED}|[^\s#'\"])*")
 
 
 def address(config: ServerConfig) -> str:
