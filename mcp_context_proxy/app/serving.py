@@ -12,8 +12,9 @@ import anyio
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.redaction import redact_logs
 from mcp_context_proxy.config.reload import Load, Reloader
-from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.config.secrets import all_secrets_of
 from mcp_context_proxy.free_memory import give_back_large_pieces, keep_giving_back
 from mcp_context_proxy.front.process import (
     SIGNALS,
@@ -45,7 +46,7 @@ def store_location(config: Config) -> Path | Literal["memory"] | None:
 @asynccontextmanager
 async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[Proxy]:
     """A running proxy, without a front; if it is to have one, most servers wait for that."""
-    redact_logs(config)
+    redact_logs(all_secrets_of(config))
     store = await in_thread(open_store, store_location(config))
     try:
         proxy = Proxy(config, store)
