@@ -3,8 +3,7 @@
     python benchmarks/reliability.py [NAME ...] [--rounds N] [--json FILE]
 
 Names are start, calls, memory, recovery, stop, floods, crowds, deaf, backlog, store, kills and
-damage;
-without any, all. The servers are those of `tests/faults`. Linux only (it reads /proc).
+damage; without any, all. The servers are those of `tests/faults`. Linux only (it reads /proc).
 """
 
 from __future__ import annotations
