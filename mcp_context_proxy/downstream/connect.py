@@ -154,7 +154,6 @@ async def _connect_duplex(
             config.name,
             call_seconds=config.call_timeout,
             call_max_seconds=limits.call_max_seconds,
-            unsent_bytes=limits.message_bytes // 2,
             on_request=on_request,
             on_notification=on_notification,
             strays=output.strays,

@@ -80,7 +80,6 @@ class Peer:
         *,
         call_seconds: float,
         call_max_seconds: float,
-        unsent_bytes: int,
         on_request: Callable[[envelope.RequestId, str, Members], None],
         on_notification: Notify,
         strays: Strays,
@@ -91,7 +90,6 @@ class Peer:
             server: Name of the server, for messages.
             call_seconds: Default time limit of a request.
             call_max_seconds: Upper bound that progress cannot extend.
-            unsent_bytes: Of requests that may wait for the other side to read.
             on_request: Takes a request that the server makes; answer it with `answer` or `refuse`.
             on_notification: Takes notifications that belong to no request.
             strays: Takes what is no message.
@@ -102,8 +100,6 @@ class Peer:
         self._pending = PendingRequests(server, call_seconds, call_max_seconds)
         self._on_request, self._on_notification = on_request, on_notification
         self._strays = strays
-        self._unsent, self._unsent_bytes = 0, unsent_bytes
-        """Of requests that wait for the channel to take them."""
         self._bad_lines = 0
         """Since the last message."""
         self._closed: str | None = None
@@ -152,17 +148,10 @@ class Peer:
 
     async def _send(self, frame: bytes, pending: Pending) -> None:
         """Send within the time limit of the request: a server that stops reading holds nobody longer."""
-        if self._unsent and self._unsent + len(frame) > self._unsent_bytes:
-            waiting = f"{self._unsent:,} bytes wait for it to read them; try again"
-            raise ServerUnavailableError(self.server, "busy", waiting)
-        self._unsent += len(frame)
         pending.sending = anyio.CancelScope()
-        try:
-            with pending.sending:
-                await self._channel.send(frame)
-                pending.sending = None
-        finally:
-            self._unsent -= len(frame)
+        with pending.sending:
+            await self._channel.send(frame)
+            pending.sending = None
 
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
         """Send a notification; it is dropped when the connection is lost."""
