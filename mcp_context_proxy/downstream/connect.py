@@ -26,6 +26,7 @@ from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
+    DownstreamError,
     RemoteError,
     ServerUnavailableError,
 )
@@ -130,8 +131,25 @@ async def connect(
                 refusal = error
     logger.debug("server %s: %s", config.name, refusal or "connecting")
     async with _connect_duplex(config, limits, output, auth, inbound) as opened:
-        silent = opened.introduction.ignores_probe or isinstance(refusal, CallTimeoutError)
-        yield replace(opened, introduction=replace(opened.introduction, ignores_probe=silent))
+        introduction = opened.introduction
+        if isinstance(refusal, CallTimeoutError):
+            slow = await _answers_now(config, limits, auth)
+            introduction = replace(introduction, ignores_probe=not slow, slow=slow)
+        yield replace(opened, introduction=introduction)
+
+
+async def _answers_now(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> bool:
+    """Whether a server at a URL that ignored the probe was only slow: asked again, it answers."""
+    from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
+
+    async with open_modern_http(config, limits, auth, lambda method, params: None) as link:
+        try:
+            await negotiation.discover(link, limits.probe_seconds)
+        except (RemoteError, BadAnswerError):
+            return True
+        except DownstreamError:
+            return False
+        return True
 
 
 @asynccontextmanager
