@@ -15,10 +15,11 @@ import anyio
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream import negotiation
+from mcp_context_proxy.downstream.channel import Channel
 from mcp_context_proxy.downstream.link import Link, Notify, Outgoing
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.output import Output
-from mcp_context_proxy.downstream.peer import Channel, Peer
+from mcp_context_proxy.downstream.peer import Peer
 from mcp_context_proxy.downstream.questions import CANCELLED, Answer, Questions
 from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (

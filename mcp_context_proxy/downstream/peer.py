@@ -11,11 +11,12 @@ import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from msgspec import UNSET, Raw
 
+from mcp_context_proxy.downstream.channel import Channel, NoChannel
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.output import Strays
 from mcp_context_proxy.downstream.pending import Pending, PendingRequests
@@ -36,39 +37,6 @@ logger = logging.getLogger(__name__)
 
 BAD_LINES = 1000
 """So many in a row without a message, and what speaks there is no MCP server."""
-
-
-class Channel(Protocol):
-    """Carries frames to the other side."""
-
-    async def send(self, frame: bytes) -> None:
-        """Send one frame; waits while the other side does not read.
-
-        Raises:
-            ConnectionError: the channel is closed.
-        """
-        ...
-
-    def send_nowait(self, frame: bytes) -> None:
-        """Send one frame without waiting; it may be dropped when the other side does not read."""
-        ...
-
-    def give_up(self, cause: str) -> None:
-        """Treat the channel as lost."""
-        ...
-
-
-class _NoChannel:
-    """Stands in until a peer is attached."""
-
-    async def send(self, frame: bytes) -> None:
-        raise ConnectionError("is not connected yet")
-
-    def send_nowait(self, frame: bytes) -> None:
-        del frame
-
-    def give_up(self, cause: str) -> None:
-        del cause
 
 
 class Peer:
@@ -96,7 +64,7 @@ class Peer:
         """
         self.era = Era.HANDSHAKE
         self.server = server
-        self._channel: Channel = _NoChannel()
+        self._channel: Channel = NoChannel()
         self._pending = PendingRequests(server, call_seconds, call_max_seconds)
         self._on_request, self._on_notification = on_request, on_notification
         self._strays = strays
