@@ -53,6 +53,7 @@ BACKLOG_CALLS, BACKLOG_BYTES, BACKLOG_SECONDS = 2000, 100_000, 5.0
 GIVEN_BACK_SECONDS = 12.0
 """In which free memory is looked for at least once."""
 FLOOD_SECONDS, CALLS_A_SECOND = 10.0, 50
+IDLE_SECONDS = 60.0
 IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_context_proxy.server.sdk"
 
 
@@ -187,6 +188,27 @@ def stop(bench: FaultyBench, rounds: int) -> list[Figure]:
     return [
         Figure(f"exit with {SERVERS} deaf servers", values, "s", 6.0),
         Figure("processes left", [left], "", 0),
+    ]
+
+
+def idle(bench: FaultyBench, rounds: int) -> list[Figure]:
+    """The processor time of a proxy whose servers are there and of which nobody wants anything."""
+    values: dict[int, list[float]] = {0: [], SERVERS: []}
+    for number, found in values.items():
+        config = bench.faulty({f"s{n}": {"mode": "normal"} for n in range(number)}, stop_seconds=0.2)
+        client = bench.proxy(config)
+        client.open()
+        client.until(lambda client, number=number: len(_children(client.process.pid)) == number, 300)
+        if number:
+            client.until(lambda client: _answers(client, f"s{SERVERS - 1}__safe"), 120)
+        time.sleep(IDLE_SECONDS / 2)
+        for _ in range(rounds):
+            before = _processor_seconds(client.process.pid)
+            time.sleep(IDLE_SECONDS)
+            found.append(100 * (_processor_seconds(client.process.pid) - before) / IDLE_SECONDS)
+        _end(client)
+    return [
+        Figure(f"{number} idle servers, of one core", found, "%", 1.0) for number, found in values.items()
     ]
 
 
@@ -368,6 +390,11 @@ def _rss_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _end(client: StdioClient) -> None:
     client.process.terminate()
     client.process.wait(60)
@@ -379,6 +406,7 @@ TABLES: dict[str, tuple[str, Callable[[FaultyBench, int], list[Figure]]]] = {
     "memory": ("Memory of many calls", memory),
     "recovery": ("Recovery", recovery),
     "stop": ("Stop", stop),
+    "idle": ("Idle servers", idle),
     "floods": ("Floods", floods),
     "crowds": ("A crowd of slow clients", crowds),
     "deaf": ("A host that reads nothing", deaf),

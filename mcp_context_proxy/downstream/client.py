@@ -63,7 +63,7 @@ class DownstreamClient:
         redact = Redactor(secrets_of(config))
         self._output = Output(config.name, limits, redact)
         self._condition = Condition(config.name, limits, self._output, on_change)
-        self._lists = Lists(config.name, limits, on_change)
+        self._lists = Lists(config.name, limits, redact, on_change)
         self._rest = Rest(config)
         announcements = Announcements(self._lists, redact, on_event)
         self._lanes = Lanes(config, limits, redact, announcements.on_lane)

@@ -15,10 +15,11 @@ import anyio
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream import negotiation
+from mcp_context_proxy.downstream.channel import Channel
 from mcp_context_proxy.downstream.link import Link, Notify, Outgoing
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.output import Output
-from mcp_context_proxy.downstream.peer import Channel, Peer
+from mcp_context_proxy.downstream.peer import Peer
 from mcp_context_proxy.downstream.questions import CANCELLED, Answer, Questions
 from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (
@@ -26,6 +27,7 @@ from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
+    DownstreamError,
     RemoteError,
     ServerUnavailableError,
 )
@@ -130,8 +132,25 @@ async def connect(
                 refusal = error
     logger.debug("server %s: %s", config.name, refusal or "connecting")
     async with _connect_duplex(config, limits, output, auth, inbound) as opened:
-        silent = opened.introduction.ignores_probe or isinstance(refusal, CallTimeoutError)
-        yield replace(opened, introduction=replace(opened.introduction, ignores_probe=silent))
+        introduction = opened.introduction
+        if isinstance(refusal, CallTimeoutError):
+            slow = await _answers_now(config, limits, auth)
+            introduction = replace(introduction, ignores_probe=not slow, slow=slow)
+        yield replace(opened, introduction=introduction)
+
+
+async def _answers_now(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> bool:
+    """Whether a server at a URL that ignored the probe was only slow: asked again, it answers."""
+    from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
+
+    async with open_modern_http(config, limits, auth, lambda method, params: None) as link:
+        try:
+            await negotiation.discover(link, limits.probe_seconds)
+        except (RemoteError, BadAnswerError):
+            return True
+        except DownstreamError:
+            return False
+        return True
 
 
 @asynccontextmanager
@@ -154,7 +173,6 @@ async def _connect_duplex(
             config.name,
             call_seconds=config.call_timeout,
             call_max_seconds=limits.call_max_seconds,
-            unsent_bytes=limits.message_bytes // 2,
             on_request=on_request,
             on_notification=on_notification,
             strays=output.strays,

@@ -168,7 +168,7 @@ class Connection:
         if self._rest.awaited and self._condition.introduction is not None:
             self._lists.resume(connected)
         else:
-            await self._lists.fetch(connected)
+            await self._lists.begin(connected)
             await self._remember(connected)
 
     async def _remember(self, connected: Connected) -> None:

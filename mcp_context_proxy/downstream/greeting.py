@@ -1,8 +1,9 @@
 """In which era a server is addressed first: asked which it speaks, unless that is known to be a waste.
 
 Most old servers answer the question with an error at once. Some die of it, and some say nothing, which costs
-`limits.probe_seconds` at each start: those are remembered, and greeted with the handshake, for a day. What
-says that it is another version than it was, or is found to be modern, is asked again at its next start.
+`limits.probe_seconds` at each start: those are remembered, and greeted with the handshake, for a day. Who
+answers it late, such as a program that is being downloaded, was only slow and is asked again. So is, at its
+next start, what says that it is another version than it was, or is found to be modern.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Greeting:
     async def succeeded(self, config: ServerConfig, introduction: Introduction) -> None:
         """Learn from how the server introduced itself, and remember it where that saves something."""
         said, version = introduction.server_info, self._version
-        self._learned = introduction.era
+        self._learned = None if introduction.slow else introduction.era
         self._version = f"{said.get('name')} {said.get('version')}"
-        if introduction.era is Era.MODERN or version not in (None, self._version):
+        if introduction.era is Era.MODERN or introduction.slow or version not in (None, self._version):
             if introduction.era is not Era.MODERN:
                 self._learned = None
             await self._forget(config)

@@ -6,10 +6,12 @@ fails its own request and no other.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 import anyio
 import httpx2
@@ -22,19 +24,18 @@ from mcp.shared.inbound import (
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import redirects, statuses
-from mcp_context_proxy.downstream.flow import gate
+from mcp_context_proxy.downstream import bodies, redirects, statuses, unsent
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
     RemoteError,
-    ServerUnavailableError,
 )
 from mcp_context_proxy.wire import certificates, envelope, era
 from mcp_context_proxy.wire.envelope import NO_PARAMS, Members
 from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.wire.events import Event
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +84,16 @@ class ModernHttp:
         with anyio.move_on_after(seconds) as scope:
 
             def note(name: str, members: Members) -> None:
-                scope.deadline = min(anyio.current_time() + seconds, give_up_at)
+                if name == "notifications/progress":
+                    scope.deadline = min(anyio.current_time() + seconds, give_up_at)
                 (outgoing.on_notification or self._on_notification)(name, members)
 
             try:
                 return await self._post(method, down, request_id, note)
-            except httpx2.ConnectError as error:
-                raise ServerUnavailableError(self.server, "unreachable", f"{self._url}: {error}") from error
             except httpx2.HTTPError as error:
-                raise CallInterruptedError(
-                    self.server, subject, f"broke off ({str(error) or type(error).__name__})"
-                ) from error
+                cause = f"broke off ({str(error) or type(error).__name__})"
+                interrupted = CallInterruptedError(self.server, subject, cause)
+                raise unsent.refusal(error, self.server, self._url) or interrupted from error
         raise CallTimeoutError(self.server, subject, seconds)
 
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
@@ -109,7 +109,8 @@ class ModernHttp:
             kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind == "text/event-stream" and answer.is_success:
                 return await self._read_events(answer, request_id, note)
-            return self._read_reply(await self._read_body(answer), answer.status_code)
+            body = await bodies.read(answer, self.server, self._limits.message_bytes)
+            return self._read_reply(body, answer.status_code, kind)
 
     def _headers(self, method: str, params: Members) -> dict[str, str]:
         headers = {
@@ -129,42 +130,36 @@ class ModernHttp:
                 )
         return headers
 
-    async def _read_body(self, answer: httpx2.Response) -> bytes:
-        body = bytearray()
-        async for chunk in answer.aiter_bytes():
-            await gate.wait()
-            body += chunk
-            if len(body) > self._limits.message_bytes:
-                raise self._failure(
-                    f"with more than {self._limits.message_bytes:,} bytes, the limit of a message"
-                )
-        return bytes(body)
-
     async def _read_events(self, answer: httpx2.Response, request_id: int, note: Notify) -> Raw:
-        try:
-            async for event in httpx2.EventSource(answer, max_event_size=self._limits.message_bytes):
-                await gate.wait()
-                if event.event != "message" or not event.data:
-                    continue
-                message = self._decode(event.data.encode())
-                if message.method is UNSET:
-                    if message.id == request_id:
-                        return self._result(message)
-                elif message.id is UNSET:
-                    note(message.method, {} if message.params is UNSET else envelope.members(message.params))
-        except httpx2.SSEError as error:
-            raise self._failure(f"with an event stream that cannot be read ({error})") from error
-        raise httpx2.RemoteProtocolError("the event stream ended without an answer")
+        reply = envelope.Envelope()
 
-    def _read_reply(self, body: bytes, status: int) -> Raw:
-        try:
-            message = envelope.decode(body)
-        except envelope.MalformedError:
-            message = envelope.Envelope()
+        def take(event: Event) -> bool:
+            nonlocal reply
+            if event.name != b"message" or not event.data:
+                return False
+            message = self._decode(event.data)
+            if message.method is UNSET:
+                reply = message
+                return message.id == request_id
+            if message.id is UNSET:
+                note(message.method, {} if message.params is UNSET else envelope.members(message.params))
+            return False
+
+        if not await bodies.read_events(answer, self.server, self._limits.sse_event_bytes, take):
+            raise httpx2.RemoteProtocolError("the event stream ended without an answer")
+        return self._result(reply)
+
+    def _read_reply(self, body: bytes, status: int, kind: str) -> Raw:
+        message = envelope.Envelope()
+        if status < HTTPStatus.BAD_REQUEST and body.lstrip()[:1] in (b"{", b"["):
+            message = self._decode(body)
+        elif status >= HTTPStatus.BAD_REQUEST:
+            with contextlib.suppress(envelope.MalformedError):
+                message = envelope.decode(body)
         # An OAuth error is no JSON-RPC error: its "error" is a word.
         is_error = message.error is not UNSET and bytes(message.error).startswith(b"{")
-        if not is_error and (message.result is UNSET or status >= 400):
-            raise statuses.without_message(self.server, status)
+        if not is_error and (message.result is UNSET or status >= HTTPStatus.BAD_REQUEST):
+            raise statuses.without_message(self.server, status, kind or "no content")
         return self._result(message)
 
     def _decode(self, data: bytes) -> envelope.Envelope:

@@ -12,10 +12,12 @@ from dataclasses import replace
 import anyio
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream import listing
 from mcp_context_proxy.downstream.connect import Connected
 from mcp_context_proxy.downstream.listing import LISTS, Listing
 from mcp_context_proxy.errors import DownstreamError
+from mcp_context_proxy.wire.text import clean
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ SETTLE_SECONDS = 0.05
 RETRY_SECONDS, LONGEST_SECONDS = 2.0, 60.0
 """Before a list that could not be had is asked for again, twice as long each time."""
 
+OTHERS_SECONDS = 5.0
+"""For the lists beside the first of a server that was just connected: nobody waits longer for its tools."""
+
 STALE = "stale"
 """Where the findings of a listing say that it is the last known one."""
 
@@ -37,17 +42,21 @@ _NOTICES = {kind.changed for kind in LISTS.values()}
 class Lists:
     """The lists of one server."""
 
-    def __init__(self, server: str, limits: Limits, on_change: Callable[[], None]) -> None:
+    def __init__(self, server: str, limits: Limits, redact: Redactor, on_change: Callable[[], None]) -> None:
         """Hold empty lists.
 
         Args:
             server: Its name, for messages.
             limits: Bounds on size and time.
+            redact: Takes secrets out of what the server says of a list that it does not give.
             on_change: Called, without blocking, when a list was fetched anew.
         """
         self.current = Listing()
         self._server, self._limits, self._on_change = server, limits, on_change
+        self._redact = redact
         self._stale: set[str] = set()
+        self._missing: set[str] = set()
+        """Lists that this connection never gave."""
         self._notice = anyio.Event()
 
     def configure(self, limits: Limits) -> None:
@@ -63,17 +72,37 @@ class Lists:
         self.current = _with_header_maps(self.current, connected)
         self._mark_stale(set(LISTS))
 
-    async def fetch(self, connected: Connected, names: set[str] | None = None) -> None:
-        """Fetch the named lists, or all.
+    async def begin(self, connected: Connected) -> None:
+        """Fetch all lists. One that cannot be had beside the first is missing, and asked for again later.
 
         Raises:
-            DownstreamError: a list cannot be had; all stay as they were.
+            DownstreamError: the first list that the server offers cannot be had, or it is lost.
         """
-        wanted = set(LISTS) if names is None else names
-        self._stale -= wanted
+        names = [name for name, kind in LISTS.items() if connected.introduction.offers(kind.capability)]
+        await self._fetch(connected, set(names[:1]))
+        self._missing = set(names[1:])
+        causes = dict.fromkeys(names, f"not within {OTHERS_SECONDS:g} s")
+        with anyio.move_on_after(OTHERS_SECONDS):
+            for name in names[1:]:
+                try:
+                    await self._fetch(connected, {name})
+                except DownstreamError as error:
+                    if connected.loss.happened.is_set():
+                        raise
+                    causes[name] = self._told(error)
+        for name in self._missing:
+            told = f"{LISTS[name].method} cannot be had: {causes[name]}"
+            logger.warning("server %s: %s", self._server, told)
+            self.current = replace(self.current, findings={**self.current.findings, name: (told,)})
+        if self._missing:
+            self._mark_stale(self._missing)
+
+    async def _fetch(self, connected: Connected, names: set[str]) -> None:
+        self._stale -= names
         fetched = await listing.fetch(
-            connected.link, connected.introduction, self._limits, self.current, wanted
+            connected.link, connected.introduction, self._limits, self.current, names
         )
+        self._missing -= names
         known = {name: found for name, found in fetched.findings.items() if name != STALE}
         self.current = _with_header_maps(replace(fetched, findings=known), connected)
 
@@ -94,25 +123,37 @@ class Lists:
                 await self._notice.wait()
             await anyio.sleep(SETTLE_SECONDS)
             self._notice, names = anyio.Event(), set(self._stale)
-            try:
-                await self.fetch(connected, names)
-                failures = 0
+            failed = await self._fetch_each(connected, names)
+            failures = failures + 1 if failed else 0
+            if failed != names:
                 self._on_change()
                 if on_fetched is not None:
                     await on_fetched()
-            except DownstreamError as error:
-                failures += 1
-                self._stale |= names
-                self._mark_old(str(error))
             await anyio.sleep(REFRESH_SECONDS)
 
-    def _mark_old(self, cause: str) -> None:
+    async def _fetch_each(self, connected: Connected, names: set[str]) -> set[str]:
+        """Fetch lists anew; those that cannot be had are stale still."""
+        failed = set()
+        for name in sorted(names, key=list(LISTS).index):
+            try:
+                await self._fetch(connected, {name})
+            except DownstreamError as error:
+                failed.add(name)
+                if name not in self._missing:
+                    self._mark_old(error)
+        self._stale |= failed
+        return failed
+
+    def _mark_old(self, cause: DownstreamError) -> None:
         """What is known stays, and says that it is not what there is now."""
-        told = f"its changed list cannot be had, the old one stays: {cause}"
+        told = f"its changed list cannot be had, the old one stays: {self._told(cause)}"
         if self.current.findings.get(STALE) != (told,):
             logger.warning("server %s: %s", self._server, told)
             self.current = replace(self.current, findings={**self.current.findings, STALE: (told,)})
             self._on_change()
+
+    def _told(self, error: DownstreamError) -> str:
+        return clean(self._redact(str(error)))
 
     def suspect_all(self) -> None:
         """Fetch all anew: something may have changed unseen."""

@@ -6,17 +6,22 @@ with an error at once. Only positive evidence makes a server modern; anything el
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import anyio
+
 from mcp_context_proxy import __version__
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream.link import Link, Outgoing
-from mcp_context_proxy.errors import BadAnswerError, CallTimeoutError, RemoteError
+from mcp_context_proxy.errors import BadAnswerError, CallTimeoutError, DownstreamError, RemoteError
 from mcp_context_proxy.items import JSON
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.era import Era
+
+logger = logging.getLogger(__name__)
 
 CLIENT_INFO = {"name": "mcp-context-proxy", "version": __version__}
 
@@ -43,6 +48,8 @@ class Introduction:
     instructions: str
     ignores_probe: bool = False
     """It said nothing to `server/discover`, and then answered the handshake."""
+    slow: bool = False
+    """It did answer `server/discover`, but late: which era it speaks is to be asked again."""
 
     def offers(self, capability: str) -> bool:
         """Whether the server declared `capability`, such as ``tools``."""
@@ -67,20 +74,62 @@ async def negotiate(
         return await initialize(link, limits, capabilities)
     if config.era == "modern":
         return await discover(link, limits.connect_seconds)
-    ignored = False
+    probe = _Probe()
+    async with anyio.create_task_group() as group:
+        group.start_soon(probe.ask, link, limits.connect_seconds)
+        with anyio.move_on_after(limits.probe_seconds):
+            await probe.answered.wait()
+        in_time = probe.answered.is_set()
+        found = probe.introduction
+        if found is None and probe.failure is None:
+            # In a task of the group, what it raises would come in a group of errors.
+            found = await _shake_hands(probe, link, limits, capabilities)
+        group.cancel_scope.cancel()
+    if found is None:
+        assert probe.failure is not None
+        raise probe.failure
+    answered = probe.answered.is_set()
+    return replace(found, ignores_probe=not answered, slow=answered and not in_time)
+
+
+async def _shake_hands(
+    probe: _Probe, link: Link, limits: Limits, capabilities: Mapping[str, Any]
+) -> Introduction | None:
+    """Greet a server that did not say that it is modern; what goes wrong is the failure of the probe."""
     try:
-        return await discover(link, limits.probe_seconds)
-    except CallTimeoutError:
-        ignored = True
-    except (RemoteError, BadAnswerError):
-        pass
-    try:
-        return replace(await initialize(link, limits, capabilities), ignores_probe=ignored)
-    except RemoteError as error:
-        if error.code != UNSUPPORTED_VERSION:
-            raise
-        # A modern server that started too slowly for the probe.
-        return await discover(link, limits.connect_seconds)
+        try:
+            return await initialize(link, limits, capabilities)
+        except RemoteError as error:
+            if error.code != UNSUPPORTED_VERSION:
+                raise
+            # A modern server that started too slowly for the probe.
+            return probe.introduction or await discover(link, limits.connect_seconds)
+    except DownstreamError as error:
+        # Whoever dies with the probe unanswered may have died of it.
+        probe.failure = probe.failure or error
+        return None
+
+
+class _Probe:
+    """The question which era a server speaks. It stays open beside the handshake: the slow answer both."""
+
+    def __init__(self) -> None:
+        self.introduction: Introduction | None = None
+        self.failure: DownstreamError | None = None
+        """Why there is no connection any more."""
+        self.answered = anyio.Event()
+
+    async def ask(self, link: Link, seconds: float) -> None:
+        """Ask, and note what is answered."""
+        try:
+            self.introduction = await discover(link, seconds)
+        except CallTimeoutError:
+            return
+        except (RemoteError, BadAnswerError) as error:
+            logger.debug("server %s is not modern: %s", link.server, error)
+        except DownstreamError as error:
+            self.failure = error
+        self.answered.set()
 
 
 async def discover(link: Link, seconds: float) -> Introduction:
@@ -99,7 +148,7 @@ async def discover(link: Link, seconds: float) -> Introduction:
     try:
         result = envelope.value(await link.request("server/discover", {}, outgoing))
     except RemoteError as error:
-        if not _offers_modern(error):
+        if not _offers_modern(error) or link.era is not Era.MODERN:
             raise
         # It is modern, and named our revision among its own: once more with that.
         result = envelope.value(await link.request("server/discover", {}, outgoing))

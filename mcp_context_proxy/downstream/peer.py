@@ -11,11 +11,12 @@ import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from msgspec import UNSET, Raw
 
+from mcp_context_proxy.downstream.channel import Channel, NoChannel
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.output import Strays
 from mcp_context_proxy.downstream.pending import Pending, PendingRequests
@@ -38,39 +39,6 @@ BAD_LINES = 1000
 """So many in a row without a message, and what speaks there is no MCP server."""
 
 
-class Channel(Protocol):
-    """Carries frames to the other side."""
-
-    async def send(self, frame: bytes) -> None:
-        """Send one frame; waits while the other side does not read.
-
-        Raises:
-            ConnectionError: the channel is closed.
-        """
-        ...
-
-    def send_nowait(self, frame: bytes) -> None:
-        """Send one frame without waiting; it may be dropped when the other side does not read."""
-        ...
-
-    def give_up(self, cause: str) -> None:
-        """Treat the channel as lost."""
-        ...
-
-
-class _NoChannel:
-    """Stands in until a peer is attached."""
-
-    async def send(self, frame: bytes) -> None:
-        raise ConnectionError("is not connected yet")
-
-    def send_nowait(self, frame: bytes) -> None:
-        del frame
-
-    def give_up(self, cause: str) -> None:
-        del cause
-
-
 class Peer:
     """Sends requests over a channel and matches what comes back. Implements `Link`."""
 
@@ -80,7 +48,6 @@ class Peer:
         *,
         call_seconds: float,
         call_max_seconds: float,
-        unsent_bytes: int,
         on_request: Callable[[envelope.RequestId, str, Members], None],
         on_notification: Notify,
         strays: Strays,
@@ -91,19 +58,16 @@ class Peer:
             server: Name of the server, for messages.
             call_seconds: Default time limit of a request.
             call_max_seconds: Upper bound that progress cannot extend.
-            unsent_bytes: Of requests that may wait for the other side to read.
             on_request: Takes a request that the server makes; answer it with `answer` or `refuse`.
             on_notification: Takes notifications that belong to no request.
             strays: Takes what is no message.
         """
         self.era = Era.HANDSHAKE
         self.server = server
-        self._channel: Channel = _NoChannel()
+        self._channel: Channel = NoChannel()
         self._pending = PendingRequests(server, call_seconds, call_max_seconds)
         self._on_request, self._on_notification = on_request, on_notification
         self._strays = strays
-        self._unsent, self._unsent_bytes = 0, unsent_bytes
-        """Of requests that wait for the channel to take them."""
         self._bad_lines = 0
         """Since the last message."""
         self._closed: str | None = None
@@ -152,17 +116,10 @@ class Peer:
 
     async def _send(self, frame: bytes, pending: Pending) -> None:
         """Send within the time limit of the request: a server that stops reading holds nobody longer."""
-        if self._unsent and self._unsent + len(frame) > self._unsent_bytes:
-            waiting = f"{self._unsent:,} bytes wait for it to read them; try again"
-            raise ServerUnavailableError(self.server, "busy", waiting)
-        self._unsent += len(frame)
         pending.sending = anyio.CancelScope()
-        try:
-            with pending.sending:
-                await self._channel.send(frame)
-                pending.sending = None
-        finally:
-            self._unsent -= len(frame)
+        with pending.sending:
+            await self._channel.send(frame)
+            pending.sending = None
 
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
         """Send a notification; it is dropped when the connection is lost."""

@@ -28,6 +28,10 @@ from mcp_context_proxy.wire.envelope import Members
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.nesting import nests_deeper
 
+WAITING_SHARE = 2
+"""Of the size of the largest message, what all requests to one server may take together: each is held as it
+came, and once more as it goes. One that does not read, or is slow, must not fill the memory with them."""
+
 
 class Requests:
     """The requests to one server that are under way."""
@@ -53,7 +57,8 @@ class Requests:
         """
         self._redact, self._condition, self._rest, self._lanes = redact, condition, rest, lanes
         self.configure(config, limits)
-        self.under_way = 0
+        self.under_way, self._bytes = 0, 0
+        """Requests without an answer yet, and what their params take."""
         self._all_done = anyio.Event()
         self._given_up = False
 
@@ -73,7 +78,11 @@ class Requests:
         if outgoing.timeout is None:
             outgoing = replace(outgoing, timeout=self._config.call_timeout)
         outgoing = self._told_without_secrets(outgoing)
-        self.under_way += 1
+        size = sum(len(raw) for raw in params.values())
+        if self._bytes and self._bytes + size > limits.message_bytes // WAITING_SHARE:
+            waiting = f"{self._bytes:,} bytes of requests are under way; try again"
+            raise ServerUnavailableError(name, "busy", waiting)
+        self.under_way, self._bytes = self.under_way + 1, self._bytes + size
         try:
             result = await self._sent_once(method, params, outgoing)
             self._condition.useful = True
@@ -84,7 +93,7 @@ class Requests:
         except DownstreamError as error:
             raise redacted(error, self._redact) from None
         finally:
-            self.under_way -= 1
+            self.under_way, self._bytes = self.under_way - 1, self._bytes - size
             self._rest.used()
             if not self.under_way:
                 self._all_done.set()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import anyio
 import httpx2
@@ -18,14 +17,9 @@ from anyio.abc import TaskGroup
 from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import redirects, statuses
-from mcp_context_proxy.downstream.flow import gate
-from mcp_context_proxy.errors import (
-    BadAnswerError,
-    DownstreamError,
-    ServerUnavailableError,
-    SessionForgottenError,
-)
+from mcp_context_proxy.downstream import bodies, redirects, statuses, unsent
+from mcp_context_proxy.downstream.streams import STREAM, Answers, Streams
+from mcp_context_proxy.errors import BadAnswerError, DownstreamError, SessionForgottenError
 from mcp_context_proxy.wire import certificates, envelope
 from mcp_context_proxy.wire.envelope import RequestId
 
@@ -34,42 +28,19 @@ logger = logging.getLogger(__name__)
 CONNECTIONS = 256
 """Open to one server at a time; further requests wait for one of them."""
 
-RESUMPTIONS = 3
-"""How often in a row a stream that broke off is asked for again without anything new."""
+PUSHED_FRAMES = 1024
+"""That nobody waits for: each may cancel one of so many calls. Who asks without end misses the rest."""
 
-RESUME_SECONDS = 1.0
-"""Before a stream is asked for again, where the server does not say."""
+PUSHES = 8
+"""Of those posted at a time: the event loop has more to do than to tell one server."""
 
-RESUME_MAX_SECONDS = 60.0
-"""The longest such wait."""
+SESSION_HEADER = b"mcp-session-id"
 
 GOODBYE_SECONDS = 2.0
 """For the server to hear that the session is over."""
 
 REFUSAL_SECONDS = 1.0
 """For what else is under way when the session has expired: most is refused likewise, and is sent again."""
-
-STREAM = "text/event-stream"
-
-
-class Answers(Protocol):
-    """Takes what comes back: a peer."""
-
-    def receive(self, frame: bytes) -> None:
-        """Take one frame."""
-        ...
-
-    def waits_for(self, request_id: RequestId) -> bool:
-        """Whether a request has no answer yet."""
-        ...
-
-    def fail(self, request_id: RequestId, error: DownstreamError) -> None:
-        """Fail one request."""
-        ...
-
-    def interrupt(self, request_id: RequestId, cause: str) -> None:
-        """Fail one request that may have run."""
-        ...
 
 
 class HttpSession:
@@ -90,7 +61,10 @@ class HttpSession:
         """The negotiated revision; named in the headers of every message once it is known."""
         self._server, self._url, self._limits = config.name, config.url or "", limits
         self._client, self._answers, self._group = client, answers, group
-        self._session: str | None = None
+        self._session: bytes | None = None
+        self._streams = Streams(config, limits, client, answers, self._headers)
+        self._pushed, self._pushing = 0, anyio.Semaphore(PUSHES)
+        """Frames that nobody waits for, and how many are posted at a time."""
         self._under_way: dict[RequestId, anyio.CancelScope] = {}
         self._cause = "closed the connection"
         self._expired, self._all_answered = False, anyio.Event()
@@ -114,13 +88,15 @@ class HttpSession:
             return
         await self._tell(frame)
         if message.method == "notifications/initialized":
-            self._group.start_soon(self._listen)
+            self._group.start_soon(self._streams.listen)
 
     def send_nowait(self, frame: bytes) -> None:
         """Send one frame in the background; one that cancels a request also ends its POST."""
         if self._ended.is_set():
             return
-        self._group.start_soon(self._tell, frame)
+        if self._pushed < PUSHED_FRAMES:
+            self._pushed += 1
+            self._group.start_soon(self._push, frame)
         message = envelope.decode(frame)
         if message.method == "notifications/cancelled" and message.params is not UNSET:
             target = envelope.members(message.params).get("requestId")
@@ -150,18 +126,26 @@ class HttpSession:
             with anyio.move_on_after(GOODBYE_SECONDS, shield=True):
                 await self._quietly("DELETE")
 
+    async def _push(self, frame: bytes) -> None:
+        try:
+            async with self._pushing:
+                await self._tell(frame)
+        finally:
+            self._pushed -= 1
+
     async def _tell(self, frame: bytes) -> None:
         """Send what has no answer; a server that cannot be reached shows it at the next request."""
         await self._quietly("POST", frame)
 
     async def _quietly(self, method: str, frame: bytes | None = None) -> None:
         try:
-            async with self._client.stream(
-                method, self._url, content=frame, headers=self._headers()
-            ) as answer:
-                if not answer.is_success:
-                    logger.debug("%s: a %s got HTTP status %d", self._server, method, answer.status_code)
-        except (httpx2.HTTPError, DownstreamError) as error:
+            with anyio.fail_after(self._limits.connect_seconds):
+                async with self._client.stream(
+                    method, self._url, content=frame, headers=self._headers()
+                ) as answer:
+                    if not answer.is_success:
+                        logger.debug("%s: a %s got HTTP status %d", self._server, method, answer.status_code)
+        except (httpx2.HTTPError, DownstreamError, TimeoutError) as error:
             logger.debug("%s: a %s failed: %s", self._server, method, _named(error))
 
     async def _request(self, request_id: RequestId, frame: bytes, scope: anyio.CancelScope) -> None:
@@ -173,11 +157,12 @@ class HttpSession:
                 self._expire()
             except DownstreamError as error:
                 self._answers.fail(request_id, error)
-            except httpx2.ConnectError as error:
-                refused = ServerUnavailableError(self._server, "unreachable", f"{self._url}: {error}")
-                self._answers.fail(request_id, refused)
             except httpx2.HTTPError as error:
-                self._answers.interrupt(request_id, f"broke off ({_named(error)})")
+                refusal = unsent.refusal(error, self._server, self._url)
+                if refusal is not None:
+                    self._answers.fail(request_id, refusal)
+                else:
+                    self._answers.interrupt(request_id, f"broke off ({_named(error)})")
             finally:
                 del self._under_way[request_id]
                 if self._expired and not self._under_way:
@@ -198,106 +183,44 @@ class HttpSession:
         async with self._client.stream("POST", self._url, content=frame, headers=self._headers()) as answer:
             kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
             if answer.is_success:
-                self._session = answer.headers.get("mcp-session-id", self._session)
+                self._note_session(answer)
             if kind == STREAM and answer.is_success:
-                await self._read_answer(request_id, answer)
+                await self._streams.read_answer(request_id, answer)
                 return
-            body = await self._read_body(answer)
+            body = await bodies.read(answer, self._server, self._limits.message_bytes)
         if self._forgotten(answer.status_code, body):
             raise SessionForgottenError(self._server)
         if body.lstrip()[:1] in (b"{", b"["):
             self._answers.receive(body)
         if self._answers.waits_for(request_id):
+            if body.lstrip()[:1] in (b"{", b"[") and answer.is_success:
+                self._refuse_unreadable(body)
             raise statuses.without_message(self._server, answer.status_code, kind or "no content")
+
+    def _note_session(self, answer: httpx2.Response) -> None:
+        """Take the id of the session as it came: it goes back byte for byte."""
+        for name, value in answer.headers.raw:
+            if name.lower() == SESSION_HEADER:
+                self._session = value
+
+    def _refuse_unreadable(self, body: bytes) -> None:
+        """Fail over a message that cannot be read, and so does not say which request it answers."""
+        try:
+            envelope.decode(body)
+        except envelope.MalformedError as error:
+            raise BadAnswerError(self._server, f"with a message that cannot be read ({error})") from None
 
     def _forgotten(self, status: int, body: bytes) -> bool:
         """Whether the server no longer knows our session: some say it with 400."""
         return self._session is not None and (status == 404 or (status == 400 and b"session" in body.lower()))
 
-    async def _read_body(self, answer: httpx2.Response) -> bytes:
-        body = bytearray()
-        async for chunk in answer.aiter_bytes():
-            await gate.wait()
-            body += chunk
-            if len(body) > self._limits.message_bytes:
-                what = f"with more than {self._limits.message_bytes:,} bytes, the limit of a message"
-                raise BadAnswerError(self._server, what)
-        return bytes(body)
-
-    async def _read_answer(self, request_id: RequestId, answer: httpx2.Response) -> None:
-        """Take events until the request is answered, asking for the rest of a stream that broke off."""
-        place = _Place()
-        if await self._read_events(answer, place, request_id):
-            return
-        failures = 0
-        while place.event and failures < RESUMPTIONS:
-            seen = place.event
-            await anyio.sleep(place.wait_seconds)
-            async with self._client.stream("GET", self._url, headers=self._headers(place.event)) as resumed:
-                if await self._read_events(resumed, place, request_id):
-                    return
-            failures = 0 if place.event != seen else failures + 1
-        if self._answers.waits_for(request_id):
-            raise httpx2.RemoteProtocolError("the event stream ended without an answer")
-
-    async def _read_events(
-        self, answer: httpx2.Response, place: _Place, request_id: RequestId | None = None
-    ) -> bool:
-        """Hand over the events of a stream; whether the request is answered."""
-        try:
-            async for event in httpx2.EventSource(answer, max_event_size=self._limits.sse_event_bytes):
-                await gate.wait()
-                place.note(event)
-                if event.event == "message" and event.data:
-                    self._answers.receive(event.data.encode())
-                    if request_id is not None and not self._answers.waits_for(request_id):
-                        return True
-        except httpx2.SSEError as error:
-            raise BadAnswerError(
-                self._server, f"with an event stream that cannot be read ({error})"
-            ) from error
-        return False
-
-    async def _listen(self) -> None:
-        """Take what belongs to no request, if the server offers a stream for it."""
-        place = _Place()
-        wait = 0.0
-        while True:
-            try:
-                async with self._client.stream(
-                    "GET", self._url, headers=self._headers(place.event)
-                ) as answer:
-                    if not answer.is_success or STREAM not in answer.headers.get("content-type", ""):
-                        return
-                    wait = 0.0
-                    await self._read_events(answer, place)
-            except (httpx2.HTTPError, DownstreamError) as error:
-                logger.debug("%s: the stream of announcements broke off: %s", self._server, error)
-            wait = min(max(2 * wait, place.wait_seconds), RESUME_MAX_SECONDS)
-            await anyio.sleep(wait)
-
-    def _headers(self, last_event: str = "") -> dict[str, str]:
-        headers = {"accept": f"application/json, {STREAM}", "content-type": "application/json"}
+    def _headers(self) -> dict[bytes, bytes]:
+        headers = {b"accept": f"application/json, {STREAM}".encode(), b"content-type": b"application/json"}
         if self._session is not None:
-            headers["mcp-session-id"] = self._session
+            headers[SESSION_HEADER] = self._session
         if self.version is not None:
-            headers["mcp-protocol-version"] = self.version
-        if last_event:
-            headers["last-event-id"] = last_event
+            headers[b"mcp-protocol-version"] = self.version.encode()
         return headers
-
-
-class _Place:
-    """How far a stream was read, and when the server wants to be asked for the rest."""
-
-    def __init__(self) -> None:
-        self.event = ""
-        self.wait_seconds = RESUME_SECONDS
-
-    def note(self, event: httpx2.ServerSentEvent) -> None:
-        self.event = event.id or self.event
-        if event.retry is not None:
-            self.wait_seconds = min(event.retry / 1000, RESUME_MAX_SECONDS)
 
 
 @asynccontextmanager

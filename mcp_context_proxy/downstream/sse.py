@@ -13,19 +13,25 @@ from urllib.parse import urljoin, urlsplit
 
 import anyio
 import httpx2
+from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.shared._httpx_utils import sse_within_origin
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import redirects
-from mcp_context_proxy.downstream.flow import gate
+from mcp_context_proxy.downstream import bodies, redirects
 from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.wire import certificates
+from mcp_context_proxy.wire.events import Event
 
 logger = logging.getLogger(__name__)
 
 QUEUE_FRAMES = 64
 """Frames that wait to be posted, before senders wait."""
+
+ORDER_SECONDS = 1.0
+"""For a server to say that it has taken a frame, before the next is posted beside it."""
+
+RECEIPT_BYTES = 64 << 10
+"""Of what a post is answered with beside its status; it says nothing to us."""
 
 
 class SseChannel:
@@ -34,7 +40,14 @@ class SseChannel:
     killed = False
     """Nothing is known of a process."""
 
-    def __init__(self, client: httpx2.AsyncClient, queue: MemoryObjectSendStream[bytes]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        limits: Limits,
+        client: httpx2.AsyncClient,
+        queue: MemoryObjectSendStream[bytes],
+    ) -> None:
+        self._server, self._limits = config.name, limits
         self._client, self._queue = client, queue
         self._address = ""
         self._cause = "closed the connection"
@@ -74,31 +87,46 @@ class SseChannel:
         await self.until_ended()
         return self._cause
 
-    async def read(self, events: httpx2.EventSource, url: str, receive: Callable[[bytes], None]) -> None:
+    async def read(self, stream: httpx2.Response, url: str, receive: Callable[[bytes], None]) -> None:
         """Hand over what comes until the stream ends."""
+
+        def take(event: Event) -> bool:
+            if event.name == b"endpoint":
+                self._address = _same_origin(url, event.data.decode())
+                self.ready.set()
+            elif event.name == b"message" and event.data:
+                receive(event.data)
+            return False
+
         try:
-            async for event in events:
-                await gate.wait()
-                if event.event == "endpoint":
-                    self._address = _same_origin(url, event.data)
-                    self.ready.set()
-                elif event.event == "message" and event.data:
-                    receive(event.data.encode())
-        except (httpx2.HTTPError, httpx2.SSEError, ValueError) as error:
-            self._cause = f"broke off the event stream ({str(error) or type(error).__name__})"
+            await bodies.read_events(stream, self._server, self._limits.sse_event_bytes, take)
+        except (httpx2.HTTPError, DownstreamError, ValueError) as error:
+            self._cause = f"broke off the event stream ({_named(error)})"
         finally:
             self._end()
 
-    async def write(self, frames: MemoryObjectReceiveStream[bytes]) -> None:
-        """Post what is queued, in order."""
+    async def write(self, frames: MemoryObjectReceiveStream[bytes], group: TaskGroup) -> None:
+        """Post what is queued, in order; past one whose receipt takes long, which may be until it has run."""
+        async for frame in frames:
+            taken = anyio.Event()
+            group.start_soon(self._post, frame, taken)
+            with anyio.move_on_after(ORDER_SECONDS):
+                await taken.wait()
+
+    async def _post(self, frame: bytes, taken: anyio.Event) -> None:
+        headers = {"content-type": "application/json"}
         try:
-            async for frame in frames:
-                headers = {"content-type": "application/json"}
-                answer = await self._client.post(self._address, content=frame, headers=headers)
-                answer.raise_for_status()
+            with anyio.move_on_after(self._limits.call_max_seconds):
+                async with self._client.stream(
+                    "POST", self._address, content=frame, headers=headers
+                ) as answer:
+                    answer.raise_for_status()
+                    await bodies.read(answer, self._server, RECEIPT_BYTES)
         except (httpx2.HTTPError, DownstreamError) as error:
-            self._cause = f"took no message ({str(error) or type(error).__name__})"
+            self._cause = f"took no message ({_named(error)})"
             self._end()
+        finally:
+            taken.set()
 
     def _end(self) -> None:
         self.ready.set()
@@ -125,16 +153,18 @@ async def open_sse(
             verify=verify,
             **redirects.within_origin(config.name),
         ) as client,
-        sse_within_origin(client, url, max_event_size=limits.sse_event_bytes) as events,
+        client.stream(
+            "GET", url, headers={"accept": "text/event-stream", "cache-control": "no-store"}
+        ) as stream,
     ):
-        events.response.raise_for_status()
+        stream.raise_for_status()
         queue, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
-        channel = SseChannel(client, queue)
+        channel = SseChannel(config, limits, client, queue)
         async with anyio.create_task_group() as group:
-            group.start_soon(channel.read, events, url, receive)
+            group.start_soon(channel.read, stream, url, receive)
             try:
                 await channel.ready.wait()
-                group.start_soon(channel.write, frames)
+                group.start_soon(channel.write, frames, group)
                 yield channel
             finally:
                 group.cancel_scope.cancel()
@@ -148,3 +178,7 @@ def _same_origin(url: str, address: str) -> str:
     if urlsplit(found)[:2] != urlsplit(url)[:2]:
         raise ValueError(f"it names an address of another origin: {urlsplit(found).netloc}")
     return found
+
+
+def _named(error: Exception) -> str:
+    return str(error) or type(error).__name__

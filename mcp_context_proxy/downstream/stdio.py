@@ -21,7 +21,7 @@ import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.descriptors import shortage
-from mcp_context_proxy.downstream import groups
+from mcp_context_proxy.downstream import exits, groups
 from mcp_context_proxy.downstream.flow import gate
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.threads import in_thread
@@ -32,10 +32,13 @@ INHERITED_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 """All that a child inherits; anything else it needs is named in its ``env``. The SDK's list."""
 
 EXIT_POLL_SECONDS = 0.02
-"""How often an exit is looked for once it is expected."""
+"""How often a child is looked for that is expected to exit."""
 
 DEATH_POLL_SECONDS = 0.5
-"""How often a child is checked that should be running: its pipe may outlive it in a grandchild."""
+"""How often a child is looked for that should be running: its pipe may outlive it in a grandchild."""
+
+LAST_WORDS_SECONDS = 0.5
+"""For what a child wrote before it exited to be read; no longer, as a grandchild may hold the pipe open."""
 
 EXIT_CODE_SECONDS = 0.08
 """How long an end of output waits for the exit code that explains it; callers wait no longer either."""
@@ -138,15 +141,23 @@ class StdioChannel:
     async def until_ended(self) -> None:
         """Wait until the child is gone or has closed its output."""
         reader = cast("PipeReader", self._reader)
-        while not reader.ended.is_set() and self._process.poll() is None:
-            with anyio.move_on_after(DEATH_POLL_SECONDS):
-                await reader.ended.wait()
+        async with anyio.create_task_group() as group:
+
+            async def until_exited() -> None:
+                await exits.exited(self._process, DEATH_POLL_SECONDS)
+                with anyio.move_on_after(LAST_WORDS_SECONDS):
+                    await reader.ended.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(until_exited)
+            await reader.ended.wait()
+            group.cancel_scope.cancel()
 
     async def wait_closed(self) -> str:
         """Wait until the child is gone or has closed its output; say which, for a person."""
         await self.until_ended()
         with anyio.move_on_after(EXIT_CODE_SECONDS):
-            await self._exited()
+            await exits.exited(self._process, EXIT_POLL_SECONDS)
         if not (unended := cast("LineFramer", self._framer).unended).startswith(b"{"):
             self._output.strays.add(unended)
         return self.describe_exit()
@@ -168,26 +179,20 @@ class StdioChannel:
             # where the child has closed it: asyncio would tell of the end twice, and fail over the second.
             self._stdin.abort()
         with anyio.move_on_after(grace_seconds):
-            await self._exited()
+            await exits.exited(self._process, EXIT_POLL_SECONDS)
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
             with anyio.move_on_after(grace_seconds):
-                await self._exited()
+                await exits.exited(self._process, EXIT_POLL_SECONDS)
         # Also when the child has gone: whoever it left behind in its group would live on.
         self._signal(signal.SIGKILL)
         groups.ended(self._process.pid)
-        await self._exited()
+        await exits.exited(self._process, EXIT_POLL_SECONDS)
         for transport in self._transports:
             transport.close()
         # Who was cancelled while connecting had not given all of them to the loop yet.
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             cast("IO[bytes]", pipe).close()
-
-    async def _exited(self) -> None:
-        delay = EXIT_POLL_SECONDS / 8
-        while self._process.poll() is None:
-            await anyio.sleep(delay)
-            delay = min(delay * 2, EXIT_POLL_SECONDS)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

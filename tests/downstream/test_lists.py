@@ -48,3 +48,30 @@ async def test_a_changed_list_that_cannot_be_had_leaves_the_old_one(workshop: Wo
         await host.call("odd__go")
 
         assert "odd__go" in await host.names()
+
+
+async def test_a_list_that_cannot_be_had_costs_a_new_server_none_of_the_others(workshop: Workshop) -> None:
+    refusal = {"error": {"message": "no index for s3cr3t-value"}}
+    broken = [{"once": [str(workshop.flag("asked")), [refusal]]}]
+    server = workshop.server(
+        "odd",
+        tools=[tool("go")],
+        resources=[{"uri": "note://one", "name": "one"}],
+        prompts=[{"name": "greet"}],
+        on={"resources/list": broken},
+        settings={"env": {"API_TOKEN": "s3cr3t-value"}},
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        called = await host.call("odd__go")
+        prompts = await host.request("prompts/list")
+        missing = list(proxy.fleet.clients["odd"].listing.remarks)
+        await until(lambda: proxy.fleet.clients["odd"].listing.resources)
+
+        assert "isError" not in called
+        assert "odd__greet" in [prompt["name"] for prompt in prompts["prompts"]]
+        assert len(missing) == 1
+        assert missing[0].startswith("resources/list cannot be had: ")
+        assert missing[0].endswith("no index for [redacted API_TOKEN]")
+        assert list(proxy.fleet.clients["odd"].listing.remarks) == []
+        assert len(server.ledger.entries("start")) == 1

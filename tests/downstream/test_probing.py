@@ -78,7 +78,36 @@ async def test_a_server_at_a_url_that_ignores_the_probe_is_not_probed_by_the_nex
     for _ in range(2):
         assert await served(workshop, server) is Era.HANDSHAKE
 
-    assert probes(server) == 1
+    assert probes(server) == 2, "once more when it had answered the handshake, whether it was only slow"
+
+
+DISCOVERED = (
+    '{"jsonrpc":"2.0","id":ID,"result":{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}}'
+)
+
+
+async def test_a_server_that_was_too_slow_for_the_probe_is_probed_by_the_next_proxy(
+    workshop: Workshop,
+) -> None:
+    """As one that is downloaded at its first start: it answers all it was asked, in order."""
+    first, greeted, said = (str(workshop.flag(name)) for name in ("first", "greeted", "said"))
+    late = [{"wait": greeted}, {"raw": DISCOVERED}, {"once": [said, []]}, {"answered": True}]
+    on = {
+        "server/discover": [{"once": [first, late]}],
+        "initialize": [{"once": [greeted, []]}, {"wait": said}],
+    }
+    server = workshop.server("slow", era="both", tools=[tool("go")], on=on)
+
+    assert [await served(workshop, server) for _ in range(2)] == [Era.HANDSHAKE, Era.MODERN]
+
+
+async def test_a_server_at_a_url_that_was_too_slow_for_the_probe_is_probed_by_the_next_proxy(
+    workshop: Workshop,
+) -> None:
+    late = [{"once": [str(workshop.flag("first")), [{"wait": str(workshop.flag("never"))}]]}]
+    server = workshop.http_server("slow", era="both", tools=[tool("go")], on={"server/discover": late})
+
+    assert [await served(workshop, server) for _ in range(2)] == [Era.HANDSHAKE, Era.MODERN]
 
 
 async def test_a_server_that_is_connected_differently_is_probed_again(

@@ -18,12 +18,9 @@ class Outcome(Enum):
     """The server's own JSON-RPC error."""
     RELAYS = auto()
     """Whatever result the server sent, however odd."""
-    EITHER = auto()
-    """An answer while the server is there, else a failure that says why: what it is depends on the moment. An
-    answer was run once, and what says that the server is not available was not run."""
 
 
-ANSWERS, FAILS, REFUSES, RELAYS, EITHER = Outcome
+ANSWERS, FAILS, REFUSES, RELAYS = Outcome
 
 DEADLINE = {"call_timeout": 0.4}
 """For modes that never answer: how long their calls are waited for."""
@@ -69,7 +66,7 @@ STDIO = [
     Case("banner"),
     Case("flood-stderr", options={"size": 4 << 20}),
     Case("stderr-no-newline", options={"size": 4 << 20}),
-    Case("crash-loop", EITHER, CRASHED, options={"delay": 1.0}, lives=False),
+    Case("crash-loop", FAILS, CRASHED, options={"delay": 1.0}, lives=False),
     Case("orphan"),
     Case("ignore-sigterm"),
     Case("ignore-eof"),

@@ -65,12 +65,15 @@ class StderrNoNewline(Healthy):
 
 
 class CrashLoop(Healthy):
-    """Runs well, but exits with code 7 after `delay` seconds, every time."""
+    """Runs well, but exits with code 7 after `delay` seconds, every time; its work takes longer than that."""
 
     mode, http = "crash-loop", False
 
     def ready(self, channel):
         self.later(self.delay, self.die, 7)
+
+    def call(self, request):
+        """Whoever calls hears of the end, or that there is nobody: never an answer that came just in time."""
 
 
 class Orphan(Healthy):

@@ -1,0 +1,239 @@
+"""Answers over HTTP that are cut, flooded or garbled: one answer in words, and nothing is run twice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Server, Workshop
+
+pytestmark = pytest.mark.anyio
+
+ERAS = ["modern", "handshake"]
+FAULTY = "odd__faulty"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """An MCP server that speaks as it should until its tool is called."""
+
+    protocol_version = "HTTP/1.1"
+    server: OddServer
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.seen[message.get("method", "reply")] += 1
+        if "id" not in message or "method" not in message:
+            self.begin(202)
+        elif message["method"] == "tools/call":
+            result = {"content": [{"type": "text", "text": "done"}]}
+            self.server.fault(self, json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}))
+        else:
+            result = self.server.answers.get(message["method"], {})
+            body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+            self.begin(200, body, {"content-type": "application/json"})
+
+    def do_GET(self) -> None:
+        self.server.gets.append(time.monotonic())
+        if self.server.stream:
+            self.begin(200, self.server.stream, {"content-type": "text/event-stream"})
+        else:
+            self.begin(405)
+
+    def do_DELETE(self) -> None:
+        self.begin(200)
+
+    def begin(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"content-length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def flood(self, data: bytes) -> None:
+        """An event stream of this, without end."""
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(data)
+        except OSError:
+            self.close_connection = True
+
+
+Fault = Callable[[Handler, str], None]
+
+
+class OddServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, era: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        info = {"name": "odd", "version": "1"}
+        offered = {"capabilities": {"tools": {}}, "serverInfo": info}
+        self.answers: dict[str, Any] = {
+            "initialize": {"protocolVersion": "2025-11-25", **offered},
+            "server/discover": {"supportedVersions": ["2026-07-28"], **offered},
+            "tools/list": {"tools": [{"name": "faulty", "inputSchema": {"type": "object"}}]},
+        }
+        self.fault: Fault = lambda handler, reply: None
+        self.stream = b""
+        """What everybody gets who listens."""
+        self.seen: Counter[str] = Counter()
+        self.gets: list[float] = []
+        url = f"http://127.0.0.1:{self.server_address[1]}/mcp"
+        self.settings = {"url": url, "era": era, "call_timeout": 10.0}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away."""
+
+
+@pytest.fixture(params=ERAS)
+def odd(request: pytest.FixtureRequest, workshop: Workshop) -> Iterator[OddServer]:
+    with OddServer(request.param) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        workshop.server("odd").settings = server.settings
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def event(message: str) -> bytes:
+    return b"data: " + message.encode() + b"\n\n"
+
+
+def as_stream(handler: Handler, body: bytes, **headers: str) -> None:
+    handler.begin(200, body, {"content-type": "text/event-stream", **headers})
+
+
+async def called(workshop: Workshop) -> Any:
+    async with inside(workshop.config()) as proxy:
+        return await Host(proxy, "handshake").call(FAULTY)
+
+
+LOG = '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}'
+FLOODS = {
+    "comments": b":\n" * 30_000,
+    "log": event(LOG) * 500,
+    "questions": event('{"jsonrpc":"2.0","id":"q","method":"ping"}') * 500,
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_a_flood_without_an_answer_ends_at_the_deadline(
+    workshop: Workshop, odd: OddServer, good: Server, flood: str
+) -> None:
+    odd.fault = lambda handler, reply: handler.flood(FLOODS[flood])
+    odd.settings["call_timeout"] = 0.3
+
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        results: list[Any] = []
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                results.append(await host.call(FAULTY))
+
+            group.start_soon(call)
+            await until(lambda: odd.seen["tools/call"])
+            beside = await host.call("good__fine")
+
+    assert "isError" not in beside
+    assert "did not answer tool 'faulty' within 0.3 s" in results[0]["content"][0]["text"]
+    assert odd.seen["tools/call"] == 1
+
+
+async def test_comments_that_unpack_to_a_flood_end_at_the_deadline(
+    workshop: Workshop, odd: OddServer
+) -> None:
+    packed = gzip.compress(b":\n" * (64 << 20), 1)
+    odd.settings["call_timeout"] = 0.3
+    odd.fault = lambda handler, reply: as_stream(handler, packed, **{"content-encoding": "gzip"})
+
+    assert "within 0.3 s" in (await called(workshop))["content"][0]["text"]
+
+
+@pytest.mark.parametrize("charset", ["utf-16", "klingon"])
+async def test_a_stream_is_text_whatever_else_it_says_it_is(
+    workshop: Workshop, odd: OddServer, charset: str
+) -> None:
+    said = {"content-type": f"text/event-stream; charset={charset}"}
+    odd.fault = lambda handler, reply: as_stream(handler, event(reply), **said)
+
+    assert (await called(workshop))["content"][0]["text"] == "done"
+
+
+async def test_who_is_sent_back_to_the_same_address_does_not_go(workshop: Workshop, odd: OddServer) -> None:
+    odd.fault = lambda handler, reply: handler.begin(307, headers={"location": handler.path})
+
+    assert "a redirect to" in (await called(workshop))["content"][0]["text"]
+    assert odd.seen["tools/call"] == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "said"),
+    [
+        (
+            200,
+            "text/html",
+            b"<html>",
+            "HTTP status 200 and no message (text/html): what answers there does not",
+        ),
+        (204, "", b"", "HTTP status 204 and no message (no content): what answers there does not speak MCP"),
+        (422, "", b"", "HTTP status 422 and no message (no content): it refuses the request"),
+        (200, "application/json", b'{"jsonrpc":"2.0","id":1,"res', "a message that cannot be read"),
+        (200, "application/json", b"[[[", "a message that cannot be read"),
+    ],
+    ids=["page", "nothing", "refusal", "cut", "no object"],
+)
+async def test_an_answer_that_is_no_message_is_told_with_what_can_be_done(
+    workshop: Workshop, odd: OddServer, status: int, kind: str, body: bytes, said: str
+) -> None:
+    odd.fault = lambda handler, reply: handler.begin(status, body, {"content-type": kind})
+
+    text = (await called(workshop))["content"][0]["text"]
+
+    assert text.startswith("server 'odd' answered")
+    assert said in text
+
+
+@pytest.mark.parametrize("odd", ["handshake"], indirect=True)
+async def test_a_stream_that_wants_to_be_asked_again_at_once_is_asked_after_a_second(
+    workshop: Workshop, odd: OddServer
+) -> None:
+    odd.stream = b"retry: 0\nid: \xc3\xa4\ndata:\n\n"
+
+    async with inside(workshop.config()):
+        await until(lambda: len(odd.gets) >= 3)
+
+    first, second, third = odd.gets[:3]
+    assert second - first > 0.9
+    assert third - second > 0.9
+
+
+@pytest.mark.parametrize("odd", ["handshake"], indirect=True)
+async def test_an_answer_whose_stream_breaks_off_is_asked_for_and_never_called_again(
+    workshop: Workshop, odd: OddServer
+) -> None:
+    def begin(handler: Handler, reply: str) -> None:
+        odd.stream = event(reply)
+        as_stream(handler, b"retry: 0\nid: \xc3\xa4\ndata:\n\n")
+
+    odd.fault = begin
+
+    assert (await called(workshop))["content"][0]["text"] == "done"
+    assert odd.seen["tools/call"] == 1
