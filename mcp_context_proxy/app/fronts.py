@@ -44,9 +44,9 @@ async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
         async with stdio_server() as (reader, writer):
             await server.run(reader, writer, server.create_initialization_options())
         return
-    from mcp_context_proxy.front.stdio import StdioFront  # noqa: PLC0415 - POSIX only
+    from mcp_context_proxy.front import stdio  # noqa: PLC0415 - POSIX only
 
-    await StdioFront(proxy.gateway, proxy.config.limits).serve(server)
+    await stdio.serve(proxy.gateway, proxy.config.limits, server)
 
 
 async def http_front(proxy: Proxy, server: SdkServer) -> None:

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from msgspec import UNSET
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import bodies
+from mcp_context_proxy.front.messages import POSTED_KEY
 from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_REQUEST, RequestId
+from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_REQUEST, Envelope, RequestId
 
 SESSION_HEADER = "mcp-session-id"
 
@@ -57,23 +58,16 @@ class Sessions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        asked: RequestId | None = None
-        if scope["method"] == "POST":
-            try:
-                body = await bodies.whole(scope, receive, self._limits.http_body_bytes)
-            except bodies.GoneError:
+        message: Envelope | None = scope.get(POSTED_KEY)
+        asked = None
+        if message is not None and message.method == "initialize":
+            if not await self._make_room():
+                text = "busy: all sessions are in use"
+                refused = bodies.failure(HTTPStatus.SERVICE_UNAVAILABLE, INTERNAL_ERROR, text)
+                await refused(scope, receive, send)
                 return
-            if isinstance(body, Response):
-                await body(scope, receive, send)
-                return
-            receive = bodies.again(body, receive)
-            if (head := bodies.head_of(body)) is not None:
-                asked = None if head.method == "initialize" else head.request_id
-                if head.method == "initialize" and not await self._make_room():
-                    text = "busy: all sessions are in use"
-                    refused = bodies.failure(HTTPStatus.SERVICE_UNAVAILABLE, INTERNAL_ERROR, text)
-                    await refused(scope, receive, send)
-                    return
+        elif message is not None and isinstance(message.id, int | str) and message.method is not UNSET:
+            asked = message.id
         await self._exchange(_without_position(scope), receive, send, asked)
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send, asked: RequestId | None) -> None:

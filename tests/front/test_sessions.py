@@ -242,7 +242,7 @@ async def test_half_a_character_in_arguments_passes_as_it_does_over_standard_str
     answer = await client.post("/mcp", content=json.dumps(message("tools/call", **params)), headers=headers)
 
     assert "isError" not in answer.json()["result"]
-    assert {"text": "half \ud83d"} in [call["arguments"] for call in server.ledger.calls("echo")]
+    assert {"text": "half \ufffd"} in [call["arguments"] for call in server.ledger.calls("echo")]
 
 
 async def test_who_guesses_sessions_is_soon_refused_and_those_who_have_one_are_not(
