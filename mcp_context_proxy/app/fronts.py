@@ -103,4 +103,4 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     apis = sessions_api, contexts_api, search_api, usage_api, interactions_api
     operations = [operation for each in apis for operation in each.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
-    return [*routes(operations, proxy.config.limits.http_body_bytes), *metrics]
+    return [*routes(operations), *metrics]

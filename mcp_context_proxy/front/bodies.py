@@ -19,8 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_context_proxy.wire import envelope
 
 JSON_TYPE = "application/json"
+PROBLEM_TYPE = "application/problem+json"
+"""RFC 9457."""
 
-SMALL_BYTES = 64 * 1024
+SMALL_BYTES = 32 * 1024
 """Of a body that never waits for room: a connection may have received as much before anybody looks at it."""
 
 TOGETHER_BYTES = 16 * 1024 * 1024
@@ -140,18 +142,24 @@ def _has_body(headers: Headers) -> bool:
 
 def _refusal(headers: Headers, limit: int) -> Response | None:
     if headers.get("content-encoding", "identity").lower() != "identity":
-        text = "Bodies are taken as they are, not compressed.\n"
-        return Response(text, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        text = "Bodies are taken as they are, not compressed."
+        return _problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
     return _too_large(limit) if int(headers.get("content-length", "0")) > limit else None
 
 
 def _too_large(limit: int) -> Response:
-    return Response(f"The body is over {limit:,} bytes.\n", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is over {limit:,} bytes.")
 
 
 def _no_room() -> Response:
-    text = "Too many large bodies are under way.\n"
-    return Response(text, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1", "Connection": "close"})
+    # The connection stays: who still sends when it is closed never reads why.
+    text = "Too many large bodies are under way."
+    return _problem(HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "1"})
+
+
+def _problem(status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> Response:
+    said = {"title": status.phrase, "status": status, "detail": detail}
+    return Response(envelope.encode(said), status, headers, PROBLEM_TYPE)
 
 
 def again(body: bytes, receive: Receive) -> Receive:

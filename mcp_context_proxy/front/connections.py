@@ -28,7 +28,7 @@ HEADER_STEP = 4096
 """The parser looks at their size only when it lacks something, so it is given no more at a time."""
 
 BODY_STEP = 16 * 1024
-"""Of a body that is received before it is asked for."""
+"""Received at a time, and before somebody asks for it: each connection may have sent as much."""
 
 
 class Phase(Enum):
@@ -57,6 +57,9 @@ class BoundedConnection(H11Protocol):
         """Give it a place; if there is none, that of the one that has kept us waiting longest."""
         if len(self.connections) >= self.limits.http_connections:
             self._make_room()
+        # Asyncio's own number is 256 KiB; other event loops may not know it.
+        if hasattr(transport, "max_size"):
+            transport.max_size = BODY_STEP
         counted = CountedTransport(transport)
         super().connection_made(counted)  # type: ignore[arg-type]
         self._own = Connection(transport, counted, self.unsent)

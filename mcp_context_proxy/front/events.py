@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import bodies, messages
 from mcp_context_proxy.front.conversation import Conversation
+from mcp_context_proxy.front.parts import PART_BYTES, send_body
 from mcp_context_proxy.front.unsent import Waiting, waiting_of
 from mcp_context_proxy.server.sdk import SdkServer, principal_of
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR
@@ -112,8 +113,9 @@ class EventChannel:
     async def _event(self, name: str, data: bytes) -> None:
         # Only between values is there a line break in JSON, and an event ends its data with one.
         line = data.replace(b"\n", b" ").replace(b"\r", b" ")
-        body = b"event: %b\r\ndata: %b\r\n\r\n" % (name.encode(), line)
-        await self._write({"type": "http.response.body", "body": body, "more_body": True})
+        event = b"event: %b\r\ndata: " % name.encode(), line, b"\r\n\r\n"
+        for piece in event if len(line) > PART_BYTES else [b"".join(event)]:
+            await send_body(self._write, piece, lambda more: None, more=True)
 
     def _put(self, frame: bytes) -> _Frame:
         queued = _Frame(frame)

@@ -24,7 +24,7 @@ from mcp_context_proxy.downstream.rate import Bucket
 from mcp_context_proxy.front.bodies import WholeBodies
 from mcp_context_proxy.front.connections import HEADER_BYTES, bounded
 from mcp_context_proxy.front.events import MESSAGES_PATH, EventStreams
-from mcp_context_proxy.front.guard import Guard, Policy
+from mcp_context_proxy.front.guard import HEALTH_PATH, Guard, Policy
 from mcp_context_proxy.front.guesses import GUESSES, GUESSES_PER_SECOND, Guesses
 from mcp_context_proxy.front.messages import PostedMessages
 from mcp_context_proxy.front.sessions import Sessions
@@ -33,6 +33,9 @@ from mcp_context_proxy.front.unsent import Unsent
 from mcp_context_proxy.server.sdk import SdkServer
 
 logger = logging.getLogger(__name__)
+
+PAGES_PATH = "/ui"
+"""Under which pages and their files are."""
 
 BACKLOG = 2048
 """Connections that wait to be accepted: behind a crowd that comes at once nobody has to try again."""
@@ -88,10 +91,15 @@ def guarded(
         del request
         return JSONResponse(health())
 
+    pages = [
+        route.path
+        for route in routes
+        if isinstance(route, Route) and (route.path == PAGES_PATH or route.path.startswith(PAGES_PATH + "/"))
+    ]
     return Starlette(
-        routes=[*routes, Route("/healthz", healthz, methods=["GET"])],
+        routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
         middleware=[
-            Middleware(Guard, policy=policy),
+            Middleware(Guard, policy=policy, pages=pages),
             Middleware(WholeBodies, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds),
         ],
         lifespan=lifespan,

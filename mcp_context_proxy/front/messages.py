@@ -16,7 +16,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.front import bodies
+from mcp_context_proxy.front.parts import send_body
 from mcp_context_proxy.front.sdk_side import MOST_VALUES, TOO_MUCH
+from mcp_context_proxy.front.unsent import Waiting, waiting_of
 from mcp_context_proxy.server.bypass import SCOPE_KEY, Bypass, shown
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import INVALID_REQUEST, Envelope, MalformedError, Members
@@ -60,7 +62,7 @@ class PostedMessages:
             assert isinstance(message.id, int | str)
             assert isinstance(message.method, str)
             bypass = scope[SCOPE_KEY] = Bypass(params)
-            body, send = shown(message.id, message.method, params), Answer(bypass, send)
+            body, send = shown(message.id, message.method, params), Answer(bypass, send, waiting_of(scope))
         elif holds_more(body, MOST_VALUES):
             request_id = message.id if isinstance(message.id, int | str) else None
             refused = envelope.error_reply(request_id, INVALID_REQUEST, TOO_MUCH)
@@ -78,24 +80,25 @@ class PostedMessages:
 class Answer:
     """Sends an answer of the SDK with the payload that it should have."""
 
-    def __init__(self, bypass: Bypass, send: Send) -> None:
-        self._bypass, self._send = bypass, send
+    def __init__(self, bypass: Bypass, send: Send, waiting: Waiting) -> None:
+        self._bypass, self._send, self._waiting = bypass, send, waiting
         self._start: Message | None = None
 
     async def __call__(self, message: Message) -> None:
         """Send a part of the answer."""
-        if message["type"] == "http.response.start" and _length(message["headers"]) is not None:
-            self._start = message
+        if message["type"] == "http.response.start":
+            if _has_length(message["headers"]):
+                self._start = message
+            else:
+                await self._send(message)
             return
-        if message["type"] == "http.response.body":
-            body = self._bypass.put_back(message.get("body", b""))
-            message = {**message, "body": body}
-            if self._start is not None:
-                start, self._start = self._start, None
-                if not message.get("more_body", False):
-                    start = {**start, "headers": _of_length(start["headers"], len(body))}
-                await self._send(start)
-        await self._send(message)
+        more = message.get("more_body", False)
+        body = self._bypass.put_back(message.get("body", b""))
+        if self._start is not None:
+            start, self._start = self._start, None
+            headers = start["headers"] if more else _of_length(start["headers"], len(body))
+            await self._send({**start, "headers": headers})
+        await send_body(self._send, body, self._waiting, more=more)
 
 
 class RefusedError(Exception):
@@ -157,8 +160,8 @@ def _is_handshake(header: str | None) -> bool:
     return header is None or header in era.HANDSHAKE_VERSIONS
 
 
-def _length(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    return next((value for name, value in headers if name.lower() == b"content-length"), None)
+def _has_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name.lower() == b"content-length" for name, _ in headers)
 
 
 def _of_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:

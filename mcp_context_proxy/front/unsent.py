@@ -9,6 +9,8 @@ from __future__ import annotations
 import array
 import asyncio
 import logging
+import socket
+import struct
 import sys
 from collections.abc import Callable
 
@@ -67,8 +69,7 @@ class Connection:
 
     def __init__(self, transport: asyncio.Transport, counted: CountedTransport, unsent: Unsent) -> None:
         self._transport, self._counted, self._unsent = transport, counted, unsent
-        socket = transport.get_extra_info("socket")
-        self._fd = -1 if socket is None else socket.fileno()
+        self._socket = transport.get_extra_info("socket")
         self._waiting = 0
         self._taken = 0
         self.since = asyncio.get_running_loop().time()
@@ -90,13 +91,19 @@ class Connection:
         if self._counted.written == self._taken and not self._waiting:
             self.since = now
             return
-        taken = self._counted.written - self._transport.get_write_buffer_size() - _in_kernel(self._fd)
+        taken = (
+            self._counted.written
+            - self._transport.get_write_buffer_size()
+            - _in_kernel(self._socket.fileno())
+        )
         if taken > self._taken or (taken == self._counted.written and not self._waiting):
             self._taken, self.since = taken, now
 
     def close(self, why: str) -> None:
         """Let go of it, and of what waits for it."""
         logger.info("closed a connection that did not read its answer%s", why)
+        # Else the system goes on offering what it holds for it, for minutes.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
 
