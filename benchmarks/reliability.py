@@ -2,8 +2,9 @@
 
     python benchmarks/reliability.py [NAME ...] [--rounds N] [--json FILE]
 
-Names are start, calls, memory, recovery, stop, floods, crowds, deaf, backlog and store; without any, all. The
-servers are those of `tests/faults`. Linux only (it reads /proc).
+Names are start, calls, memory, recovery, stop, floods, crowds, deaf, backlog, store, kills and
+damage;
+without any, all. The servers are those of `tests/faults`. Linux only (it reads /proc).
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import os
 import selectors
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 from figures import Figure, measured, percentile
 from raw_clients import FailureError, HttpClient, StdioClient, call_params, frame
+from stores import damage, kills, store
 from subjects import Workbench, free_port, listening, proxy_command, tool_name
 
 FAULTY = Path(__file__).parents[1] / "tests" / "faults" / "faulty"
@@ -53,7 +54,6 @@ BACKLOG_CALLS, BACKLOG_BYTES, BACKLOG_SECONDS = 2000, 100_000, 5.0
 GIVEN_BACK_SECONDS = 12.0
 """In which free memory is looked for at least once."""
 FLOOD_SECONDS, CALLS_A_SECOND = 10.0, 50
-SHARING_SECONDS, KILLS = 60.0, 20
 IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_context_proxy.server.sdk"
 
 
@@ -342,59 +342,6 @@ def backlog(bench: FaultyBench, rounds: int) -> list[Figure]:
     ]
 
 
-def store(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """What is lost of calls: where two proxies share a store, and where one is killed."""
-    del rounds
-    path = bench.folder / "store.sqlite3"
-    config = bench.config(store=path)
-    tool = tool_name("proxy")
-    clients = [bench.proxy(config) for _ in range(2)]
-    for client in clients:
-        client.open()
-        client.until(lambda client: _answers(client, tool))
-    time.sleep(SETTLED_SECONDS)
-    made, until = _counted(path), time.perf_counter() + SHARING_SECONDS
-    while time.perf_counter() < until:
-        for number, client in enumerate(clients):
-            client.timed("tools/call", call_params(tool), 10)
-            client.call("search_available_tools", query=f"what {number} needs at {time.perf_counter()}")
-            made += 10
-    for client in clients:
-        client.close()
-    uncounted = made - _counted(path)
-    ages = [_killed(bench, config, path, tool, number) for number in range(KILLS)]
-    return [
-        Figure(f"two proxies, {SHARING_SECONDS:.0f} s: calls that are not counted", [uncounted], "", 0),
-        Figure(f"{KILLS} kills: age of the oldest call that is lost", [max(ages)], "s", 1.0),
-    ]
-
-
-def _killed(bench: FaultyBench, config: Path, path: Path, tool: str, number: int) -> float:
-    """Kill a proxy that makes calls; how old the oldest one is that is lost."""
-    client = bench.proxy(config)
-    client.open()
-    client.until(lambda client: _answers(client, tool))
-    time.sleep(SETTLED_SECONDS)
-    before, answered = _counted(path), list[float]()
-    # A golden ratio of steps: moments that are spread over the seconds between two writings.
-    until = time.perf_counter() + 1 + number * 0.618 % 1
-    while time.perf_counter() < until:
-        client.timed("tools/call", call_params(tool), 1)
-        answered.append(time.perf_counter())
-    client.process.kill()
-    killed = time.perf_counter()
-    client.process.wait()
-    lost = len(answered) - (_counted(path) - before)
-    return killed - answered[-lost] if lost > 0 else 0.0
-
-
-def _counted(path: Path) -> int:
-    with closing(sqlite3.connect(path)) as connection:
-        if connection.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
-            raise FailureError(f"{path} is damaged")
-        return int(connection.execute("SELECT total(calls) FROM tool_usage").fetchone()[0])
-
-
 def _answers(client: StdioClient, tool: str) -> bool:
     with suppress(FailureError):
         client.result_of(
@@ -437,7 +384,9 @@ TABLES: dict[str, tuple[str, Callable[[FaultyBench, int], list[Figure]]]] = {
     "crowds": ("A crowd of slow clients", crowds),
     "deaf": ("A host that reads nothing", deaf),
     "backlog": ("Backlog", backlog),
-    "store": ("The store", store),
+    "store": ("A store that is shared", store),
+    "kills": ("A store whose proxy is killed", kills),
+    "damage": ("A store with a flipped bit", damage),
 }
 
 

@@ -31,17 +31,18 @@ class Workbench:
         self,
         tools: int = TOOLS,
         *,
+        servers: int = SERVERS,
         modern: bool = False,
         hanging: int = 0,
         store: Path | None = None,
         **tables: Any,
     ) -> Path:
-        """A configuration with `SERVERS` healthy servers and some that never answer."""
+        """A configuration with so many healthy servers and some that never answer."""
         self._made += 1
-        servers: dict[str, Any] = {f"s{n}": child(n, tools, modern) for n in range(SERVERS)}
+        entries: dict[str, Any] = {f"s{n}": child(n, tools, modern) for n in range(servers)}
         for number in range(hanging):
-            servers[f"h{number}"] = child(number, tools, modern, "--hang")
-        settings = {"store": {"path": str(store or "memory")}, **tables, "servers": servers}
+            entries[f"h{number}"] = child(number, tools, modern, "--hang")
+        settings = {"store": {"path": str(store or "memory")}, **tables, "servers": entries}
         path = self.folder / f"config-{self._made}.toml"
         path.write_text("\n".join(_toml(settings)), encoding="utf-8")
         return path

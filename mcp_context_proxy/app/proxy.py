@@ -20,8 +20,9 @@ from mcp_context_proxy.catalog.documents import DocumentFolder
 from mcp_context_proxy.catalog.library import DocumentLibrary
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config, DocumentsConfig
+from mcp_context_proxy.config.redaction import redact_logs
 from mcp_context_proxy.config.reload import Reloader, Standing
-from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.config.secrets import all_secrets_of
 from mcp_context_proxy.context.background import Indexed
 from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
@@ -160,7 +161,7 @@ class Proxy:
         What is read only at start stays as it was: see `config.difference`.
         """
         before, self.config = self.config, config
-        redact_logs(config)
+        redact_logs(all_secrets_of(config))
         difference = self.fleet.apply(config.servers.values(), config.limits)
         self.setup = _setup(config, self.recallable is not None)
         if self.remembering is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.config.redaction import Redactor
+from mcp_context_proxy.config.secrets import all_secrets_of
 from mcp_context_proxy.interactions.memory import InteractionMemory, Model, Retention
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.server.interaction_log import InteractionLog

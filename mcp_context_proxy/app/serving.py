@@ -12,12 +12,12 @@ import anyio
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.redaction import redact_logs
 from mcp_context_proxy.config.reload import Load, Reloader
-from mcp_context_proxy.config.secrets import redact_logs
-from mcp_context_proxy.front.free_memory import keep_giving_back
+from mcp_context_proxy.config.secrets import all_secrets_of
+from mcp_context_proxy.free_memory import give_back_large_pieces, keep_giving_back
 from mcp_context_proxy.front.process import (
     SIGNALS,
-    give_back_large_memory,
     listen_for_signals,
     raise_file_limit,
     spare_the_collector,
@@ -46,7 +46,7 @@ def store_location(config: Config) -> Path | Literal["memory"] | None:
 @asynccontextmanager
 async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[Proxy]:
     """A running proxy, without a front; if it is to have one, most servers wait for that."""
-    redact_logs(config)
+    redact_logs(all_secrets_of(config))
     store = await in_thread(open_store, store_location(config))
     try:
         proxy = Proxy(config, store)
@@ -71,7 +71,7 @@ large one are read on while hosts are served already."""
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
     raise_file_limit()
-    give_back_large_memory()
+    give_back_large_pieces()
     take_short_turns()
     # Listened for before any server is started: none may outlive a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:

@@ -22,6 +22,7 @@ import anyio
 import msgspec
 import platformdirs
 
+from mcp_context_proxy import private
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.watch import watch_file
 from mcp_context_proxy.threads import in_thread
@@ -90,6 +91,8 @@ class CredentialFile:
 
     def read(self) -> Credentials | None:
         """What is kept for the server as it is configured; None when there is nothing usable."""
+        if private.close_to_others(self.path):
+            logger.warning("others could read the login in %s, and no longer can; log in again", self.path)
         try:
             found = msgspec.json.decode(self.path.read_bytes(), type=Credentials)
         except FileNotFoundError:
@@ -107,7 +110,7 @@ class CredentialFile:
         Raises:
             OSError: it cannot be written; what was kept is still there.
         """
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.make_folder(self.path.parent)
         # mkstemp makes files that only their owner may read.
         descriptor, whole = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
         try:
@@ -164,7 +167,7 @@ class CredentialFile:
             group.cancel_scope.cancel()
 
     def _open_lock(self) -> IO[bytes]:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.make_folder(self.path.parent)
         descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         return os.fdopen(descriptor, "r+b")
 

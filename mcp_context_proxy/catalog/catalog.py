@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from mcp_context_proxy.catalog import definitions, naming
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.fingerprints import fingerprint, steady
+from mcp_context_proxy.catalog.lookalikes import lookalikes
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
@@ -164,6 +165,7 @@ class Catalog:
             tools[tool.name] = tool
             if remark:
                 findings.append(f"{config.name}: tool {tool.name!r}: {remark}")
+        findings.extend(f"{config.name}: {finding}" for finding in lookalikes(tools))
         return tuple(tools.values()), tuple(findings)
 
     def _parse_tool(self, config: ServerConfig, definition: bytes) -> tuple[Tool, str]:

@@ -29,6 +29,10 @@ TEXTS = frozenset({"description", "title", "$comment", "examples"})
 NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
 """Members of a schema whose own members have names that a server chose."""
 
+_UNSEEN_IN_PATTERN = re.compile(r"\\?[^\\ -~\n\t\U00010000-\U0010ffff]|\\.", re.DOTALL)
+"""Such a character, with a backslash before it that it then needs no more, or what is escaped already. Beyond
+the basic plane dialects write escapes differently."""
+
 _CONTROL_ESCAPED = re.compile(rb"\\[ubfr]")
 _VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|[,\[{]', re.DOTALL)
 
@@ -111,6 +115,8 @@ def _cleaned(value: Any, key: str, named: bool) -> Any:
     Recursion is bounded by the levels that were measured before.
     """
     if isinstance(value, str):
+        if key == "pattern" and not named:
+            return _written_out(value)
         return clean(value) if key in TEXTS and not named else _unchanged(value, key)
     if isinstance(value, list):
         return [_cleaned(item, key, named) for item in value]
@@ -121,10 +127,20 @@ def _cleaned(value: Any, key: str, named: bool) -> Any:
 
 
 def _unchanged(value: str, key: str) -> str:
-    """A value as it is. Only a pattern may speak of such characters: it matches them, or their absence."""
-    if clean(value) == value or key == "pattern":
+    """A value as it is."""
+    if clean(value) == value:
         return value
     raise UnfitError(f"it hides characters in {clean(key) or 'a name'!r}, which calls depend on")
+
+
+def _written_out(pattern: str) -> str:
+    """The same regular expression, with escapes for what a person does not see: it may speak of such."""
+    return _unchanged(_UNSEEN_IN_PATTERN.sub(_escape, pattern), "pattern")
+
+
+def _escape(found: re.Match[str]) -> str:
+    char = found[0][-1]
+    return found[0] if clean(char) else f"\\u{ord(char):04x}"
 
 
 def keyed(

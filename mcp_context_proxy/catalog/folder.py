@@ -1,9 +1,6 @@
 """Reading a folder that may hold anything: its own regular markdown files, and nothing a link leads to.
 
-The folder is walked by opened descriptors, each opened relative to the one above it and never through a
-link, so that what is swapped between listing and reading is refused as well. The configured path itself may
-be a link: the person who configured it chose it. Where descriptors cannot be walked (Windows), real paths
-are compared instead.
+The configured path itself may be a link: the person who configured it chose it.
 """
 
 from __future__ import annotations
@@ -17,9 +14,17 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from mcp_context_proxy.catalog.finding import Finding
+from mcp_context_proxy.catalog.places import (
+    CAN_WALK_DESCRIPTORS,
+    FLAGS,
+    DescriptorPlace,
+    PathPlace,
+    Place,
+    RefusedError,
+)
 
 SUFFIXES: Final = (".md", ".markdown", ".mdc")
 
@@ -31,18 +36,6 @@ ENTRY_LIMIT: Final = 100_000
 
 TOTAL_LIMIT: Final = 128 * 1024 * 1024
 """Bytes of all files together: they are all held in memory."""
-
-_NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
-_FLAGS: Final = (
-    os.O_RDONLY
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # a FIFO without a writer must not hold us
-    | getattr(os, "O_NOCTTY", 0)
-    | getattr(os, "O_BINARY", 0)
-)
-_CAN_WALK_DESCRIPTORS: Final = (
-    bool(_NO_FOLLOW) and os.open in os.supports_dir_fd and os.scandir in os.supports_fd
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,82 +66,6 @@ class _Sort(Enum):
     OTHER = auto()
 
 
-class _Place(Protocol):
-    """A folder that is open, and through which alone its entries are reached."""
-
-    def scan(self) -> Iterator[os.DirEntry[str]]: ...
-
-    def folder(self, name: str) -> _Place: ...
-
-    def file(self, name: str) -> int:
-        """A descriptor that the caller closes."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class _DescriptorPlace:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    @classmethod
-    def root(cls, path: Path) -> _DescriptorPlace:
-        return cls(os.open(path, _FLAGS | os.O_DIRECTORY))
-
-    def scan(self) -> Iterator[os.DirEntry[str]]:
-        with os.scandir(self._descriptor) as entries:
-            yield from entries
-
-    def folder(self, name: str) -> _DescriptorPlace:
-        flags = _FLAGS | os.O_DIRECTORY | _NO_FOLLOW
-        return _DescriptorPlace(os.open(name, flags, dir_fd=self._descriptor))
-
-    def file(self, name: str) -> int:
-        return os.open(name, _FLAGS | _NO_FOLLOW, dir_fd=self._descriptor)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-class _PathPlace:
-    """Without descriptors: an entry counts only where its real path is the one it is listed under."""
-
-    def __init__(self, real: Path) -> None:
-        self._real = real
-
-    @classmethod
-    def root(cls, path: Path) -> _PathPlace:
-        if not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        return cls(Path(os.path.realpath(path)))
-
-    def scan(self) -> Iterator[os.DirEntry[str]]:
-        with os.scandir(self._real) as entries:
-            yield from entries
-
-    def folder(self, name: str) -> _PathPlace:
-        return _PathPlace(self._confined(name))
-
-    def file(self, name: str) -> int:
-        path = self._confined(name)
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise _RefusedError("it is not a regular file")
-        return os.open(path, _FLAGS)
-
-    def close(self) -> None:
-        pass
-
-    def _confined(self, name: str) -> Path:
-        path = self._real / name
-        if os.path.normcase(os.path.realpath(path)) != os.path.normcase(path):
-            raise _RefusedError("links are not followed")
-        return path
-
-
-class _RefusedError(Exception):
-    """An entry is not read; says why."""
-
-
 class _ExhaustedError(Exception):
     """The allowance is used up; says which part."""
 
@@ -157,7 +74,7 @@ class FolderReader:
     """Reads one configured folder, or one configured file, and remembers what it met."""
 
     def __init__(
-        self, root: Path, allowance: Allowance, *, by_descriptor: bool = _CAN_WALK_DESCRIPTORS
+        self, root: Path, allowance: Allowance, *, by_descriptor: bool = CAN_WALK_DESCRIPTORS
     ) -> None:
         """Read nothing yet.
 
@@ -167,7 +84,7 @@ class FolderReader:
             by_descriptor: Whether to walk descriptors or to compare real paths.
         """
         self._root, self._allowance = root, allowance
-        self._open: Callable[[Path], _Place] = _DescriptorPlace.root if by_descriptor else _PathPlace.root
+        self._open: Callable[[Path], Place] = DescriptorPlace.root if by_descriptor else PathPlace.root
         self.findings: list[Finding] = []
         self.folders: list[Path] = []
         """Every folder that was read, the configured one first."""
@@ -182,10 +99,10 @@ class FolderReader:
     def _configured(self) -> Iterator[MarkdownFile]:
         try:
             if stat.S_ISREG(self._root.stat().st_mode):
-                yield self._taken(self._root, self._root.name, os.open(self._root, _FLAGS))
+                yield self._taken(self._root, self._root.name, os.open(self._root, FLAGS))
                 return
             place = self._open(self._root)
-        except _RefusedError as error:
+        except RefusedError as error:
             self._find(self._root, f"left out: {error}")
         except FileNotFoundError:
             self._find(self._root, "there is no such folder; it is read as soon as there is one")
@@ -195,7 +112,7 @@ class FolderReader:
             with self._explained(self._root), _closing(place):
                 yield from self._walk(place, ())
 
-    def _walk(self, place: _Place, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
+    def _walk(self, place: Place, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
         self.folders.append(self._root.joinpath(*parts))
         for name, sort in self._listed(place):
             below = (*parts, name)
@@ -209,7 +126,7 @@ class FolderReader:
             elif sort is _Sort.LINK and "." not in name:
                 self._find(self._root.joinpath(*below), "left out: links are not followed")
 
-    def _listed(self, place: _Place) -> list[tuple[str, _Sort]]:
+    def _listed(self, place: Place) -> list[tuple[str, _Sort]]:
         """Names and sorts, sorted by name, without hidden ones."""
         listed: list[tuple[str, _Sort]] = []
         for entry in islice(place.scan(), self._allowance.entries + 1):
@@ -220,7 +137,7 @@ class FolderReader:
             raise _ExhaustedError(f"there are over {ENTRY_LIMIT:,} entries")
         return sorted(listed, key=lambda pair: pair[0])
 
-    def _descend(self, place: _Place, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
+    def _descend(self, place: Place, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
         path = self._root.joinpath(*parts)
         if len(parts) > DEPTH_LIMIT:
             self._find(path, f"left out: it is more than {DEPTH_LIMIT} folders deep")
@@ -230,13 +147,13 @@ class FolderReader:
             with _closing(below):
                 yield from self._walk(below, parts)
 
-    def _read(self, place: _Place, parts: tuple[str, ...], sort: _Sort) -> Iterator[MarkdownFile]:
+    def _read(self, place: Place, parts: tuple[str, ...], sort: _Sort) -> Iterator[MarkdownFile]:
         path = self._root.joinpath(*parts)
         with self._explained(path):
             if sort is _Sort.LINK:
-                raise _RefusedError("links are not followed")
+                raise RefusedError("links are not followed")
             if sort is _Sort.OTHER:  # not even opened: opening a device can have effects
-                raise _RefusedError("it is not a regular file")
+                raise RefusedError("it is not a regular file")
             yield self._taken(path, "/".join(parts), place.file(parts[-1]))
 
     def _taken(self, path: Path, relative: str, descriptor: int) -> MarkdownFile:
@@ -256,7 +173,7 @@ class FolderReader:
             yield
         except FileNotFoundError:
             pass
-        except _RefusedError as error:
+        except RefusedError as error:
             self._find(path, f"left out: {error}")
         except OSError as error:
             self._find(path, f"cannot be read: {_words(error)}")
@@ -266,7 +183,7 @@ class FolderReader:
 
 
 @contextmanager
-def _closing(place: _Place) -> Iterator[None]:
+def _closing(place: Place) -> Iterator[None]:
     try:
         yield
     finally:
@@ -293,11 +210,11 @@ def _read_regular(descriptor: int, limit: int) -> bytes:
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _RefusedError("it is not a regular file")
+            raise RefusedError("it is not a regular file")
         # Read one byte more than allowed: a size can be wrong by the time of the read.
         data = file.read(limit + 1) if status.st_size <= limit else None
     if data is None or len(data) > limit:
-        raise _RefusedError(f"it is over {limit:,} bytes; divide it or raise the limit 'document_bytes'")
+        raise RefusedError(f"it is over {limit:,} bytes; divide it or raise the limit 'document_bytes'")
     return data
 
 

@@ -37,6 +37,10 @@ COMMANDS = {
     "demo": "Show the proxy at work in front of example servers.",
 }
 
+NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
+"""The environment variable that NumPy's library reads when it is loaded. By itself it starts a thread for
+each processor, and interrupts a process that it can give none; searches take as long with one."""
+
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 """As a shell reports a program that Ctrl-C ended."""
@@ -109,6 +113,7 @@ def _discard_stdout() -> None:
 @click.pass_context
 def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> None:
     """One MCP server in front of many: shows the model only the tools the current request needs."""
+    os.environ.setdefault(NUMPY_THREADS, "1")
     serving = ctx.invoked_subcommand in {None, "serve"}
     if serving:
         outlast_hangups()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.cli.terminal import one_line
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config.secrets import Redactor, secrets_of
+from mcp_context_proxy.config.redaction import Redactor
+from mcp_context_proxy.config.secrets import secret_arguments, secrets_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.condition import State
 
@@ -25,9 +26,6 @@ HIDDEN: Final = "***"
 STDERR_SHOWN: Final = 5
 """Lines of a failed server's last output."""
 
-_SECRET_WORD: Final = r"[\w-]*(?:token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key)[\w-]*"
-_SECRET_FLAG: Final = re.compile(rf"--?{_SECRET_WORD}", re.IGNORECASE)
-_SECRET_VALUE: Final = re.compile(rf"((?:--?)?{_SECRET_WORD}[=:])\s*.+", re.IGNORECASE | re.DOTALL)
 _USER_INFO: Final = re.compile(r"(?<=://)[^/?#\s@]+@")
 _QUERY: Final = re.compile(r"(?<=://)([^\s?#]*)\?[^\s#'\"]*")
 
@@ -36,7 +34,7 @@ def address(config: ServerConfig) -> str:
     """The command line, or the URL."""
     if config.url is not None:
         return redacted(config, config.url)
-    words = _without_secret_arguments([config.command or "", *config.args])
+    words = [config.command or "", *_without_secrets(config.args)]
     return redacted(config, shlex.join(words).replace(f"'{HIDDEN}'", HIDDEN))
 
 
@@ -75,11 +73,8 @@ def redacted(config: ServerConfig, text: str) -> str:
     return one_line(_QUERY.sub(rf"\1?{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", text)))
 
 
-def _without_secret_arguments(words: Sequence[str]) -> list[str]:
-    shown: list[str] = []
-    for position, word in enumerate(words):
-        if position and _SECRET_FLAG.fullmatch(words[position - 1]) and not word.startswith("-"):
-            shown.append(HIDDEN)
-        else:
-            shown.append(_SECRET_VALUE.sub(rf"\1{HIDDEN}", word) if position else word)
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    shown = [*arguments]
+    for position, _, value in secret_arguments(arguments):
+        shown[position] = shown[position].removesuffix(value) + HIDDEN
     return shown

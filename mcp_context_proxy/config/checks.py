@@ -5,6 +5,7 @@ Works on plain tables before the models see them, so that these mistakes are rep
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ from mcp_context_proxy.config.toml_lines import KeyPath
 
 _OF_COMMAND: Final = ("args", "env", "cwd")
 _OF_URL: Final = ("headers", "oauth")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = re.compile(r"([!-~]([\t -~]*[!-~])?)?")
 _OF_OTHER_MODELS: Final = ("pooling", "max_tokens", "query_prefix", "passage_prefix")
 
 
@@ -69,6 +72,8 @@ def _of_endpoint(table: Mapping[str, Any], name: str) -> Iterator[tuple[KeyPath,
         if "api_key" in table:
             yield ("api_key",), "has no effect without an endpoint"
         return
+    if isinstance(key := table.get("api_key"), str) and (reason := _unsendable(key)):
+        yield ("api_key",), reason
     if "model" not in table:
         yield ("endpoint",), f"needs {name}.model too: what the model is called there"
     if isinstance(endpoint, str):
@@ -89,6 +94,7 @@ def _of_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     else:
         yield from _of_kind(server, _OF_URL if command else _OF_COMMAND, "command" if command else "url")
         yield from _of_transport(server.get("transport"), command)
+    yield from _of_headers(server.get("headers"))
     yield from _of_oauth(server)
     if isinstance(server.get("url"), str):
         yield from _of_url(server["url"])
@@ -98,6 +104,23 @@ def _of_kind(server: Mapping[str, Any], others: tuple[str, ...], kind: str) -> I
     for key in others:
         if server.get(key):
             yield (key,), f"has no effect on a server with a {kind}"
+
+
+def _of_headers(headers: Any) -> Iterator[tuple[KeyPath, str]]:
+    for name, value in headers.items() if isinstance(headers, Mapping) else ():
+        if not _HEADER_NAME.fullmatch(name):
+            yield ("headers", name), "cannot be the name of a header"
+        elif isinstance(value, str) and (reason := _unsendable(value)):
+            yield ("headers", name), reason
+
+
+def _unsendable(value: str) -> str | None:
+    """Why a header cannot carry a value, without the value: it may be a secret."""
+    if _HEADER_VALUE.fullmatch(value):
+        return None
+    if _HEADER_VALUE.fullmatch(value.strip()):
+        return "begins or ends with a space or a line break, which a header cannot carry; take it away"
+    return "has a character that a header cannot carry: only ASCII, and no line breaks"
 
 
 def _of_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from msgspec import Raw
-
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream import questions
 from mcp_context_proxy.downstream.connect import Inbound
 from mcp_context_proxy.downstream.lanes import Lane, Lanes, capabilities_of
@@ -18,6 +16,7 @@ from mcp_context_proxy.downstream.link import Link, Outgoing, Party
 from mcp_context_proxy.downstream.lists import Lists
 from mcp_context_proxy.downstream.peer import Peer
 from mcp_context_proxy.downstream.rate import Bucket
+from mcp_context_proxy.downstream.redaction import redacted_params
 from mcp_context_proxy.wire.envelope import Members
 
 OnEvent = Callable[[str, Members, frozenset[Party]], None]
@@ -82,7 +81,7 @@ class Announcements:
         if method == "notifications/message":
             if not self._logs.take():
                 return
-            params = {name: Raw(self._redact.json(bytes(raw))) for name, raw in params.items()}
+            params = redacted_params(params, self._redact)
         takers = [
             sent.on_notification for sent in in_flight if sent.party in parties and sent.on_notification
         ]

@@ -12,7 +12,8 @@ import anyio
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.secrets import Redactor, secrets_of
+from mcp_context_proxy.config.redaction import Redactor
+from mcp_context_proxy.config.secrets import secrets_of
 from mcp_context_proxy.downstream.announcements import Announcements, OnEvent
 from mcp_context_proxy.downstream.condition import Condition, State
 from mcp_context_proxy.downstream.connection import Connection

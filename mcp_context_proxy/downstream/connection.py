@@ -13,7 +13,7 @@ import anyio
 
 from mcp_context_proxy.authorization.credentials import CredentialFile
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream.condition import Condition, State
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe, innermost
 from mcp_context_proxy.downstream.greeting import Greeting

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream.connect import Connected, Inbound, connect, describe
 from mcp_context_proxy.downstream.link import Link, Outgoing, Party
 from mcp_context_proxy.downstream.output import Output

@@ -1,10 +1,10 @@
-"""Keeps a server's secrets out of what its failures say. Results that are no failures pass as they came."""
+"""Keeps a server's secrets out of its failures and notifications. Other results pass as they came."""
 
 from __future__ import annotations
 
 from msgspec import Raw
 
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
@@ -13,6 +13,7 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
 )
 from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.wire.envelope import Members
 
 
 def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
@@ -39,3 +40,8 @@ def redacted_result(result: Raw, redact: Redactor) -> Raw:
     if b'"isError"' not in data or bytes(envelope.members(result).get("isError", b"")) != b"true":
         return result
     return Raw(redact.json(data))
+
+
+def redacted_params(params: Members, redact: Redactor) -> Members:
+    """What a notification says: a log message or the progress of a call is for people and for logs."""
+    return {name: Raw(redact.json(bytes(raw))) for name, raw in params.items()}

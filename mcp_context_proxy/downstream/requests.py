@@ -11,12 +11,12 @@ import anyio
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream.condition import Condition
 from mcp_context_proxy.downstream.connect import Connected
 from mcp_context_proxy.downstream.lanes import Lanes
 from mcp_context_proxy.downstream.link import Outgoing
-from mcp_context_proxy.downstream.redaction import redacted, redacted_result
+from mcp_context_proxy.downstream.redaction import redacted, redacted_params, redacted_result
 from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -72,6 +72,7 @@ class Requests:
             raise ServerUnavailableError(name, "busy", f"{self.under_way} requests are under way; try again")
         if outgoing.timeout is None:
             outgoing = replace(outgoing, timeout=self._config.call_timeout)
+        outgoing = self._told_without_secrets(outgoing)
         self.under_way += 1
         try:
             result = await self._sent_once(method, params, outgoing)
@@ -87,6 +88,16 @@ class Requests:
             self._rest.used()
             if not self.under_way:
                 self._all_done.set()
+
+    def _told_without_secrets(self, outgoing: Outgoing) -> Outgoing:
+        take = outgoing.on_notification
+        if take is None:
+            return outgoing
+
+        def told(method: str, params: Members) -> None:
+            take(method, redacted_params(params, self._redact))
+
+        return replace(outgoing, on_notification=told)
 
     async def drain(self, seconds: float) -> None:
         """Wait until none is under way or they are given up, no longer than `seconds`."""

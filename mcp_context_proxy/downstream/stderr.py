@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.wire.text import clean
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class StderrTail:
         return tuple([line for line in shown if line][-LINES_KEPT:])
 
     def _shown(self, line: bytes) -> str:
-        text = self._redact(line.decode("utf-8", "replace").strip())
+        text = clean(self._redact(line.decode("utf-8", "replace").strip()))
         return "".join(char if char.isprintable() else " " for char in text)[-LINE_CHARACTERS:].strip()
 
     def _log(self, data: bytes) -> None:

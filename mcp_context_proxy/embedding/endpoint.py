@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from mcp_context_proxy.config import EmbeddingConfig, Limits
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 

@@ -1,9 +1,8 @@
-"""What the process as a whole is told and allowed: signals to stop or to read again, open files, memory."""
+"""What the process as a whole is told and allowed: signals to stop or to read again, open files, turns."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -23,12 +22,6 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
 """All that `listen_for_signals` is to be given."""
-
-LARGE_BYTES = 1024 * 1024
-"""Memory in one piece that the system gets back when it is free: that of large messages."""
-
-MALLOC_MMAP_THRESHOLD = -3
-"""What the C library calls the same; ``M_MMAP_THRESHOLD`` in malloc.h."""
 
 SWITCH_SECONDS = 0.0005
 """How long a thread keeps the interpreter while others wait for it. With Python's 5 ms each step of a request
@@ -74,18 +67,6 @@ def spare_the_collector() -> None:
 def take_short_turns() -> None:
     """Have threads that work let the event loop in soon."""
     sys.setswitchinterval(SWITCH_SECONDS)
-
-
-def give_back_large_memory() -> None:
-    """Have the memory of large messages go back to the system when they are gone.
-
-    By itself the C library of Linux takes the first large piece that is freed as a sign to keep such pieces
-    from then on: they fall apart into what is small and stays, and the process grows with each.
-    """
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(MALLOC_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def raise_file_limit() -> None:

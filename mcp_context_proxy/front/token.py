@@ -16,6 +16,7 @@ from pathlib import Path
 
 import platformdirs
 
+from mcp_context_proxy import private
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.config.notices import NOTICE
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
@@ -76,8 +77,7 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
 
 def create_token(path: Path) -> str:
     """Write a new token to a file of mode 0600 and return it, or the one of whoever was faster."""
-    for folder in [folder for folder in reversed(path.parents) if not folder.exists()]:
-        folder.mkdir(exist_ok=True, mode=0o700)
+    private.make_folder(path.parent)
     descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

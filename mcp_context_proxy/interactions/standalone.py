@@ -8,7 +8,8 @@ from pathlib import Path
 from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.config.redaction import Redactor
+from mcp_context_proxy.config.secrets import all_secrets_of
 from mcp_context_proxy.embedding.lazy import LazyModel
 from mcp_context_proxy.embedding.opening import open_model
 from mcp_context_proxy.interactions.interaction import Interaction

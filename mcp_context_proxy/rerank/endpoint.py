@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 
 from mcp_context_proxy.config import Limits, RerankConfig
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.rerank.judge import Candidate
 from mcp_context_proxy.rerank.prompt import ANSWER_TOKENS, SYSTEM, Question

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
+from mcp_context_proxy.free_memory import give_back
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only, with_vectors
-from mcp_context_proxy.retrieval.leftovers import give_back
 from mcp_context_proxy.retrieval.parts import (
     Calls,
     Identity,

@@ -29,7 +29,7 @@ from mcp_context_proxy.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS: Final = 0.5
+BATCH_SECONDS: Final = 0.25
 """For what happens meanwhile to be written together. When the process is killed, what happened since the last
 writing began is lost: less than the last second, also where a write takes long."""
 

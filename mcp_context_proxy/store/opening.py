@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 import platformdirs
 
+from mcp_context_proxy import private
 from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.database import Database
@@ -150,7 +151,7 @@ class _Opening:
         """Make sure there is a file that only its owner may read; return its identity."""
         path = self._path
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private.make_folder(path.parent)
             # Only a new file may be opened here: closing it again would drop the locks of another connection
             # of ours.
             with contextlib.suppress(FileExistsError):
@@ -165,11 +166,9 @@ class _Opening:
             raise StoreError(path, "it is not a regular file")
         if not os.access(path, os.R_OK | os.W_OK):
             raise StoreError(path, "it may not be read and written")
-        if stat.S_IMODE(status.st_mode) & ~0o700:
-            # One that was copied, say. Somebody else's stays as it is.
-            for suffix in ("", *COMPANIONS):
-                with contextlib.suppress(OSError):
-                    path.with_name(path.name + suffix).chmod(0o600)
+        # One that was copied, say.
+        for suffix in ("", *COMPANIONS):
+            private.close_to_others(path.with_name(path.name + suffix))
         return status.st_ino
 
 

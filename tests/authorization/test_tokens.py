@@ -1,6 +1,7 @@
 """A token is used as long as it is good, renewed once, and kept for its owner alone."""
 
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -40,6 +41,19 @@ async def test_a_token_that_expires_is_renewed_before_it_is_used(protected: Prot
     assert kept is not None
     assert kept.access_token != first.access_token
     assert protected.issuer.granted == ["authorization_code", "refresh_token"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file modes are POSIX")
+async def test_a_login_that_others_could_read_is_kept_from_them_and_that_is_told(
+    protected: Protected, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = await logged_in(server_config(protected))
+    file = CredentialFile(server_config(protected))
+    file.path.chmod(0o644)
+
+    assert file.read() == credentials
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert "others could read the login" in caplog.text
 
 
 async def test_a_token_that_is_refused_is_renewed_and_the_request_sent_again(protected: Protected) -> None:

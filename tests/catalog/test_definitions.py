@@ -66,10 +66,23 @@ def test_what_a_call_depends_on_is_not_changed_so_its_tool_is_withheld(schema: A
         fit(encoded(inputSchema=schema), LIMITS)
 
 
-def test_a_pattern_may_speak_of_control_characters() -> None:
-    schema = {"properties": {"a": {"pattern": "^[^\u0000-\u001f\u200b]+$"}}}
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [
+        ("^[^\u0000-\u001f\u200b]+$", r"^[^\u0000-\u001f\u200b]+$"),
+        ("a\\\u200b\\\\\u202e", r"a\u200b\\\u202e"),
+        (r"^\u200b\\.é\n", r"^\u200b\\.é\n"),
+    ],
+)
+def test_a_pattern_may_speak_of_what_nobody_sees_and_is_shown_with_escapes(pattern: str, shown: str) -> None:
+    schema = {"properties": {"a": {"pattern": pattern}}}
 
-    assert fitted(encoded(inputSchema=schema))["inputSchema"] == schema
+    assert fitted(encoded(inputSchema=schema))["inputSchema"] == {"properties": {"a": {"pattern": shown}}}
+
+
+def test_a_pattern_that_hides_what_cannot_be_escaped_everywhere_is_withheld() -> None:
+    with pytest.raises(UnfitError, match="hides characters in 'pattern'"):
+        fit(encoded(inputSchema={"properties": {"a": {"pattern": "a\U000e0041"}}}), LIMITS)
 
 
 def test_a_property_named_like_a_text_is_none() -> None:

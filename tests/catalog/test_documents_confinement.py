@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,39 @@ def test_a_file_swapped_for_a_fifo_after_listing_holds_nothing_up(write: Write, 
     os.mkfifo(root / "b.md")
 
     assert [file.data for file in files] == [b"third"]
+
+
+SWAPPED = """
+import sys
+from pathlib import Path
+from mcp_context_proxy.catalog.folder import Allowance, FolderReader
+
+root, name, secret, opened = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+place = root / name
+
+def swap(event, args):
+    if event == "open" and args[0] == str(root / opened) and not place.is_symlink():
+        place.rename(root / "away")
+        place.symlink_to(secret)
+
+sys.addaudithook(swap)
+reader = FolderReader(root, Allowance(100, 1000), by_descriptor=False)
+print([file.data.decode() for file in reader.files()], [finding.message for finding in reader.findings])
+"""
+"""Swaps something for a link the moment before it is opened; audit hooks are for the rest of a process."""
+
+
+@pytest.mark.parametrize(("name", "opened"), [("b.md", "b.md"), ("sub", "sub/secret.md")])
+def test_what_is_swapped_for_a_link_as_it_is_opened_by_path_is_not_read(
+    write: Write, secret: Path, name: str, opened: str
+) -> None:
+    root = write({"b.md": "honest", "sub/secret.md": "honest"})
+    target = secret / "secret.md" if name == "b.md" else secret
+    command = [sys.executable, "-c", SWAPPED, str(root), name, str(target), opened]
+
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert found == "['honest'] ['left out: links are not followed']\n"
 
 
 @by_both_ways

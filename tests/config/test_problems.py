@@ -223,6 +223,23 @@ def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
             f'3 servers.s.tools.t.include: {MODES}, not "no"',
             id="dotted",
         ),
+        pytest.param(
+            "url = 'http://host/'\nheaders = { Key = 'secr\u00e9t' }",
+            "3 servers.s.headers.Key: has a character that a header cannot carry: only ASCII, and no line "
+            "breaks",
+            id="header",
+        ),
+        pytest.param(
+            "url = 'http://host/'\nheaders = { Key = \"from a file\\n\" }",
+            "3 servers.s.headers.Key: begins or ends with a space or a line break, which a header cannot "
+            "carry; take it away",
+            id="end of a header",
+        ),
+        pytest.param(
+            "url = 'http://host/'\nheaders = { 'a b' = 'x' }",
+            '3 servers.s.headers."a b": cannot be the name of a header',
+            id="name of a header",
+        ),
     ],
 )
 def test_a_mistake_in_a_server_is_told_where_it_is(problems, lines, expected):

@@ -187,6 +187,16 @@ async def test_a_flood_of_log_messages_is_thinned_and_tells_no_secret(workshop: 
     assert 500 <= len(told) < 3000
 
 
+async def test_the_progress_of_a_call_tells_no_secret(workshop: Workshop) -> None:
+    server = workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 1}]})
+    server.settings["env"] = {"API_KEY": "step 1"}
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call("eager__work", progressToken="t")
+
+    assert [params["message"] for _, params in host.notifications] == ["[redacted API_KEY]"]
+
+
 async def test_cancelling_the_caller_cancels_at_the_server(workshop: Workshop) -> None:
     server = workshop.server("slow", tools=[tool("hang")], calls={"hang": [{"wait_cancelled": True}]})
     async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:

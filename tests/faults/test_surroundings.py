@@ -257,11 +257,9 @@ async def test_where_no_process_can_be_started_what_runs_is_served_and_the_rest_
         os.chown(path, NOBODY, NOBODY)
     # Started where not even a thread is to be had: that is waited for, not died of.
     within = ["prlimit", "--nproc=1:4000", "env", "-C", str(tmp_path), *command(Path(config.name))]
-    # The library of NumPy interrupts a process that it can give no threads.
-    env = {"OPENBLAS_NUM_THREADS": "1"}
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
-        async with stdio(as_nobody(*within), stderr=stderr, env=env, opened=False) as client:
+        async with stdio(as_nobody(*within), stderr=stderr, opened=False) as client:
             assert client.process is not None
             await until(lambda: "no more threads" in log.read_text(encoding="utf-8"))
             allow_processes(client.process.pid, 4000)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.interactions.interaction import MESSAGE, Interaction
 from mcp_context_proxy.interactions.memory import InteractionMemory, Retention

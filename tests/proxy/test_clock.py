@@ -143,4 +143,5 @@ def test_what_is_yet_to_come_counts_no_more_than_what_is_now(days: float) -> Non
 
     assert 0 <= pair.confidence_at(NOW + days * DAY) <= 0.75
     assert 0 <= novelty.addition(days) <= novelty.addition(0.0)
-    assert 0 <= decay.aged(0.5, days) <= 0.5
+    (score,) = decay.aged(np.array([0.5]), np.array([NOW - days * DAY]), NOW, decay.DECAY_PER_DAY)
+    assert 0 <= score <= 0.5

@@ -1,5 +1,6 @@
 """The store keeps what it is given, and whatever happens to its file, it opens."""
 
+import os
 import sqlite3
 import stat
 import subprocess
@@ -92,6 +93,21 @@ def test_only_the_owner_may_read_the_store(path: Path) -> None:
 
     assert modes == {"store.sqlite3": 0o600, "store.sqlite3-wal": 0o600, "store.sqlite3-shm": 0o600}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@posix_only
+def test_whatever_the_umask_says_every_folder_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
+    """Who may write in one of those above may put another folder in its place."""
+    before = os.umask(0)
+    try:
+        with open_store(tmp_path / "home" / "data" / "store.sqlite3") as store:
+            store.vectors.put("model", {key(1): vector(1)})
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.rglob("*")}
+    finally:
+        os.umask(before)
+
+    assert {modes.pop("home"), modes.pop("data")} == {0o700}
+    assert set(modes.values()) == {0o600}
 
 
 def test_threads_share_a_store(path: Path) -> None:

@@ -1,0 +1,27 @@
+import pytest
+from support.servers import real_lists
+
+from mcp_context_proxy.catalog.lookalikes import lookalikes
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["Create_Issue", "create-issue", "create.issue", "cre\u0430te_issue", "ｃreate_issue", "create_1ssue"],
+)
+def test_names_that_differ_in_what_is_not_seen_at_a_glance_are_told(other: str) -> None:
+    name = "create_issue" if other != "create_1ssue" else "create_lssue"
+
+    assert list(lookalikes([name, "close_issue", other])) == [
+        f"tools whose names look alike: {name!r}, {other!r}"
+    ]
+
+
+def test_a_large_group_is_told_in_short() -> None:
+    (told,) = lookalikes(["get-it", "get.it", "get/it", "get it", "get_it", "GET_IT"])
+
+    assert told == "tools whose names look alike: 'get-it', 'get.it', 'get/it', 'get it', 'get_it', ..."
+
+
+def test_no_real_server_is_told_of() -> None:
+    for tools in real_lists().values():
+        assert not list(lookalikes(tool["name"] for tool in tools))

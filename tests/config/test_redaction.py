@@ -1,0 +1,151 @@
+import base64
+import html
+import json
+import logging
+import re
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from mcp_context_proxy.config.redaction import RedactingFilter, Redactor
+
+
+def test_a_secret_that_contains_another_is_replaced_whole() -> None:
+    redact = Redactor([("SHORT", "abcdef"), ("LONG", "abcdefghij")])
+
+    assert redact("abcdefghij abcdef") == "[redacted LONG] [redacted SHORT]"
+
+
+def test_a_value_too_short_to_be_told_from_text_is_left() -> None:
+    assert Redactor([("PIN", "1234")])("1234 items") == "1234 items"
+
+
+def test_a_logged_message_is_redacted_after_its_arguments_are_filled_in() -> None:
+    record = logging.LogRecord("n", logging.INFO, "f", 1, "server said %s", ("s3cr3t-value",), None)
+
+    redacting = RedactingFilter()
+    redacting.redact.know([("TOKEN", "s3cr3t-value")])
+
+    assert redacting.filter(record)
+
+    assert record.getMessage() == "server said [redacted TOKEN]"
+
+
+def test_a_secret_is_found_encoded_and_line_by_line() -> None:
+    redact = Redactor([("KEY", "pass word/+1"), ("PEM", "-----BEGIN KEY-----\nabcdef123456\n-----END-----")])
+
+    for form in ("pass%20word/%2B1", "pass+word%2F%2B1", "cGFzcyB3b3JkLysx", "pass word/+1"):
+        assert redact(f"<{form}>") == "<[redacted KEY]>"
+    assert redact("line abcdef123456") == "line [redacted PEM]"
+
+
+@pytest.mark.parametrize("before", ["", "u:", "me:", "user:"])
+@pytest.mark.parametrize("after", ["", "x", "xy"])
+def test_a_secret_within_what_is_encoded_is_found(before: str, after: str) -> None:
+    """As the password of basic authentication, which begins at any of three places between two characters."""
+    secret = "s3cr3t-value-123"
+    redact = Redactor([("TOKEN", secret)])
+    whole = base64.b64encode(f"{before}{secret}{after}".encode()).decode()
+
+    shown = redact(f"Basic {whole}")
+
+    assert "[redacted TOKEN]" in shown
+    # What is left is no more than what also depends on the characters beside it.
+    assert (
+        len(shown.replace("[redacted TOKEN]", "")) <= len("Basic ") + 4 * (len(before) + len(after)) / 3 + 7
+    )
+
+
+@pytest.mark.parametrize("secret", ['a"b\\c\td/<é>{x}', "it's \\n here", "s3cr3t-value-123"])
+def test_a_secret_quoted_as_programs_do_is_found(secret: str) -> None:
+    redact = Redactor([("TOKEN", secret)])
+
+    for form in (json.dumps(json.dumps(secret)), repr(secret), secret.encode().hex(), json.dumps(secret)):
+        assert "[redacted TOKEN]" in redact(form)
+        assert "value" not in redact(form)
+
+
+def test_what_looks_like_a_token_of_a_known_service_is_redacted_too() -> None:
+    redact = Redactor([])
+
+    for token in ("ghp_" + "a1" * 18, "sk-" + "b2" * 12, "xoxb-1234567890-abc", "AKIA" + "A1" * 8):
+        assert redact(f"tried {token}.") == "tried [redacted]."
+    assert redact("Bearer abcdefghij0123456789") == "Bearer [redacted]"
+    assert redact("a sketch of tokens") == "a sketch of tokens"
+
+
+def test_json_stays_json_when_a_secret_leaves_it() -> None:
+    redact = Redactor([('odd "name"', 'se"cr\\et')])
+    data = json.dumps({"a": ['x se"cr\\et y'], "b": 1}).encode()
+
+    assert json.loads(redact.json(data)) == {"a": ['x [redacted odd "name"] y'], "b": 1}
+
+
+def test_a_traceback_in_the_log_is_redacted() -> None:
+    import sys
+
+    try:
+        raise ValueError("denied for s3cr3t-value")
+    except ValueError:
+        record = logging.LogRecord("n", logging.ERROR, "f", 1, "failed", (), sys.exc_info())
+    known = RedactingFilter()
+    known.redact.remember([("TOKEN", "s3cr3t-value")])
+
+    assert known.filter(record)
+
+    shown = logging.Formatter().format(record)
+    assert "s3cr3t-value" not in shown
+    assert "denied for [redacted TOKEN]" in shown
+
+
+HOSTILE = [
+    r"a.b*c+(d)[e]$^|\1{2}?",
+    "pässwörd-Ω-密码",
+    'it\'s "quoted" \\ back\\\\slash/x',
+    "first-line\n\tsecond-line",
+    "100%s%20%(x)d%zz",
+    " before and after ",
+    "🔑key🔒value",
+    "zero\u200bwidth",
+    "ctl\x1b[31mred",
+    "<b>&\"secret'</b>",
+]
+"""Values that mean something to whatever they are written into."""
+
+WRITTEN = {
+    "plain": str,
+    "cleaned": lambda value: "".join(filter(str.isprintable, value)),
+    "JSON": json.dumps,
+    "JSON in JSON": lambda value: json.dumps(json.dumps(value)),
+    "repr": repr,
+    "ascii": ascii,
+    "bytes": lambda value: repr(value.encode()),
+    "HTML": html.escape,
+    "a form": quote_plus,
+    "a path": quote,
+    "encodeURIComponent": lambda value: quote(value, "!'()*"),
+    "encodeURI": lambda value: quote(value, ";,/?:@&=+$#!'()*"),
+    "lower case": lambda value: re.sub("%..", lambda found: found[0].lower(), quote(value, "")),
+    "hex": lambda value: value.encode().hex(),
+    "base64": lambda value: base64.b64encode(value.encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("secret", HOSTILE)
+def test_any_secret_is_found_however_it_is_written(secret: str, written: str) -> None:
+    redact, text = Redactor([("TOKEN", secret)]), WRITTEN[written](secret)
+
+    shown = redact(f"<{text}>")
+    told = json.loads(redact.json(json.dumps({"said": f"<{text}>"}).encode()))["said"]
+
+    # Quotes, and what pads base64, tell nothing.
+    assert set(shown.replace("[redacted TOKEN]", "")) <= set("<>b=\\\"'")
+    assert "[redacted TOKEN]" in shown
+    assert told == shown
+
+
+def test_of_a_secret_that_begins_another_both_are_found() -> None:
+    redact = Redactor([("SHORT", "prefix-secret"), ("LONG", "prefix-secret-longer")])
+
+    assert redact("prefix-secret-longer prefix-secret-long") == "[redacted LONG] [redacted SHORT]-long"

@@ -1,0 +1,101 @@
+"""Memory that is free goes back to the system: seen in processes of their own, for it is not undone."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Allocates a large piece, frees it, allocates another: how much of that lies outside of the heap.
+LARGE = """
+import ctypes, sys
+
+class Figures(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Figures
+if sys.argv[1] == "told":
+    from mcp_context_proxy.free_memory import give_back_large_pieces
+    give_back_large_pieces()
+piece = bytes(bytearray(8 << 20))
+del piece
+before = libc.mallinfo2().hblkhd
+piece = bytearray(4 << 20)
+print(libc.mallinfo2().hblkhd - before)
+"""
+
+# Frees 49 of 50 small pieces; prints how many bytes less the process has then, and after it was told.
+SMALL = """
+from mcp_context_proxy.free_memory import give_back
+
+def resident():
+    with open("/proc/self/statm") as figures:
+        return int(figures.read().split()[1]) * 4096
+
+pieces = [bytes(1_000) for _ in range(100_000)]
+before = resident()
+pieces = pieces[::50]
+freed = before - resident()
+give_back()
+print(freed, before - resident())
+"""
+
+# Frees what lies below a piece that stays; prints how many bytes less the process has after a while.
+BURST = """
+import anyio
+from mcp_context_proxy.free_memory import keep_giving_back
+
+def resident():
+    with open("/proc/self/statm") as figures:
+        return int(figures.read().split()[1]) * 4096
+
+async def main():
+    async with anyio.create_task_group() as group:
+        group.start_soon(keep_giving_back)
+        await anyio.sleep(0)
+        burst = [bytes(20_000) for _ in range(5_000)]
+        last = burst[-1]
+        del burst
+        before = resident()
+        with anyio.move_on_after(30):
+            while resident() > before - 50_000_000:
+                await anyio.sleep(0.05)
+        print(before - resident())
+        group.cancel_scope.cancel()
+
+anyio.run(main)
+"""
+
+
+def printed(program: str, *arguments: str) -> list[int]:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(number) for number in done.stdout.split()]
+
+
+def has_figures() -> bool:
+    command = [sys.executable, "-c", "import ctypes; ctypes.CDLL(None).mallinfo2"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not has_figures(), reason="another C library than glibc")
+
+
+def test_memory_of_a_large_message_lies_where_it_can_be_given_back() -> None:
+    (by_itself,), (told,) = printed(LARGE, "untold"), printed(LARGE, "told")
+
+    assert by_itself < 1 << 20
+    assert told >= 4 << 20
+
+
+def test_memory_in_pieces_between_what_stays_goes_back_to_the_system() -> None:
+    by_itself, told = printed(SMALL)
+
+    assert by_itself < 40e6 < told
+
+
+def test_after_a_burst_the_process_becomes_as_small_as_before() -> None:
+    (given_back,) = printed(BURST)
+
+    assert given_back > 50e6
