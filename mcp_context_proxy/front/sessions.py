@@ -12,6 +12,7 @@ from http import HTTPStatus
 
 from msgspec import UNSET
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
@@ -55,6 +56,8 @@ class Sessions:
         self._app, self._limits = app, limits
         self._under_way: dict[str, int] = {}
         """Requests of each known session, in the order of their last end."""
+        self._asked: set[tuple[str, str]] = set()
+        """Those that are under way, by session and id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -68,7 +71,23 @@ class Sessions:
                 return
         elif message is not None and isinstance(message.id, int | str) and message.method is not UNSET:
             asked = message.id
-        await self._exchange(_without_position(scope), receive, send, asked)
+        session = Headers(scope=scope).get(SESSION_HEADER)
+        if asked is None or session is None:
+            await self._exchange(_without_position(scope), receive, send, asked)
+            return
+        # The SDK takes 7 and "7" for one id, and forgets the first of two requests with the same.
+        request = session, str(asked)
+        if request in self._asked:
+            text = "a request with this id is under way"
+            refused = Response(envelope.error_reply(asked, INVALID_REQUEST, text), HTTPStatus.BAD_REQUEST)
+            refused.headers["content-type"] = bodies.JSON_TYPE
+            await refused(scope, receive, send)
+            return
+        self._asked.add(request)
+        try:
+            await self._exchange(_without_position(scope), receive, send, asked)
+        finally:
+            self._asked.discard(request)
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send, asked: RequestId | None) -> None:
         session, gone, counted = Headers(scope=scope).get(SESSION_HEADER), False, False
