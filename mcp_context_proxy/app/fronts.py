@@ -44,9 +44,9 @@ async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
         async with stdio_server() as (reader, writer):
             await server.run(reader, writer, server.create_initialization_options())
         return
-    from mcp_context_proxy.front.stdio import StdioFront  # noqa: PLC0415 - POSIX only
+    from mcp_context_proxy.front import stdio  # noqa: PLC0415 - POSIX only
 
-    await StdioFront(proxy.gateway, proxy.config.limits).serve(server)
+    await stdio.serve(proxy.gateway, proxy.config.limits, server)
 
 
 async def http_front(proxy: Proxy, server: SdkServer) -> None:
@@ -103,4 +103,4 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     apis = sessions_api, contexts_api, search_api, usage_api, interactions_api
     operations = [operation for each in apis for operation in each.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
-    return [*routes(operations, proxy.config.limits.http_body_bytes), *metrics]
+    return [*routes(operations), *metrics]

@@ -1,7 +1,7 @@
-"""Bounds what an HTTP connection may take: time for headers, for a body and for reading, and a place.
+"""Bounds what an HTTP connection may take: time for headers and for a body, and a place.
 
-Uvicorn has a limit for kept-alive connections only. Here a peer that sends slowly, or takes nothing of what
-it asked for, is disconnected; and where all places are taken, who has not asked yet makes room.
+Uvicorn has a limit for kept-alive connections only. Here a peer that sends slowly is disconnected; and where
+all places are taken, who has not asked yet makes room.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from enum import Enum, auto
 from typing import Any
 
 import h11
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.front.unsent import SCOPE_KEY, Connection, CountedTransport, Unsent
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +24,11 @@ logger = logging.getLogger(__name__)
 HEADER_BYTES = 64 * 1024
 """Of one request: many times what proxies and browsers send."""
 
-UNSENT_BYTES = 256 * 1024 * 1024
-"""Of all answers together that wait for their clients to read: sixteen of the largest."""
-
 HEADER_STEP = 4096
 """The parser looks at their size only when it lacks something, so it is given no more at a time."""
+
+BODY_STEP = 16 * 1024
+"""Received at a time, and before somebody asks for it: each connection may have sent as much."""
 
 
 class Phase(Enum):
@@ -42,25 +44,33 @@ class BoundedConnection(H11Protocol):
     """One connection with deadlines. `bounded` makes the class that knows the limits."""
 
     limits: Limits
+    unsent: Unsent
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.app: ASGIApp = self._told_what_waits(self.app)
         self._phase = Phase.ANSWER
         self._deadline: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
-        self._unsent = 0
+        self._own: Connection | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give it a place; if there is none, that of the one that has kept us waiting longest."""
         if len(self.connections) >= self.limits.http_connections:
             self._make_room()
-        super().connection_made(transport)
+        # Asyncio's own number is 256 KiB; other event loops may not know it.
+        if hasattr(transport, "max_size"):
+            transport.max_size = BODY_STEP
+        counted = CountedTransport(transport)
+        super().connection_made(counted)  # type: ignore[arg-type]
+        self._own = Connection(transport, counted, self.unsent)
+        self.unsent.add(self._own)
         self._enter(Phase.HEADERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadlines."""
         self._enter(Phase.ANSWER)
-        self._unstall()
+        if self._own is not None:
+            self.unsent.discard(self._own)
         # Uvicorn leaves its own to expire: a minute of clients that came and went would be kept by it.
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -73,6 +83,9 @@ class BoundedConnection(H11Protocol):
         if data and not self.transport.is_closing():
             super().data_received(data)
         self._enter(self._missing())
+        unread = self._phase is Phase.BODY and not self.cycle.response_complete
+        if unread and len(self.cycle.body) > BODY_STEP:
+            self.flow.pause_reading()
 
     def on_response_complete(self) -> None:
         """A request is answered; the next one has all the idle time to begin."""
@@ -82,14 +95,15 @@ class BoundedConnection(H11Protocol):
     def pause_writing(self) -> None:
         """The peer does not read as fast as it is answered."""
         super().pause_writing()
-        self._unsent = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(self.limits.stalled_seconds, self._stalled)
-        self._spare_memory()
+        self.unsent.spare()
 
-    def resume_writing(self) -> None:
-        """The peer has read."""
-        super().resume_writing()
-        self._unstall()
+    def _told_what_waits(self, app: ASGIApp) -> ASGIApp:
+        async def told(scope: Scope, receive: Receive, send: Send) -> None:
+            if self._own is not None:
+                scope[SCOPE_KEY] = self._own.wait
+            await app(scope, receive, send)
+
+        return told
 
     def _missing(self) -> Phase:
         if self.transport.is_closing():
@@ -120,34 +134,6 @@ class BoundedConnection(H11Protocol):
         logger.info("closed a connection that took too long to send its %s", self._phase.name.lower())
         self.transport.abort()
 
-    def _stalled(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        if unsent < self._unsent:
-            self._unsent = unsent
-            self._stall = self.loop.call_later(self.limits.stalled_seconds, self._stalled)
-            return
-        logger.info("closed a connection that did not read its answer")
-        self.transport.abort()
-
-    def _unstall(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
-
-    def _spare_memory(self) -> None:
-        """Let go of answers, beginning with those that nobody has read from for longest."""
-        stalled = [
-            other for other in self.connections if isinstance(other, BoundedConnection) and other._stall
-        ]
-        stalled.sort(key=lambda other: other._stall.when() if other._stall else 0)
-        unsent = sum(other.transport.get_write_buffer_size() for other in stalled)
-        for other in stalled[:-1]:
-            if unsent <= UNSENT_BYTES:
-                break
-            unsent -= other.transport.get_write_buffer_size()
-            logger.info("closed a connection that did not read its answer: too much waits to be read")
-            other.transport.abort()
-
     def _make_room(self) -> None:
         waiting = [
             other
@@ -162,6 +148,6 @@ class BoundedConnection(H11Protocol):
             oldest.transport.abort()
 
 
-def bounded(limits: Limits) -> type[BoundedConnection]:
+def bounded(limits: Limits, unsent: Unsent) -> type[BoundedConnection]:
     """The class of connections within `limits`, as uvicorn wants it."""
-    return type("Connection", (BoundedConnection,), {"limits": limits})
+    return type("Connection", (BoundedConnection,), {"limits": limits, "unsent": unsent})

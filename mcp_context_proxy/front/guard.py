@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -16,14 +16,14 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-OPEN_PATHS = frozenset({"/healthz", "/ui"})
-"""Answered without a token: they tell nothing. The page is empty, and asks for its data with a token."""
+HEALTH_PATH = "/healthz"
+"""Answered without a token: it tells nothing."""
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 """One origin: what listens on a port of one of them is this front. Others of this machine may be others'."""
 
-OPEN_FOLDER = "/ui/"
-"""The files of that page."""
+VERSIONS = ("1.0", "1.1")
+"""Of HTTP: the parser takes any for the last of them."""
 
 
 def is_loopback(host: str) -> bool:
@@ -58,17 +58,21 @@ def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) 
 class Guard:
     """ASGI middleware that enforces a policy."""
 
-    def __init__(self, app: ASGIApp, policy: Policy) -> None:
+    def __init__(self, app: ASGIApp, policy: Policy, pages: Collection[str] = ()) -> None:
+        """Enforce `policy`; `pages` are paths of what has no data, and asks for it with a token."""
         self._app, self._policy = app, policy
+        self._open = frozenset({HEALTH_PATH, *pages})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, or pass on."""
-        if scope["type"] == "http" and (refusal := self._refusal(Headers(scope=scope), scope["path"])):
+        if scope["type"] == "http" and (refusal := self._refusal(scope, Headers(scope=scope))):
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers, path: str) -> PlainTextResponse | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
+        if scope["http_version"] not in VERSIONS:
+            return PlainTextResponse("Only HTTP/1.1 is spoken here.\n", 505, {"Connection": "close"})
         if "transfer-encoding" in headers and "content-length" in headers:
             # Who stands before us may have taken the other one: what follows is nobody's request.
             text = "A body has a length or comes in chunks, not both.\n"
@@ -78,20 +82,19 @@ class Guard:
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
         if not _same_origin(headers.getlist("origin"), hosts[0]):
             return PlainTextResponse("Requests from other origins are refused.\n", 403)
-        if self._policy.token is not None and not _is_open(path) and not self._authorized(headers):
+        if self._policy.token is not None and not self._is_open(scope) and not self._authorized(headers):
             text = "A bearer token is needed: Authorization: Bearer TOKEN\n"
             return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
         return None
+
+    def _is_open(self, scope: Scope) -> bool:
+        return scope["path"] in self._open and scope["method"] in ("GET", "HEAD")
 
     def _authorized(self, headers: Headers) -> bool:
         credentials = headers.getlist("authorization")
         scheme, _, given = credentials[0].partition(" ") if len(credentials) == 1 else ("", "", "")
         wanted = self._policy.token or ""
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted.encode())
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _same_origin(origins: list[str], host: str) -> bool:

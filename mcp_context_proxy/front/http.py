@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import anyio
 import uvicorn
-from mcp.server.sse import SseServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -24,16 +23,19 @@ from mcp_context_proxy.descriptors import for_hosts
 from mcp_context_proxy.downstream.rate import Bucket
 from mcp_context_proxy.front.bodies import WholeBodies
 from mcp_context_proxy.front.connections import HEADER_BYTES, bounded
-from mcp_context_proxy.front.guard import Guard, Policy
+from mcp_context_proxy.front.events import MESSAGES_PATH, EventStreams
+from mcp_context_proxy.front.guard import HEALTH_PATH, Guard, Policy
 from mcp_context_proxy.front.guesses import GUESSES, GUESSES_PER_SECOND, Guesses
 from mcp_context_proxy.front.messages import PostedMessages
 from mcp_context_proxy.front.sessions import Sessions
 from mcp_context_proxy.front.shortage import told_seldom
+from mcp_context_proxy.front.unsent import Unsent
 from mcp_context_proxy.server.sdk import SdkServer
 
 logger = logging.getLogger(__name__)
 
-MESSAGES_PATH = "/messages/"
+PAGES_PATH = "/ui"
+"""Under which pages and their files are."""
 
 BACKLOG = 2048
 """Connections that wait to be accepted: behind a crowd that comes at once nobody has to try again."""
@@ -58,12 +60,7 @@ def application(
         max_sessions=limits.sessions + limits.http_connections,
     )
     guesses = Bucket(GUESSES_PER_SECOND, GUESSES)
-    events = SseServerTransport(MESSAGES_PATH, max_request_body_size=limits.http_body_bytes)
-
-    async def sse(request: Request) -> Response:
-        async with events.connect_sse(request.scope, request.receive, request._send) as (reader, writer):
-            await server.run(reader, writer, server.create_initialization_options())
-        return Response()
+    events = EventStreams(server, limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -71,19 +68,22 @@ def application(
         async with sessions.run():
             yield
 
-    streamable = PostedMessages(StreamableHTTPASGIApp(sessions), limits, with_headers=True)
-    posted = PostedMessages(events.handle_post_message, limits, with_headers=False)
+    streamable = PostedMessages(Sessions(StreamableHTTPASGIApp(sessions), limits), server.relayed)
     routes = [
-        Route("/mcp", Guesses(Sessions(streamable, limits), guesses)),
-        Route("/sse", sse, methods=["GET"]),
-        Mount(MESSAGES_PATH, app=Guesses(WholeBodies(posted, limits.http_body_bytes), guesses)),
+        Route("/mcp", Guesses(streamable, guesses)),
+        Route("/sse", events, methods=["GET"]),
+        Mount(MESSAGES_PATH, app=Guesses(events.message, guesses)),
         *more,
     ]
-    return guarded(routes, policy, health, lifespan)
+    return guarded(routes, policy, health, limits, lifespan)
 
 
 def guarded(
-    routes: Sequence[BaseRoute], policy: Policy, health: Health, lifespan: Lifespan[Starlette] | None = None
+    routes: Sequence[BaseRoute],
+    policy: Policy,
+    health: Health,
+    limits: Limits,
+    lifespan: Lifespan[Starlette] | None = None,
 ) -> Starlette:
     """An ASGI application of some routes and ``/healthz``, all of them guarded."""
 
@@ -91,9 +91,17 @@ def guarded(
         del request
         return JSONResponse(health())
 
+    pages = [
+        route.path
+        for route in routes
+        if isinstance(route, Route) and (route.path == PAGES_PATH or route.path.startswith(PAGES_PATH + "/"))
+    ]
     return Starlette(
-        routes=[*routes, Route("/healthz", healthz, methods=["GET"])],
-        middleware=[Middleware(Guard, policy=policy)],
+        routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
+        middleware=[
+            Middleware(Guard, policy=policy, pages=pages),
+            Middleware(WholeBodies, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds),
+        ],
         lifespan=lifespan,
     )
 
@@ -131,13 +139,14 @@ async def serve(
 ) -> None:
     """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
     limits = limits.model_copy(update={"http_connections": for_hosts(limits.http_connections)})
+    unsent = Unsent(limits.stalled_seconds)
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=int(limits.http_idle_seconds),
-        http=bounded(limits),
+        http=bounded(limits, unsent),
         h11_max_incomplete_event_size=HEADER_BYTES,
         # Uvicorn refuses the connection that reaches its number.
         limit_concurrency=limits.http_connections + 1,
@@ -155,6 +164,7 @@ async def serve(
                 http.should_exit = True
 
         group.start_soon(stop_on_cancel)
+        group.start_soon(unsent.watch)
         with told_seldom(), anyio.CancelScope(shield=True):
             await http.serve(sockets=[bound])
         group.cancel_scope.cancel()

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from msgspec import UNSET
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import bodies
+from mcp_context_proxy.front.messages import POSTED_KEY
 from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_REQUEST, RequestId
+from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_REQUEST, Envelope, RequestId
 
 SESSION_HEADER = "mcp-session-id"
 
@@ -54,27 +56,38 @@ class Sessions:
         self._app, self._limits = app, limits
         self._under_way: dict[str, int] = {}
         """Requests of each known session, in the order of their last end."""
+        self._asked: set[tuple[str, str]] = set()
+        """Those that are under way, by session and id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        asked: RequestId | None = None
-        if scope["method"] == "POST":
-            try:
-                body = await bodies.whole(scope, receive, self._limits.http_body_bytes)
-            except bodies.GoneError:
+        message: Envelope | None = scope.get(POSTED_KEY)
+        asked = None
+        if message is not None and message.method == "initialize":
+            if not await self._make_room():
+                text = "busy: all sessions are in use"
+                refused = bodies.failure(HTTPStatus.SERVICE_UNAVAILABLE, INTERNAL_ERROR, text)
+                await refused(scope, receive, send)
                 return
-            if isinstance(body, Response):
-                await body(scope, receive, send)
-                return
-            receive = bodies.again(body, receive)
-            if (head := bodies.head_of(body)) is not None:
-                asked = None if head.method == "initialize" else head.request_id
-                if head.method == "initialize" and not await self._make_room():
-                    text = "busy: all sessions are in use"
-                    refused = bodies.failure(HTTPStatus.SERVICE_UNAVAILABLE, INTERNAL_ERROR, text)
-                    await refused(scope, receive, send)
-                    return
-        await self._exchange(_without_position(scope), receive, send, asked)
+        elif message is not None and isinstance(message.id, int | str) and message.method is not UNSET:
+            asked = message.id
+        session = Headers(scope=scope).get(SESSION_HEADER)
+        if asked is None or session is None:
+            await self._exchange(_without_position(scope), receive, send, asked)
+            return
+        # The SDK takes 7 and "7" for one id, and forgets the first of two requests with the same.
+        request = session, str(asked)
+        if request in self._asked:
+            text = "a request with this id is under way"
+            refused = Response(envelope.error_reply(asked, INVALID_REQUEST, text), HTTPStatus.BAD_REQUEST)
+            refused.headers["content-type"] = bodies.JSON_TYPE
+            await refused(scope, receive, send)
+            return
+        self._asked.add(request)
+        try:
+            await self._exchange(_without_position(scope), receive, send, asked)
+        finally:
+            self._asked.discard(request)
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send, asked: RequestId | None) -> None:
         session, gone, counted = Headers(scope=scope).get(SESSION_HEADER), False, False

@@ -14,11 +14,13 @@ from typing import Any
 
 import anyio
 import mcp_types as types
+import msgspec
 from mcp.server.context import CallNext, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import validate_mcp_param_headers, x_mcp_header_map
 from mcp.shared.subscriptions import (
     PromptsListChanged,
     ResourcesListChanged,
@@ -28,10 +30,12 @@ from mcp.shared.subscriptions import (
 )
 from msgspec import Raw
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.server.bypass import SCOPE_KEY, Bypass
 from mcp_context_proxy.server.changes import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Changes
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.wire import envelope, era
@@ -97,14 +101,24 @@ class SdkServer(Server[Any]):
             instructions=instructions,
             on_subscriptions_listen=self._listen,
             # Without it, every modern HTTP call would first run the whole tools/list.
-            get_tool_input_schema=header_schema,
+            get_tool_input_schema=lambda name: None,
         )
         self.extensions = EXTENSIONS
-        self._gateway, self._changes = gateway, changes
+        self._gateway, self._changes, self._header_schema = gateway, changes, header_schema
         for method, params in PARAMS.items():
             self.add_request_handler(method, params, _unreachable)
         self.middleware.insert(0, self._pass)
         changes.publish_to(self._publish)
+
+    @property
+    def gateway(self) -> Gateway:
+        """For the fronts that answer from it themselves."""
+        return self._gateway
+
+    @property
+    def relayed(self) -> frozenset[str]:
+        """Methods whose requests and results pass undecoded."""
+        return self._gateway.methods
 
     def create_initialization_options(
         self,
@@ -130,8 +144,28 @@ class SdkServer(Server[Any]):
         spoken = Era.MODERN if ctx.protocol_version == era.MODERN_VERSION else Era.HANDSHAKE
         if spoken is Era.HANDSHAKE and ctx.session.client_params is None:
             return await call_next(ctx)
-        params: Members = {key: _encoded(value) for key, value in (ctx.params or {}).items()}
-        return await self._answer(ctx, params, spoken)
+        bypass = _bypass_of(ctx.request)
+        if bypass is None:
+            params: Members = {key: _encoded(value) for key, value in (ctx.params or {}).items()}
+            return await self._answer(ctx, params, spoken, _decoded)
+        if ctx.method == "tools/call" and spoken is Era.MODERN and ctx.request is not None:
+            self._check_headers(ctx.request, bypass.params)
+        return await self._answer(ctx, bypass.params, spoken, bypass.leave)
+
+    def _check_headers(self, request: Request, params: Members) -> None:
+        """Refuse a call whose headers say something else than its arguments."""
+        schema = self._header_schema(envelope.text(params.get("name")) or "")
+        if schema is None:
+            return
+        paths = x_mcp_header_map(schema)
+        try:
+            arguments = envelope.members(params.get("arguments", b"{}"))
+        except msgspec.DecodeError:
+            return
+        named = {path[0]: envelope.value(arguments[path[0]]) for path in paths if path[0] in arguments}
+        wrong = validate_mcp_param_headers(schema, named, request.headers)
+        if wrong is not None:
+            raise MCPError(code=wrong.code, message=wrong.message, data=wrong.data)
 
     async def _pass_notification(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Tell the gateway what the client of a session announces."""
@@ -148,24 +182,28 @@ class SdkServer(Server[Any]):
             return await self.listen(ctx, params)
 
     async def _answer(
-        self, ctx: ServerRequestContext[Any, Any], params: Members, spoken: Era
+        self,
+        ctx: ServerRequestContext[Any, Any],
+        params: Members,
+        spoken: Era,
+        written: Callable[[bytes], dict[str, Any]],
     ) -> dict[str, Any]:
+        """Answer from the gateway; `written` makes of an encoded payload what the SDK writes for it."""
         session = self._session_of(ctx) if spoken is Era.HANDSHAKE else None
         async with anyio.create_task_group() as group:
-            caller = SdkCaller(ctx, spoken, session)
+            caller = SdkCaller(ctx, spoken, session, params)
             group.start_soon(caller.deliver)
             try:
                 result = await self._gateway.handle(ctx.method, params, caller)
             except RequestError as error:
-                data = json.loads(bytes(error.data)) if isinstance(error.data, Raw) else error.data
+                data = written(bytes(error.data)) if isinstance(error.data, Raw) else error.data
                 failure: MCPError | None = MCPError(code=error.code, message=error.message, data=data)
             else:
                 failure = None
             caller.finish()
         if failure is not None:
             raise failure
-        decoded: dict[str, Any] = json.loads(result)
-        return decoded
+        return written(result)
 
     def _session_of(self, ctx: ServerRequestContext[Any, Any]) -> Session:
         """Our session on a handshake-era connection; it ends with it."""
@@ -187,12 +225,19 @@ class SdkServer(Server[Any]):
 class SdkCaller:
     """The client of one request that came through the SDK. Implements `Caller`."""
 
-    def __init__(self, ctx: ServerRequestContext[Any, Any], spoken: Era, session: Session | None) -> None:
+    def __init__(
+        self, ctx: ServerRequestContext[Any, Any], spoken: Era, session: Session | None, params: Members
+    ) -> None:
         self.era, self.session = spoken, session
         self._outbound = ctx.session._request_outbound
-        said = _introduction(ctx, spoken)
-        self.capabilities, self.client_info = _raw(said[0]), _raw(said[1])
-        self.principal = _principal(ctx.request)
+        if spoken is Era.MODERN:
+            meta = era.meta_of(params)
+            self.capabilities = meta.get(era.CLIENT_CAPABILITIES_KEY)
+            self.client_info = meta.get(era.CLIENT_INFO_KEY)
+        else:
+            said = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
+            self.capabilities, self.client_info = _raw(said.get("capabilities")), _raw(said.get("clientInfo"))
+        self.principal = None if ctx.request is None else principal_of(ctx.request.headers)
         self._send, self._queue = anyio.create_memory_object_stream[tuple[str, Members]](NOTIFICATIONS_QUEUED)
 
     def notify(self, method: str, params: Members) -> None:
@@ -230,26 +275,26 @@ async def _unreachable(ctx: ServerRequestContext[Any, Any], params: Any) -> dict
     raise MCPError(code=INVALID_REQUEST, message="the session is not initialized")
 
 
-def _principal(request: Request | None) -> str | None:
+def principal_of(headers: Headers) -> str | None:
     """Who sent an HTTP request, by the credentials it came with; None without any."""
-    credentials = None if request is None else request.headers.get("authorization")
+    credentials = headers.get("authorization")
     return None if credentials is None else hashlib.sha256(credentials.encode()).hexdigest()
 
 
-def _introduction(ctx: ServerRequestContext[Any, Any], spoken: Era) -> tuple[Any, Any]:
-    """What the client said it can do, and who it is, as it said so."""
-    if spoken is Era.HANDSHAKE:
-        said = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
-        return said.get("capabilities"), said.get("clientInfo")
-    meta = (ctx.params or {}).get("_meta") or {}
-    return meta.get(era.CLIENT_CAPABILITIES_KEY), meta.get(era.CLIENT_INFO_KEY)
+def _bypass_of(request: Request | None) -> Bypass | None:
+    found = None if request is None else request.scope.get(SCOPE_KEY)
+    return found if isinstance(found, Bypass) else None
+
+
+def _decoded(payload: bytes) -> Any:
+    return json.loads(payload)
 
 
 def _encoded(value: Any) -> Raw:
     try:
         return envelope.raw(value)
     except UnicodeEncodeError:
-        # Half a character, escaped as it came: over standard streams it passes, too.
+        # Half a character: it goes on escaped, as it came.
         return Raw(json.dumps(value).encode())
 
 

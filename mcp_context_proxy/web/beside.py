@@ -35,4 +35,4 @@ async def serve(
     policy = guard.policy(LOOPBACK, port, (), credentials.token)
     message = "serving http://%s:%d/api/v1 and /ui%s"
     logger.log(credentials.level, message, LOOPBACK, port, credentials.whereabouts)
-    await http.serve(http.guarded(routes, policy, health), bound, limits)
+    await http.serve(http.guarded(routes, policy, health, limits), bound, limits)

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from mcp_context_proxy import __version__
+from mcp_context_proxy.front.bodies import JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
-from mcp_context_proxy.web.operation import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE, Operation, Problem
+from mcp_context_proxy.web.operation import AGENT_HEADER, Operation, Problem
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 

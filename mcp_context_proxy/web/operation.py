@@ -18,17 +18,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mcp_context_proxy.front.bodies import JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
+from mcp_context_proxy.wire.nesting import holds_more
 
 logger = logging.getLogger(__name__)
-
-JSON_TYPE = "application/json"
-PROBLEM_TYPE = "application/problem+json"
-"""RFC 9457."""
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """Of every answer: it is private, and browsers must not guess at its type."""
 
+
+MOST_VALUES = 10_000
+"""In a body: building more of them would keep everybody waiting, and no form has a tenth of it."""
 
 AGENT_HEADER = "X-Agent-Name"
 """Says on behalf of which agent something is asked."""
@@ -106,14 +107,14 @@ def refused(status: int, detail: str) -> Response:
     return Response(msgspec.json.encode(problem), status, HEADERS, PROBLEM_TYPE)
 
 
-def route(operations: list[Operation], body_limit: int) -> Route:
+def route(operations: list[Operation]) -> Route:
     """All operations of one path."""
     by_method: dict[str, Operation] = {operation.method: operation for operation in operations}
 
     async def endpoint(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         try:
-            answer = await operation.handler(await _given(operation, request, body_limit))
+            answer = await operation.handler(await _given(operation, request))
         except RefusedError as error:
             return refused(error.status, error.detail)
         except ClientDisconnect:
@@ -123,7 +124,7 @@ def route(operations: list[Operation], body_limit: int) -> Route:
     return Route(operations[0].path, endpoint, methods=list(by_method))
 
 
-async def _given(operation: Operation, request: Request, body_limit: int) -> Given:
+async def _given(operation: Operation, request: Request) -> Given:
     pairs = request.query_params.multi_items()
     if len(dict(pairs)) < len(pairs):
         raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "A query parameter is given twice.")
@@ -131,7 +132,7 @@ async def _given(operation: Operation, request: Request, body_limit: int) -> Giv
         query = msgspec.convert(dict(pairs), operation.query, strict=False)
         if operation.body is None:
             return Given(dict(request.path_params), query, None, request.headers.get(AGENT_HEADER))
-        decoded = msgspec.json.decode(await _body(request, body_limit))
+        decoded = msgspec.json.decode(await _body(request))
         body = msgspec.convert(_with_integers(decoded), operation.body)
     except (msgspec.ValidationError, RecursionError) as error:
         raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}.") from None
@@ -149,16 +150,15 @@ def _with_integers(value: JSON) -> JSON:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-async def _body(request: Request, limit: int) -> bytes:
+async def _body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON_TYPE:
         raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"The body must be {JSON_TYPE}.")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is over {limit:,} bytes.")
-    return bytes(body)
+    body = await request.body()
+    if holds_more(body, MOST_VALUES):
+        detail = f"The body holds more than {MOST_VALUES:,} values."
+        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+    return body
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

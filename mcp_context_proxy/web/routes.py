@@ -20,13 +20,8 @@ from mcp_context_proxy.web.operation import HEADERS, Operation, on_http_error, r
 BASE = "/api/v1"
 
 
-def routes(operations: Sequence[Operation], body_limit: int) -> list[BaseRoute]:
-    """The routes.
-
-    Args:
-        operations: Of the API.
-        body_limit: Bytes of a request's body.
-    """
+def routes(operations: Sequence[Operation]) -> list[BaseRoute]:
+    """The routes."""
     described = document(BASE, operations)
 
     async def openapi(request: Request) -> Response:
@@ -38,7 +33,7 @@ def routes(operations: Sequence[Operation], body_limit: int) -> list[BaseRoute]:
         by_path[operation.path].append(operation)
     inner = Starlette(
         routes=[
-            *(route(same_path, body_limit) for same_path in by_path.values()),
+            *(route(same_path) for same_path in by_path.values()),
             Route("/openapi.json", openapi, methods=["GET"]),
         ],
         exception_handlers={HTTPException: on_http_error, Exception: _on_fault},

@@ -81,6 +81,15 @@ async def test_a_web_page_reaches_nothing(proxy: HttpProxy, method: str, path: s
     assert "access-control-allow-origin" not in foreign.headers
 
 
+@pytest.mark.parametrize("version", ["0.9", "2.0", "9.9"])
+async def test_another_version_of_http_is_refused(proxy: HttpProxy, version: str) -> None:
+    host, port = proxy.base.removeprefix("http://").split(":")
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        await stream.send(f"GET /healthz HTTP/{version}\r\nhost: {host}:{port}\r\n\r\n".encode())
+
+        assert (await stream.receive()).startswith(b"HTTP/1.1 505 ")
+
+
 async def test_a_body_over_the_limit_is_refused(proxy: HttpProxy) -> None:
     response = await ask(proxy, "POST", "/mcp", headers=ACCEPT, json={"x": "x" * (5 << 20)})
 
@@ -315,12 +324,15 @@ async def test_it_asks_for_a_token_that_only_its_owner_can_read(
         (file,) = (tmp_path / "data").rglob("token")
         token = file.read_text(encoding="utf-8").strip()
         async with httpx2.AsyncClient(timeout=20) as client:
-            for path in ("/mcp", "/sse", "/messages/", "/"):
+            for path in ("/mcp", "/sse", "/messages/", "/", "/healthz", "/ui", "/ui/none", "/api/v1/none"):
                 for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {token}"}):
                     response = await client.post(base + path, headers=given)
                     assert response.status_code == 401
                     assert response.headers["www-authenticate"] == "Bearer"
-            assert (await client.get(base + "/healthz")).status_code == 200
+            for path in ("/ui/none", "/ui/../mcp", "/UI", "/ui//usage", "/metrics"):
+                assert (await client.get(base + path)).status_code == 401
+            for path in ("/healthz", "/ui", "/ui/usage", "/ui/page.js"):
+                assert (await client.get(base + path)).status_code == 200
         async with http(base, "modern", headers={"authorization": f"Bearer {token}"}) as raw:
             assert await raw.names()
         log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")

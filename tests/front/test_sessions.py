@@ -7,12 +7,13 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
-from support.ledger import Ledger
+from support.ledger import Ledger, until
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import HANDSHAKE, MODERN, PREFIX, http, sse
 from support.servers import Server, Workshop, tool
@@ -232,6 +233,25 @@ async def test_a_compressed_body_is_refused_and_never_unpacked(client: httpx2.As
     assert answer.status_code == 415
 
 
+@pytest.mark.parametrize("same", [7, "7"])
+async def test_a_second_request_of_a_session_with_an_id_that_is_under_way_is_refused(
+    client: httpx2.AsyncClient, server: Server, same: int | str
+) -> None:
+    session = await opened(client)
+    before = len(server.ledger.calls("hang"))
+    async with anyio.create_task_group() as group:
+        hang = message("tools/call", 7, name="work__hang", arguments={})
+        group.start_soon(partial(client.post, "/mcp", json=hang, headers=session))
+        await until(lambda: len(server.ledger.calls("hang")) > before)
+
+        second = await client.post("/mcp", json={**message("ping"), "id": same}, headers=session)
+        other = await client.post("/mcp", json=message("ping", 7), headers=await opened(client))
+        group.cancel_scope.cancel()
+
+    assert (second.status_code, second.json()["id"]) == (400, same)
+    assert other.status_code == 200
+
+
 async def test_half_a_character_in_arguments_passes_as_it_does_over_standard_streams(
     client: httpx2.AsyncClient, server: Server
 ) -> None:
@@ -242,7 +262,7 @@ async def test_half_a_character_in_arguments_passes_as_it_does_over_standard_str
     answer = await client.post("/mcp", content=json.dumps(message("tools/call", **params)), headers=headers)
 
     assert "isError" not in answer.json()["result"]
-    assert {"text": "half \ud83d"} in [call["arguments"] for call in server.ledger.calls("echo")]
+    assert {"text": "half \ufffd"} in [call["arguments"] for call in server.ledger.calls("echo")]
 
 
 async def test_who_guesses_sessions_is_soon_refused_and_those_who_have_one_are_not(

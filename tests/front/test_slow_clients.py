@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import HttpWire, http
 from support.servers import Workshop, tool
@@ -28,6 +30,7 @@ LIMITS = {
 }
 HTTP = "http://"
 MESSAGE = "notifications/message"
+OPEN_STREAM = "GET /sse HTTP/1.1\r\nhost: {}\r\naccept: text/event-stream\r\n\r\n"
 HEAD = "POST /mcp HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n"
 
 
@@ -173,3 +176,80 @@ async def test_a_session_that_reads_nothing_keeps_no_other_from_hearing(workshop
                 assert unread.status_code == 200
                 go.touch()
                 await listening.until(lambda client: len(client.notified(MESSAGE)) == count)
+
+
+CALL = (
+    '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work__dump","arguments":{},"_meta":'
+    '{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}'
+)
+
+
+def asked(proxy: HttpProxy, path: str = "/mcp") -> socket.socket:
+    """A connection on which the large answer was asked for, of which nothing is read."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {proxy.base.removeprefix(HTTP)}\r\ncontent-type: application/json\r\n"
+        "accept: application/json, text/event-stream\r\nmcp-protocol-version: 2026-07-28\r\n"
+        f"mcp-method: tools/call\r\nmcp-name: work__dump\r\ncontent-length: {len(CALL)}\r\n\r\n"
+    )
+    made = opened(proxy)
+    made.sendall((head + CALL).encode())
+    return made
+
+
+def is_reset(peer: socket.socket) -> bool:
+    """Whether the proxy has let go of a connection, which is seen without reading."""
+    poll = select.poll()
+    poll.register(peer, select.POLLHUP)
+    return bool(poll.poll(0))
+
+
+@contextlib.contextmanager
+def deaf_proxy(workshop: Workshop, size: int, **limits: Any) -> Iterator[HttpProxy]:
+    workshop.server("work", tools=[tool("dump")], calls={"dump": [{"large": size}]})
+    with http_proxy(workshop.config(limits={"http_idle_seconds": 600.0} | limits)) as running:
+        while b"unknown tool" in until_answered(running):
+            continue
+        yield running
+
+
+def until_answered(proxy: HttpProxy) -> bytes:
+    with asked(proxy) as peer:
+        return peer.recv(1 << 16)
+
+
+async def test_who_reads_nothing_of_an_answer_that_fits_into_the_kernel_is_disconnected(
+    workshop: Workshop,
+) -> None:
+    with deaf_proxy(workshop, 3_000_000, stalled_seconds=0.6) as proxy, asked(proxy) as peer:
+        await until(lambda: is_reset(peer))
+
+
+async def test_an_event_stream_that_nobody_reads_is_closed(workshop: Workshop) -> None:
+    with deaf_proxy(workshop, 8_000_000, stalled_seconds=0.6) as proxy, sent(proxy, OPEN_STREAM) as stream:
+        posted_at = b""
+        while b"session_id=" not in posted_at or not posted_at.endswith(b"\r\n"):
+            posted_at += stream.recv(1)
+        path = posted_at.decode().rpartition("data: ")[2].strip()
+        with asked(proxy, path):
+            await until(lambda: is_reset(stream))
+
+
+async def test_where_too_much_waits_the_deaf_go_early_and_who_reads_has_everything(
+    workshop: Workshop,
+) -> None:
+    size, count = 12_000_000, 4
+    with deaf_proxy(workshop, size, stalled_seconds=600.0) as proxy, ExitStack() as stack:
+        deaf = [stack.enter_context(asked(proxy)) for _ in range(count)]
+        await until(lambda: any(map(is_reset, deaf)))
+        with asked(proxy) as peer:
+            answer = await anyio.to_thread.run_sync(until_whole, peer, size)
+
+        assert len(answer) > size
+        assert not all(map(is_reset, deaf))
+
+
+def until_whole(peer: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) <= size and (data := peer.recv(1 << 20)):
+        received += data
+    return received

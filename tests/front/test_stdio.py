@@ -15,7 +15,7 @@ from support.proxies import command
 from support.raw_client import PREFIX, RawClient, RpcError, StdioWire, stdio
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.front.stdio import COMPLAINTS
+from mcp_context_proxy.front.conversation import COMPLAINTS
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,267 @@
+"""One host, whatever way its messages come: each request is answered, and each notification taken.
+
+Requests that the gateway answers go straight from frame to frame; the SDK sees what is its to decide:
+negotiation, pings, subscriptions, and every message that is not in order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+from msgspec import UNSET, Raw
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.downstream.rate import Bucket
+from mcp_context_proxy.front.channel import Channel
+from mcp_context_proxy.front.questions import Questions
+from mcp_context_proxy.front.sdk_side import SdkSide
+from mcp_context_proxy.server.gateway import ANNOUNCED, Gateway
+from mcp_context_proxy.wire import envelope, era
+from mcp_context_proxy.wire.envelope import INVALID_REQUEST, Envelope, Members, RequestError, RequestId
+from mcp_context_proxy.wire.era import Era
+
+if TYPE_CHECKING:
+    from mcp_types import JSONRPCMessage
+
+    from mcp_context_proxy.server.sdk import SdkServer
+
+logger = logging.getLogger(__name__)
+
+SDK_NOTIFICATIONS = frozenset({"notifications/initialized", "notifications/cancelled"})
+"""Those that mean something to the SDK, or to what it answers."""
+
+COMPLAINTS = 20
+"""Logged of a host's messages at once, and one a second after that: a broken host is as broken each time."""
+
+
+class Host:
+    """The host, for the length of one request. Implements `Caller`."""
+
+    __slots__ = ("_channel", "_questions", "capabilities", "client_info", "era", "principal", "session")
+
+    def __init__(
+        self,
+        channel: Channel,
+        questions: Questions,
+        spoken: Era,
+        session: Session | None,
+        said: tuple[Raw | None, Raw | None],
+        principal: str | None,
+    ) -> None:
+        self._channel, self._questions, self.era, self.session = channel, questions, spoken, session
+        self.capabilities, self.client_info = said
+        self.principal = principal
+
+    def notify(self, method: str, params: Members) -> None:
+        """Write a notification, or drop it when the host is not reading."""
+        self._channel.send_nowait(envelope.notification(method, params))
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Make a request of the host; see `Caller.ask`."""
+        return await self._questions.ask(method, params)
+
+
+class Conversation:
+    """What is said with one host."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        limits: Limits,
+        channel: Channel,
+        answer: Callable[[bytes], Awaitable[None]],
+        principal: str | None = None,
+    ) -> None:
+        """Converse over `channel`; `answer` writes answers there, `principal` is who the host is."""
+        self._gateway, self._limits, self._channel, self._write = gateway, limits, channel, answer
+        self._principal = principal
+        self._methods = gateway.methods
+        self._session: Session | None = None
+        self._handshake: Members = {}
+        self._initialize_id: RequestId | None = None
+        self._in_flight: dict[RequestId, anyio.CancelScope] = {}
+        self._idle = anyio.Event()
+        self._ended = False
+        self._questions = Questions(channel)
+        self._sdk = SdkSide(channel, gateway.drain, self._spoke, self._note_idle)
+        self._complaints = Bucket(1.0, COMPLAINTS)
+        self._announced: set[str] = set()
+        self._group: TaskGroup
+
+    async def run(
+        self, server: SdkServer, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Answer until cancelled; what is under way then is given up."""
+        try:
+            async with anyio.create_task_group() as self._group:
+                task_status.started()
+                await self._sdk.run(server)
+        finally:
+            if self._session is not None:
+                self._gateway.open_sessions.end(self._session)
+
+    async def finished(self) -> None:
+        """Wait until everything that came is answered; nothing comes any more."""
+        self._ended = True
+        self._note_idle()
+        await self._idle.wait()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one more request would be refused."""
+        return len(self._in_flight) >= self._limits.in_flight
+
+    def receive(self, frame: bytes) -> None:
+        """Take one message."""
+        try:
+            message = envelope.decode_from_client(frame)
+        except envelope.MalformedError as error:
+            self.reject(frame, frame, error.code, f"message that cannot be read: {error}")
+            return
+        self.take(message, frame)
+
+    def take(self, message: Envelope, frame: bytes) -> anyio.Event | None:
+        """Take one message that is decoded; what is set when it needs its frame no more, if it does."""
+        if message.method is UNSET:
+            if not self._questions.answer(message):
+                self._pass_to_sdk(frame)
+        elif message.id is UNSET:
+            self._receive_notification(message, frame)
+        else:
+            return self._receive_request(message, frame)
+        return None
+
+    def reject(self, head: bytes, tail: bytes, code: int, why: str) -> None:
+        """Say of a message, by its first and its last bytes, why it is not taken."""
+        request_id = envelope.salvage_id(head, tail)
+        if self._complaints.take():
+            logger.warning("the host sent a %s", why)
+        self._channel.send_nowait(envelope.error_reply(request_id, code, why))
+
+    def _receive_request(self, message: Envelope, frame: bytes) -> anyio.Event | None:
+        request_id, method = message.id, message.method
+        if not isinstance(request_id, int | str) or not isinstance(method, str):
+            self._pass_to_sdk(frame)
+            return None
+        params = _members(message.params)
+        if method == "initialize" and params is not None:
+            self._initialize_id, self._handshake = request_id, params
+        caller = self._caller(params) if params is not None and method in self._methods else None
+        if caller is None or params is None or request_id in self._in_flight:
+            self._pass_to_sdk(frame)
+        elif self.is_busy:
+            text = f"busy: {len(self._in_flight)} requests are under way"
+            self._refuse(envelope.error_reply(request_id, INVALID_REQUEST, text))
+        else:
+            done = anyio.Event()
+            self._in_flight[request_id] = anyio.CancelScope()
+            self._group.start_soon(self._answer, request_id, method, params, caller, done)
+            return done
+        return None
+
+    def _caller(self, params: Members) -> Host | None:
+        """Who is calling; None while nothing is negotiated, which is for the SDK to judge."""
+        spoken, session = Era.HANDSHAKE, self._session
+        said = self._handshake.get("capabilities"), self._handshake.get("clientInfo")
+        if "_meta" in params:
+            meta = era.meta_of(params)
+            if era.is_modern(meta):
+                spoken, session = Era.MODERN, None
+                said = meta[era.CLIENT_CAPABILITIES_KEY], meta.get(era.CLIENT_INFO_KEY)
+            elif era.VERSION_KEY in meta:
+                return None
+        if spoken is Era.HANDSHAKE and session is None:
+            return None
+        return Host(self._channel, self._questions, spoken, session, said, self._principal)
+
+    async def _answer(
+        self, request_id: RequestId, method: str, params: Members, caller: Host, done: anyio.Event
+    ) -> None:
+        scope = self._in_flight[request_id]
+        try:
+            with scope, self._gateway.drain.busy():
+                try:
+                    reply = envelope.reply(request_id, await self._gateway.handle(method, params, caller))
+                except RequestError as error:
+                    reply = envelope.error_reply(request_id, error.code, error.message, error.data)
+                # A host that does not read keeps answers waiting; what it asked with need not wait as well.
+                del params, caller
+                done.set()
+                writing = self._write(reply)
+                del reply
+                await writing
+        finally:
+            done.set()
+            del self._in_flight[request_id]
+            self._note_idle()
+
+    def _refuse(self, reply: bytes) -> None:
+        """Answer a request that is one too many; a host that does not read is not read either."""
+        if not self._channel.send_nowait(reply):
+            self._channel.pause_reading()
+            self._group.start_soon(self._refuse_later, reply)
+
+    async def _refuse_later(self, reply: bytes) -> None:
+        await self._channel.send(reply)
+        self._channel.resume_reading()
+
+    def _note_idle(self) -> None:
+        """Once nothing comes any more: whether everything that came is answered."""
+        if self._ended and not self._in_flight and self._sdk.idle:
+            self._idle.set()
+
+    def _receive_notification(self, message: Envelope, frame: bytes) -> None:
+        if message.method == "notifications/cancelled":
+            params = _members(message.params) or {}
+            target = envelope.value(params["requestId"]) if "requestId" in params else None
+            scope = self._in_flight.get(target) if isinstance(target, int | str) else None
+            if scope is not None:
+                scope.cancel()
+                return
+            if isinstance(target, int | str):
+                # What is given up there is not answered.
+                self._sdk.settle(target)
+        elif self._session is not None and isinstance(message.method, str):
+            self._announce(message.method, self._session)
+        if message.method in SDK_NOTIFICATIONS:
+            self._pass_to_sdk(frame)
+
+    def _announce(self, method: str, session: Session) -> None:
+        """Tell the gateway soon; what was said many times until then, it hears once."""
+        if method in ANNOUNCED and method not in self._announced:
+            self._announced.add(method)
+            self._group.start_soon(self._tell, method, session)
+
+    async def _tell(self, method: str, session: Session) -> None:
+        self._announced.discard(method)
+        await self._gateway.notified(method, session)
+
+    def _pass_to_sdk(self, frame: bytes) -> None:
+        if (why := self._sdk.take(frame)) is not None:
+            self.reject(frame, frame, INVALID_REQUEST, why)
+
+    def _spoke(self, message: JSONRPCMessage) -> None:
+        """Open the session on the answer to ``initialize``."""
+        if self._session is not None or self._initialize_id is None:
+            return
+        if getattr(message, "id", None) == self._initialize_id and hasattr(message, "result"):
+            self._session = Session()
+            self._gateway.open_sessions.open(self._session, self._notify)
+
+    async def _notify(self, method: str, params: Members) -> None:
+        await self._channel.send(envelope.notification(method, params))
+
+
+def _members(params: Raw | object) -> Members | None:
+    """The params of a request; none are empty, and what is not an object is None."""
+    if not isinstance(params, Raw):
+        return {}
+    try:
+        return envelope.members(params)
+    except ValueError:
+        return None
