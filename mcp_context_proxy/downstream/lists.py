@@ -93,7 +93,7 @@ class Lists:
         for name in self._missing:
             told = f"{LISTS[name].method} cannot be had: {causes[name]}"
             logger.warning("server %s: %s", self._server, told)
-            self.current = replace(self.current, findings={**self.current.findings, name: (told,)})
+            self._note_finding(name, told)
         if self._missing:
             self._mark_stale(self._missing)
 
@@ -147,13 +147,17 @@ class Lists:
     def _mark_old(self, cause: DownstreamError) -> None:
         """What is known stays, and says that it is not what there is now."""
         told = f"its changed list cannot be had, the old one stays: {self._told(cause)}"
-        if self.current.findings.get(STALE) != (told,):
+        if self.current.findings.get(STALE) != (clean(told),):
             logger.warning("server %s: %s", self._server, told)
-            self.current = replace(self.current, findings={**self.current.findings, STALE: (told,)})
+            self._note_finding(STALE, told)
             self._on_change()
 
     def _told(self, error: DownstreamError) -> str:
-        return clean(self._redact(str(error)))
+        return self._redact(str(error))
+
+    def _note_finding(self, name: str, told: str) -> None:
+        """Of what is hidden in it the log tells; who looks at the server's state has no use for it."""
+        self.current = replace(self.current, findings={**self.current.findings, name: (clean(told),)})
 
     def suspect_all(self) -> None:
         """Fetch all anew: something may have changed unseen."""

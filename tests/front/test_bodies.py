@@ -64,15 +64,19 @@ async def test_who_gives_up_waiting_keeps_nobody_behind_him_out() -> None:
 
 
 async def test_only_so_much_of_large_bodies_is_under_way_and_small_ones_pass(workshop: Workshop) -> None:
-    tools = [tool("hang"), tool("echo")]
-    server = workshop.server("work", tools=tools, calls={"hang": [{"wait_cancelled": True}]})
     fitting, size = TOGETHER_BYTES // (4 << 20), (4 << 20) - 1000
+    hanging = [
+        # One server by itself takes only so much at a time.
+        workshop.server(f"hangs{number}", tools=[tool("work")], calls={"work": [{"wait_cancelled": True}]})
+        for number in range(fitting)
+    ]
+    workshop.server("echoes", tools=[tool("work")])
 
-    def call(name: str, text: str) -> tuple[str, dict[str, str]]:
+    def call(server: str, text: str) -> tuple[str, dict[str, str]]:
         meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
-        params = {"name": f"work__{name}", "arguments": {"text": text}, "_meta": meta}
+        params = {"name": f"{server}__work", "arguments": {"text": text}, "_meta": meta}
         headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-        headers |= {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": f"work__{name}"}
+        headers |= {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": f"{server}__work"}
         return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}), headers
 
     with http_proxy(workshop.config(limits={"http_body_seconds": 3.0})) as proxy:
@@ -81,17 +85,17 @@ async def test_only_so_much_of_large_bodies_is_under_way_and_small_ones_pass(wor
             group = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(group.cancel_scope.cancel)
 
-            async def post(name: str, text: str) -> httpx2.Response:
-                content, headers = call(name, text)
+            async def post(server: str, text: str) -> httpx2.Response:
+                content, headers = call(server, text)
                 return await client.post("/mcp", content=content, headers=headers)
 
-            while "unknown tool" in (await post("echo", "")).text:
+            while "unknown tool" in (await post("echoes", "")).text:
                 continue
-            for number in range(fitting):
-                group.start_soon(post, "hang", "x" * size)
-                await until(lambda already=number: len(server.ledger.calls("hang")) > already)
+            for server in hanging:
+                group.start_soon(post, server.name, "x" * size)
+                await until(lambda server=server: server.ledger.calls("work"))
 
-            refused, small = await post("echo", "x" * size), await post("echo", "x" * (SMALL_BYTES // 2))
+            refused, small = await post("echoes", "x" * size), await post("echoes", "x" * (SMALL_BYTES // 2))
 
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert (small.status_code, "isError" in small.json()["result"]) == (200, False)
