@@ -44,16 +44,16 @@ SERVERS = 30
 DEAF = ["deaf1", "deaf2", "deaf3"]
 """Servers that answer no call; three, since one takes 256 at once."""
 
-CALLERS = 12
+CALLERS = 10
 VISIT_CALLS = 60
-"""Of one client at most. Twelve callers make 100,000 calls in ten minutes; with more the neighbour waits."""
+"""Of one client at most. Ten callers make 100,000 calls in twelve minutes; with more the neighbour waits."""
 
 CALL_SECONDS = 2.0
 PAUSE_SECONDS = 0.1
 """Between two calls of one client, at most."""
 
-CROWD = round(CALL_SECONDS / (PAUSE_SECONDS / 2))
-"""Calls that one client has under way when no server answers: the most there ever are."""
+CROWD = round(CALL_SECONDS / (PAUSE_SECONDS / 2) / 2)
+"""Calls that one client has under way when half of the servers never answer: more than there ever are."""
 
 GRACE_SECONDS = 10.0
 """Beyond the time limit of a call, after which it counts as late: a tool that is not known waits for servers
@@ -66,8 +66,8 @@ GONE_SECONDS = 5.0
 """For killed processes to be gone."""
 
 WARM_SECONDS = 60.0
-"""After which growth of memory counts. By then ten thousand calls have met most ways to fail, and as many as
-ever are had been under way at once: what that took, the allocators keep."""
+"""After which growth of memory counts. By then thousands of calls have met most ways to fail, and more than
+later were under way at once: what that took, the allocators keep."""
 
 MEMORY_SECONDS = 10.0
 """Of which the median counts: a few megabytes come and go with large answers that are under way."""
@@ -121,7 +121,7 @@ class Figures:
     rss_idle_mib: float = 0.0
     """Memory of the proxy before there was any load,"""
     rss_crowd_mib: float = 0.0
-    """when as many calls were under way at once as ever are,"""
+    """when more calls were under way at once than later,"""
     rss_warm_mib: float = 0.0
     """when it was warm,"""
     rss_mib: float = 0.0
@@ -209,7 +209,7 @@ class Soak:
             group.cancel_scope.cancel()
 
     async def crowd(self, base: str, pid: int) -> None:
-        """Have as many calls under way at once as ever are, before growth of memory counts.
+        """Have more calls under way at once than later, before growth of memory counts.
 
         How many there are later depends on which faults the seed chose; what a call leaves behind does not.
         """
@@ -218,10 +218,10 @@ class Soak:
             eras = ["handshake", "modern"] * (CALLERS // 2)
             clients = [await stack.enter_async_context(http(base, era, plain=True)) for era in eras]
             async with anyio.create_task_group() as group:
-                for number, client in enumerate(clients):
-                    for _ in range(CROWD):
+                for _ in range(CROWD):
+                    for number, client in enumerate(clients):
                         group.start_soon(self.call, client, DEAF[number % len(DEAF)], "tool_000")
-                await anyio.sleep(CALL_SECONDS / 2)
+                    await anyio.sleep(PAUSE_SECONDS / 2)
                 self.figures.rss_crowd_mib = rss(pid) / 2**20
 
     async def watch_memory(self, pid: int) -> None:
