@@ -75,17 +75,19 @@ class Lists:
     async def begin(self, connected: Connected) -> None:
         """Fetch all lists. One that cannot be had beside the first is missing, and asked for again later.
 
+        Nothing of it shows before all is done: what is listed can be called.
+
         Raises:
             DownstreamError: the first list that the server offers cannot be had, or it is lost.
         """
         names = [name for name, kind in LISTS.items() if connected.introduction.offers(kind.capability)]
-        await self._fetch(connected, set(names[:1]))
+        found = await self._fetched(connected, set(names[:1]), self.current)
         self._missing = set(names[1:])
         causes = dict.fromkeys(names, f"not within {OTHERS_SECONDS:g} s")
         with anyio.move_on_after(OTHERS_SECONDS):
             for name in names[1:]:
                 try:
-                    await self._fetch(connected, {name})
+                    found = await self._fetched(connected, {name}, found)
                 except DownstreamError as error:
                     if connected.loss.happened.is_set():
                         raise
@@ -93,18 +95,18 @@ class Lists:
         for name in self._missing:
             told = f"{LISTS[name].method} cannot be had: {causes[name]}"
             logger.warning("server %s: %s", self._server, told)
-            self._note_finding(name, told)
+            found = _with_finding(found, name, told)
+        self.current = found
         if self._missing:
             self._mark_stale(self._missing)
 
-    async def _fetch(self, connected: Connected, names: set[str]) -> None:
+    async def _fetched(self, connected: Connected, names: set[str], known: Listing) -> Listing:
+        """What is known, with some lists as they are now."""
         self._stale -= names
-        fetched = await listing.fetch(
-            connected.link, connected.introduction, self._limits, self.current, names
-        )
+        fetched = await listing.fetch(connected.link, connected.introduction, self._limits, known, names)
         self._missing -= names
-        known = {name: found for name, found in fetched.findings.items() if name != STALE}
-        self.current = _with_header_maps(replace(fetched, findings=known), connected)
+        findings = {name: found for name, found in fetched.findings.items() if name != STALE}
+        return _with_header_maps(replace(fetched, findings=findings), connected)
 
     def take_notice(self, method: str) -> bool:
         """Note that a list has changed; whether `method` is a notification that says so."""
@@ -136,7 +138,7 @@ class Lists:
         failed = set()
         for name in sorted(names, key=list(LISTS).index):
             try:
-                await self._fetch(connected, {name})
+                self.current = await self._fetched(connected, {name}, self.current)
             except DownstreamError as error:
                 failed.add(name)
                 if name not in self._missing:
@@ -149,15 +151,11 @@ class Lists:
         told = f"its changed list cannot be had, the old one stays: {self._told(cause)}"
         if self.current.findings.get(STALE) != (clean(told),):
             logger.warning("server %s: %s", self._server, told)
-            self._note_finding(STALE, told)
+            self.current = _with_finding(self.current, STALE, told)
             self._on_change()
 
     def _told(self, error: DownstreamError) -> str:
         return self._redact(str(error))
-
-    def _note_finding(self, name: str, told: str) -> None:
-        """Of what is hidden in it the log tells; who looks at the server's state has no use for it."""
-        self.current = replace(self.current, findings={**self.current.findings, name: (clean(told),)})
 
     def suspect_all(self) -> None:
         """Fetch all anew: something may have changed unseen."""
@@ -170,6 +168,11 @@ class Lists:
 
 def _retry_seconds(failures: int) -> float:
     return min(RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_SECONDS) if failures else float("inf")
+
+
+def _with_finding(known: Listing, name: str, told: str) -> Listing:
+    """Of what is hidden in it the log tells; who looks at the server's state has no use for it."""
+    return replace(known, findings={**known.findings, name: (clean(told),)})
 
 
 def _with_header_maps(fetched: Listing, connected: Connected) -> Listing:

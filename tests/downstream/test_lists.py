@@ -2,7 +2,8 @@
 
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, command, inside
+from support.raw_client import stdio
 from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.anyio
@@ -75,3 +76,24 @@ async def test_a_list_that_cannot_be_had_costs_a_new_server_none_of_the_others(w
         assert missing[0].endswith("no index for [redacted API_TOKEN]")
         assert list(proxy.fleet.clients["odd"].listing.remarks) == []
         assert len(server.ledger.entries("start")) == 1
+
+
+async def test_the_tools_of_a_new_server_are_not_listed_before_they_can_be_called(workshop: Workshop) -> None:
+    held, later = workshop.flag("held"), workshop.flag("later")
+    slow = workshop.server(
+        "slow",
+        tools=[tool("go")],
+        resources=[{"uri": "note://one", "name": "one"}],
+        on={"resources/list": [{"wait": str(held)}]},
+    )
+    workshop.server("other", tools=[tool("go")], at_start=[{"wait": str(later)}])
+    async with stdio(command(workshop.config(expose={"mode": "all"}))) as client:
+        # One list is fetched after the other: by then it has told its tools.
+        await slow.ledger.until(lambda ledger: ledger.messages("resources/list"))
+        later.touch()
+        listed = await client.until_listed("other__go")
+        held.touch()
+        called = await client.call("slow__go")
+
+    assert "slow__go" not in listed
+    assert "isError" not in called
