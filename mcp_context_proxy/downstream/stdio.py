@@ -43,6 +43,12 @@ LAST_WORDS_SECONDS = 0.5
 EXIT_CODE_SECONDS = 0.08
 """How long an end of output waits for the exit code that explains it; callers wait no longer either."""
 
+EXIT_SECONDS = 0.5
+"""How long an end of input waits for the exit that explains it: a child that can be told nothing is of no use
+to anybody, whatever it is waited for."""
+
+DEAF = "closed its input"
+
 ENDLESS_MESSAGES = 16
 """So many times the largest message without a line end, and the server is given up."""
 
@@ -106,10 +112,17 @@ class StdioChannel:
         """Write one frame; waits while the child does not read.
 
         Raises:
-            ConnectionError: the child has closed its input.
+            ConnectionError: the child has exited or closed its input, and is given up.
         """
         if not self._writer.writable.is_set():
             await self._writer.writable.wait()
+        if self._deaf:
+            # Of one that exits, this is what is seen first, and what explains it comes a moment later.
+            with anyio.move_on_after(EXIT_SECONDS):
+                await exits.exited(self._process, EXIT_POLL_SECONDS)
+            if self._process.poll() is None:
+                self.give_up(DEAF)
+            raise ConnectionError(self.describe_exit())
         self._write(frame)
 
     def send_nowait(self, frame: bytes) -> None:
@@ -122,9 +135,13 @@ class StdioChannel:
         if self._pushed <= PUSHED_BYTES:
             self._write(frame)
 
+    @property
+    def _deaf(self) -> bool:
+        return self._stdin is None or self._writer.closed or self._stdin.is_closing()
+
     def _write(self, frame: bytes) -> None:
-        if self._stdin is None or self._writer.closed or self._stdin.is_closing():
-            raise ConnectionError("closed its input")
+        if self._stdin is None or self._deaf:
+            raise ConnectionError(DEAF)
         self._stdin.write(frame + b"\n")
 
     def give_up(self, cause: str) -> None:

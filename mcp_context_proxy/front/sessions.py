@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
+import anyio
 from msgspec import UNSET
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -22,6 +23,9 @@ from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_REQUEST, Envelope, RequestId
 
 SESSION_HEADER = "mcp-session-id"
+
+ENDING_SECONDS = 1.0
+"""For an answer that its client has already read to end, so that the id of the request is free."""
 
 NO_SCOPE: Scope = {"type": "http", "path": "/mcp", "query_string": b"", "headers": []}
 """Of what no client has asked."""
@@ -56,8 +60,8 @@ class Sessions:
         self._app, self._limits = app, limits
         self._under_way: dict[str, int] = {}
         """Requests of each known session, in the order of their last end."""
-        self._asked: set[tuple[str, str]] = set()
-        """Those that are under way, by session and id."""
+        self._asked: dict[tuple[str, str], anyio.Event] = {}
+        """Those that are under way, by session and id, and what is set when they end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -77,17 +81,21 @@ class Sessions:
             return
         # The SDK takes 7 and "7" for one id, and forgets the first of two requests with the same.
         request = session, str(asked)
+        with anyio.move_on_after(ENDING_SECONDS):
+            while (ended := self._asked.get(request)) is not None:
+                await ended.wait()
         if request in self._asked:
             text = "a request with this id is under way"
             refused = Response(envelope.error_reply(asked, INVALID_REQUEST, text), HTTPStatus.BAD_REQUEST)
             refused.headers["content-type"] = bodies.JSON_TYPE
             await refused(scope, receive, send)
             return
-        self._asked.add(request)
+        ended = self._asked[request] = anyio.Event()
         try:
             await self._exchange(_without_position(scope), receive, send, asked)
         finally:
-            self._asked.discard(request)
+            del self._asked[request]
+            ended.set()
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send, asked: RequestId | None) -> None:
         session, gone, counted = Headers(scope=scope).get(SESSION_HEADER), False, False

@@ -89,6 +89,17 @@ async def test_a_server_that_exits_at_start_is_told_with_its_last_words(
     assert "no API key: set KEY" in message
 
 
+async def test_one_that_exits_before_it_is_spoken_to_is_told_with_its_exit_code(workshop: Workshop) -> None:
+    names = [f"dead{number}" for number in range(10)]
+    for name in names:
+        workshop.server(name).settings = {"command": "sh", "args": ["-c", "echo no key >&2; exit 3"]}
+    limits = {"backoff_first_seconds": 9000.0, "backoff_max_seconds": 9000.0}
+    async with inside(workshop.config(limits=limits)) as proxy:
+        told = [str(proxy.fleet.clients[name].unavailable()) for name in names]
+
+    assert [said for said in told if "exited (code 3)" not in said or "no key" not in said] == []
+
+
 async def test_what_a_server_says_as_it_is_started_again_hides_none_of_its_last_words(
     workshop: Workshop,
 ) -> None:
@@ -197,6 +208,41 @@ for line in sys.stdin:
     if message["method"] == "tools/call":
         sys.exit(7)
 """
+
+
+DEAFENED = """
+import json, os, sys, time
+for line in iter(sys.stdin.readline, ""):
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    result = {"content": [{"type": "text", "text": "heard"}]}
+    if message["method"] == "initialize":
+        version, info = message["params"]["protocolVersion"], {"name": "deafened", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif message["method"] == "tools/list":
+        result = {"tools": [{"name": "go", "inputSchema": {"type": "object"}}]}
+    if message["method"] == "tools/call" and not os.path.exists(sys.argv[1]):
+        open(sys.argv[1], "w").close()
+        os.close(0)
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+        time.sleep(3600)
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+async def test_one_that_closes_its_input_and_stays_is_started_again(workshop: Workshop) -> None:
+    closed = workshop.flag("closed")
+    command = {"command": sys.executable, "args": ["-S", "-c", DEAFENED, str(closed)], "era": "handshake"}
+    workshop.server("deafened").settings = command
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        host, client = Host(proxy, "handshake"), proxy.fleet.clients["deafened"]
+        answers = [text(await host.call("deafened__go")), text(await host.call("deafened__go"))]
+        await until(lambda: client.restarts == 1 and client.state is State.READY)
+        answers.append(text(await host.call("deafened__go")))
+
+    assert [answers[0], answers[2]] == ["heard", "heard"]
+    assert "closed its input" in answers[1]
 
 
 async def test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers(workshop: Workshop) -> None:

@@ -113,3 +113,8 @@ async def test_meta_of_a_wrong_type_is_an_invalid_parameter(client: RawClient, m
 
     assert refused.value.code == -32602
     assert "_meta must be an object" in str(refused.value)
+
+
+async def test_an_id_that_is_answered_can_be_used_again_at_once(client: RawClient) -> None:
+    for _ in range(100):
+        assert await answered(client, "again", call(client, "again", "{}"))
