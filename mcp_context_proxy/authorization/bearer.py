@@ -30,6 +30,9 @@ RENEWAL_SECONDS: Final = 20.0
 PAUSE_SECONDS: Final = 5.0
 """After an authorization server could not be asked: those who wait for it meanwhile hear the same."""
 
+LOOK_SECONDS: Final = 1.0
+"""After which a login that a person made anew, or ended, is noticed: it is one short read of a file."""
+
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 
@@ -69,7 +72,10 @@ class BearerAuth(httpx2.Auth):
         self._config, self._file, self._learn, self._clock = config, file, learn, clock
         self._itself = config.oauth is not None and config.oauth.grant == "client_credentials"
         self._known: Credentials | None = None
-        self._looked = False
+        self._filed: Credentials | None = None
+        """What the file held when it was last looked at, or written; it may not be possible to write it."""
+        self._look_again_at = 0.0
+        self._looking = anyio.Lock()
         self._lock = anyio.Lock()
         self._failure: AuthorizationError | None = None
         self._ask_again_at = 0.0
@@ -105,9 +111,10 @@ class BearerAuth(httpx2.Auth):
             )
 
     async def _token(self) -> str | None:
-        if not self._looked:
-            self._know(await in_thread(self._file.read))
-            self._looked = True
+        async with self._looking:
+            if self._look_again_at <= self._clock():
+                await self._look()
+                self._look_again_at = self._clock() + LOOK_SECONDS
         known = self._known
         if known is None:
             return await self._renewed(None) if self._itself else None
@@ -149,6 +156,14 @@ class BearerAuth(httpx2.Auth):
                     raise
             return renewed.access_token
 
+    async def _look(self) -> Credentials | None:
+        """What the file holds; what is new there since the last look is used from now on."""
+        found = await in_thread(self._file.read)
+        if found != self._filed:
+            self._filed = found
+            self._know(found)
+        return found
+
     def _know(self, credentials: Credentials | None) -> None:
         self._known = credentials
         if credentials is not None:
@@ -156,14 +171,14 @@ class BearerAuth(httpx2.Auth):
 
     async def _renew(self, refused: str | None) -> Credentials:
         """What another proxy or a new login has brought meanwhile, else what we get ourselves."""
-        found = await in_thread(self._file.read)
+        found = await self._look()
         if found is not None and found.access_token != refused:
             return found
         if not self._itself:
             self._check_renewable(found)
         async with self._file.locked():
             with anyio.move_on_after(RENEWAL_SECONDS):
-                found = await in_thread(self._file.read)
+                found = await self._look()
                 if found is not None and found.access_token != refused:
                     return found
                 return await self._another(found)
@@ -197,5 +212,6 @@ class BearerAuth(httpx2.Auth):
     async def _keep(self, new: Credentials) -> None:
         try:
             await in_thread(self._file.write, new)
+            self._filed = new
         except OSError as error:
             logger.warning("the new token of %s is not kept: %s", self._config.name, error.strerror or error)

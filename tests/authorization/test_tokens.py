@@ -3,13 +3,15 @@
 import os
 import stat
 import sys
+import time
 from pathlib import Path
 
 import anyio
+import httpx2
 import pytest
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
 
-from mcp_context_proxy.authorization.bearer import BearerAuth
+from mcp_context_proxy.authorization.bearer import LOOK_SECONDS, BearerAuth
 from mcp_context_proxy.authorization.credentials import CredentialFile, Credentials
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
@@ -25,6 +27,15 @@ def is_there(path: Path) -> bool:
 
 def occupy(path: Path) -> None:
     path.write_text("not a folder")
+
+
+async def token_sent(auth: BearerAuth) -> str | None:
+    """The authorization on the next request."""
+    flow = auth.async_auth_flow(httpx2.Request("POST", "http://127.0.0.1/mcp"))
+    try:
+        return (await anext(flow)).headers.get("authorization")
+    finally:
+        await flow.aclose()
 
 
 async def test_a_token_that_expires_is_renewed_before_it_is_used(protected: Protected) -> None:
@@ -117,6 +128,25 @@ async def test_two_proxies_never_use_a_refresh_token_twice(protected: Protected)
     assert b"401" not in b"".join(outputs)
     assert protected.issuer.granted.count("refresh_token") == 1
     assert protected.issuer.failed == []
+
+
+async def test_a_login_that_is_made_anew_or_ended_is_followed_by_a_proxy_that_runs(
+    protected: Protected,
+) -> None:
+    config, now = server_config(protected), [time.time()]
+    auth = BearerAuth(config, CredentialFile(config), clock=lambda: now[0])
+    first, sent = await logged_in(config), []
+    sent.append(await token_sent(auth))
+    second = await logged_in(config)
+    sent.append(await token_sent(auth))
+    now[0] += LOOK_SECONDS
+    sent.append(await token_sent(auth))
+    CredentialFile(config).delete()
+    now[0] += LOOK_SECONDS
+    sent.append(await token_sent(auth))
+
+    bearer = [f"Bearer {each.access_token}" for each in (first, first, second)]
+    assert sent == [*bearer, None]
 
 
 async def test_a_revoked_login_names_the_command_and_is_tried_once(
