@@ -239,11 +239,27 @@ def _to_handshake(method: str, parts: Members, result: bytes | Raw) -> bytes:
     for key in MODERN_ONLY_RESULT_KEYS:
         parts.pop(key, None)
     if wrap:
-        # The handshake era allows only objects here; its text form is in `content`, so nothing is lost.
-        del parts["structuredContent"]
+        # The handshake era allows only objects here.
+        parts["content"] = _with_text(parts.get("content"), parts.pop("structuredContent"))
     if meta.pop(SERVER_INFO_KEY, None) is not None:
         if meta:
             parts["_meta"] = envelope.raw(meta)
         else:
             del parts["_meta"]
     return envelope.encode(parts)
+
+
+def _with_text(content: Raw | None, structured: Raw) -> Raw:
+    """The content of a result, with what is structured as text where there is no text for it."""
+    came = Raw(b"[]") if content is None else content
+    try:
+        entries = envelope.value(came)
+        text = envelope.encode({"type": "text", "text": bytes(structured).decode()})
+    except ValueError:
+        return came
+    if not isinstance(entries, list) or bytes(structured) == b"null":
+        return came
+    if any(isinstance(entry, dict) and entry.get("type") == "text" for entry in entries):
+        return came
+    # Spliced in, so that what came stays the bytes that it was.
+    return Raw(bytes(came).strip()[:-1] + (b"," if entries else b"") + text + b"]")
