@@ -173,15 +173,13 @@ def test_upward_to_the_handshake_era_structured_content_that_is_no_object_is_lef
 def test_upward_to_the_handshake_era_structured_content_that_is_nowhere_else_becomes_text() -> None:
     image = b'{"type":"image","data":"AA==","mimeType":"image/png","x":1.0e-07}'
     came = b'{"content":[ ' + image + b' ],"structuredContent":["caf\xc3\xa9", 1.0e-07]}'
-    bare = b'{"content":[],"structuredContent":[{"n":1}]}'
+    bare = {"content": [], "structuredContent": [{"n": 1}]}
 
     fitted = era.upward("tools/call", Raw(came), Era.HANDSHAKE, INFO)
 
     assert image in fitted
     assert json.loads(fitted)["content"][1] == {"type": "text", "text": '["café", 1.0e-07]'}
-    assert upward("tools/call", json.loads(bare), Era.HANDSHAKE) == {
-        "content": [{"type": "text", "text": '[{"n":1}]'}]
-    }
+    assert upward("tools/call", bare, Era.HANDSHAKE) == {"content": [{"type": "text", "text": '[{"n": 1}]'}]}
 
 
 def test_only_a_complete_envelope_is_modern() -> None:
