@@ -58,7 +58,7 @@ async def in_thread(
 
 @asynccontextmanager
 async def cancellation_told() -> AsyncIterator[anyio.Event]:
-    """An event that is set when what is done within is cancelled: a thread that waits hears of it by that alone."""
+    """An event that is set when what is done within is cancelled: a thread hears of it by nothing else."""
     cancelled = anyio.Event()
     async with anyio.create_task_group() as group:
         group.start_soon(_set_when_cancelled, cancelled)
