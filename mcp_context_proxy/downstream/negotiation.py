@@ -88,6 +88,8 @@ async def negotiate(
     if found is None:
         assert probe.failure is not None
         raise probe.failure
+    # Probe and handshake may have been under way together, and the last to be sent named the era.
+    link.era = found.era
     answered = probe.answered.is_set()
     return replace(found, ignores_probe=not answered, slow=answered and not in_time)
 
@@ -100,10 +102,14 @@ async def _shake_hands(
         try:
             return await initialize(link, limits, capabilities)
         except RemoteError as error:
+            # A modern server that started too slowly for the probe: it answers that too, in any order.
+            with anyio.move_on_after(limits.probe_seconds):
+                await probe.answered.wait()
+            if probe.introduction is not None:
+                return probe.introduction
             if error.code != UNSUPPORTED_VERSION:
                 raise
-            # A modern server that started too slowly for the probe.
-            return probe.introduction or await discover(link, limits.connect_seconds)
+            return await discover(link, limits.connect_seconds)
     except DownstreamError as error:
         # Whoever dies with the probe unanswered may have died of it.
         probe.failure = probe.failure or error

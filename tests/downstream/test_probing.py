@@ -86,19 +86,60 @@ DISCOVERED = (
 )
 
 
+def late_once(workshop: Workshop) -> dict[str, Any]:
+    """How a stdio server answers that is slow to start, once: the probe when the handshake has come too."""
+    first, greeted, said = (str(workshop.flag(name)) for name in ("first", "greeted", "said"))
+    late = [{"wait": greeted}, {"raw": DISCOVERED}, {"once": [said, []]}, {"answered": True}]
+    return {
+        "server/discover": [{"once": [first, late]}],
+        "initialize": [{"once": [greeted, []]}, {"wait": said}],
+    }
+
+
 async def test_a_server_that_was_too_slow_for_the_probe_is_probed_by_the_next_proxy(
     workshop: Workshop,
 ) -> None:
     """As one that is downloaded at its first start: it answers all it was asked, in order."""
-    first, greeted, said = (str(workshop.flag(name)) for name in ("first", "greeted", "said"))
-    late = [{"wait": greeted}, {"raw": DISCOVERED}, {"once": [said, []]}, {"answered": True}]
-    on = {
-        "server/discover": [{"once": [first, late]}],
-        "initialize": [{"once": [greeted, []]}, {"wait": said}],
-    }
-    server = workshop.server("slow", era="both", tools=[tool("go")], on=on)
+    server = workshop.server("slow", era="both", tools=[tool("go")], on=late_once(workshop))
 
     assert [await served(workshop, server) for _ in range(2)] == [Era.HANDSHAKE, Era.MODERN]
+
+
+async def test_a_modern_server_that_was_too_slow_for_the_probe_is_spoken_to_in_its_era_at_once(
+    workshop: Workshop,
+) -> None:
+    """Its answer to the probe comes before its refusal of the handshake."""
+    server = workshop.server("slow", era="modern", tools=[tool("go")], on=late_once(workshop))
+
+    await is_ready_at_once(workshop, server)
+
+
+async def test_a_modern_server_that_refuses_the_handshake_before_it_answers_the_probe_is_waited_for(
+    workshop: Workshop,
+) -> None:
+    """And need not know how a server that is modern refuses a handshake."""
+    refused = str(workshop.flag("refused"))
+    refusal = '{"jsonrpc":"2.0","id":ID,"error":{"code":-32601,"message":"Method not found"}}'
+    on = {
+        "server/discover": [{"wait": refused}],
+        "initialize": [{"raw": refusal}, {"once": [refused, []]}, {"answered": True}],
+    }
+    server = workshop.server("slow", era="modern", tools=[tool("go")], on=on)
+
+    await is_ready_at_once(workshop, server)
+
+
+async def is_ready_at_once(workshop: Workshop, server: Server) -> None:
+    """It can be called after its first start."""
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        client = proxy.fleet.clients[server.name]
+        await client.settled()
+        assert (client.state, client.cause) == (State.READY, "")
+        proxy.catalog.refresh()
+        result = await Host(proxy, "modern").call(f"{server.name}__go")
+
+    assert not result.get("isError"), result
+    assert len(server.ledger.entries("start")) == 1
 
 
 async def test_a_server_at_a_url_that_was_too_slow_for_the_probe_is_probed_by_the_next_proxy(
