@@ -7,6 +7,7 @@ told to the callers of this server and to nobody else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 from msgspec import Raw
@@ -175,7 +176,7 @@ class DownstreamClient:
             await self.call("resources/subscribe", params, outgoing)
         told = self.era is Era.HANDSHAKE and uri not in self.wishes.watched
         if told:
-            await self.call("resources/subscribe", params, outgoing)
+            await self.call("resources/subscribe", params, replace(outgoing, party=None))
         self.wishes.watch(uri, told)
         await self.wake()
 

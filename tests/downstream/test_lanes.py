@@ -69,6 +69,23 @@ async def under_way(host: Host, made: Server) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
+async def test_each_connection_is_subscribed_once_whoever_subscribes_first(workshop: Workshop) -> None:
+    """Or the one who comes second, on the connection that all share, would never hear of an update."""
+    uri = "note://work/1"
+    made = server(workshop, resources=[{"uri": uri, "name": "one"}])
+    async with inside(workshop.config()) as proxy:
+        keeper, other = (person(proxy, name) for name in "ab")
+        await name_given(keeper)
+        for host in (other, keeper):
+            await host.request("resources/subscribe", {"uri": uri})
+        pids = {await pid(other), await pid(keeper)}
+
+    received = made.ledger.entries("received")
+    told = [entry["pid"] for entry in received if "resources/subscribe" in entry["line"]]
+    assert len(pids) == 2
+    assert sorted(told) == sorted(pids)
+
+
 async def test_a_server_that_asks_nothing_is_one_process_for_all(workshop: Workshop) -> None:
     made = server(workshop)
     async with inside(workshop.config()) as proxy:
