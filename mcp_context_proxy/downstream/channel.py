@@ -14,7 +14,7 @@ class Channel(Protocol):
         """Send one frame; waits while the other side does not read.
 
         Raises:
-            ConnectionError: the channel is closed.
+            ConnectionError: the channel is closed, and nothing of the frame was sent.
         """
         ...
 

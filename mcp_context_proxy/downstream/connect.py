@@ -187,7 +187,7 @@ async def _connect_duplex(
                     channel.version = introduction.version
                 yield Connected(peer, introduction, loss, questions)
         finally:
-            peer.close("ended the connection")
+            peer.close("was stopped")
             group.cancel_scope.cancel()
 
 
