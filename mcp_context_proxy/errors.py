@@ -16,7 +16,8 @@ that no call site words an error by hand. One class per reaction a caller can ha
         ├── AuthorizationError      no token is to be had for it
         │   └── LoginRequiredError  ... without a person
         ├── ServerUnavailableError  it is not connected: the request was not sent
-        │   └── SessionForgottenError  ... it refused the request, as it no longer knows the session
+        │   └── DisconnectedError       ... any more: the next connection may take the request
+        │       └── SessionForgottenError  it refused the request, as it no longer knows the session
         ├── CallInterruptedError    the connection was lost after the request was sent
         ├── CallTimeoutError        no answer before the deadline
         ├── BadAnswerError          the server answered with something that cannot be used
@@ -151,11 +152,18 @@ class ServerUnavailableError(DownstreamError):
         super().__init__(server, message)
 
 
-class SessionForgottenError(ServerUnavailableError):
+class DisconnectedError(ServerUnavailableError):
+    """The connection was lost before anything of the request was sent; `verb` says how."""
+
+    def __init__(self, server: str, verb: str) -> None:
+        super().__init__(server, "disconnected", f"it {verb}")
+
+
+class SessionForgottenError(DisconnectedError):
     """The server no longer knows the session, and refused the request unread."""
 
     def __init__(self, server: str) -> None:
-        super().__init__(server, "disconnected", "it has forgotten the session")
+        super().__init__(server, "has forgotten the session")
 
 
 class CallInterruptedError(DownstreamError):

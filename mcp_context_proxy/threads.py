@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar, TypeVarTuple
 
 import anyio
@@ -53,6 +54,23 @@ async def in_thread(
             if begun or not _is_shortage(error):
                 raise
         await _wait()
+
+
+@asynccontextmanager
+async def cancellation_told() -> AsyncIterator[anyio.Event]:
+    """An event that is set when what is done within is cancelled: a thread hears of it by nothing else."""
+    cancelled = anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_set_when_cancelled, cancelled)
+        yield cancelled
+        group.cancel_scope.cancel()
+
+
+async def _set_when_cancelled(event: anyio.Event) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        event.set()
 
 
 async def until_spare() -> None:

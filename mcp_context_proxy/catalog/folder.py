@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -109,7 +109,7 @@ class FolderReader:
         except OSError as error:
             self._find(self._root, f"cannot be read: {_words(error)}")
         else:
-            with self._explained(self._root), _closing(place):
+            with self._explained(self._root), closing(place):
                 yield from self._walk(place, ())
 
     def _walk(self, place: Place, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
@@ -144,7 +144,7 @@ class FolderReader:
             return
         with self._explained(path):
             below = place.folder(parts[-1])
-            with _closing(below):
+            with closing(below):
                 yield from self._walk(below, parts)
 
     def _read(self, place: Place, parts: tuple[str, ...], sort: _Sort) -> Iterator[MarkdownFile]:
@@ -180,14 +180,6 @@ class FolderReader:
 
     def _find(self, path: Path, message: str) -> None:
         self.findings.append(Finding(path, None, message))
-
-
-@contextmanager
-def _closing(place: Place) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        place.close()
 
 
 def _is_utf8(name: str) -> bool:

@@ -20,7 +20,7 @@ import watchfiles
 
 from mcp_context_proxy.catalog.folder import SUFFIXES
 from mcp_context_proxy.catalog.library import Changes, DocumentLibrary
-from mcp_context_proxy.threads import in_thread, until_spare
+from mcp_context_proxy.threads import cancellation_told, in_thread, until_spare
 
 logger = logging.getLogger(__name__)
 
@@ -70,18 +70,8 @@ async def watch(
     """Reload the library whenever its files change, and tell what really did. Runs until it is cancelled."""
     if not library.folders:
         return
-    stop = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        # The watcher waits in a thread, which learns of a cancellation only through this event.
-        tasks.start_soon(_set_when_cancelled, stop)
+    async with cancellation_told() as stop:
         await _Watcher(library, on_change, partial(watch_paths, stop_event=stop)).run()
-
-
-async def _set_when_cancelled(stop: anyio.Event) -> None:
-    try:
-        await anyio.sleep_forever()
-    finally:
-        stop.set()
 
 
 class _Watcher:

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import anyio
 import watchfiles
 
-from mcp_context_proxy.threads import in_thread, until_spare
+from mcp_context_proxy.threads import cancellation_told, in_thread, until_spare
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +44,8 @@ Mark: TypeAlias = tuple[str, int, int, int, int] | None
 
 async def watch_file(file: Path, on_change: Callable[[], None]) -> None:
     """Call `on_change` once at the beginning and whenever the file may have changed. Runs until cancelled."""
-    stop = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        # The watcher waits in a thread, which learns of a cancellation only through this event.
-        tasks.start_soon(_set_when_cancelled, stop)
+    async with cancellation_told() as stop:
         await _Watcher(file, on_change, stop).run()
-
-
-async def _set_when_cancelled(stop: anyio.Event) -> None:
-    try:
-        await anyio.sleep_forever()
-    finally:
-        stop.set()
 
 
 class _Watcher:

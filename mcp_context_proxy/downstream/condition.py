@@ -80,20 +80,20 @@ class Condition:
         if state is not self.state:
             self.state = state
             self._on_change()
+            self._changed.set()
+            self._changed = anyio.Event()
 
     def become_ready(self, connected: Connected) -> None:
         """The connection is open and the lists are known."""
         self.introduction, self.connected, self.cause = connected.introduction, connected, ""
         self.settled.set()
         self.enter(State.READY)
-        self._note_change()
 
     def fall_asleep(self) -> None:
         """There is no connection because nobody needs one."""
         self.connected = None
         self.settled.set()
         self.enter(State.ASLEEP)
-        self._note_change()
 
     def fail(self, cause: str) -> None:
         """The connection was lost, or never was; told once for each cause."""
@@ -102,21 +102,11 @@ class Condition:
         self.cause, self.connected = cause, None
         self._last_words = self._output.stderr.lines()
         self.enter(State.FAILED)
-        self._note_change()
 
-    async def after(self, lost: Connected, seconds: float) -> Connected | None:
-        """The connection that follows one that is lost, if the next attempt brings one in time."""
-        with anyio.move_on_after(seconds):
-            if self.connected is lost:
-                await self._changed.wait()
-            if self.connected is None and self.state is not State.ASLEEP:
-                await self._changed.wait()
-        return None if self.connected is lost else self.connected
-
-    def _note_change(self) -> None:
-        """There is another connection than before, or none: who waits for that may look."""
-        self._changed.set()
-        self._changed = anyio.Event()
+    async def lost(self, connected: Connected) -> None:
+        """Wait until a connection is no more."""
+        while self.connected is connected:
+            await self._changed.wait()
 
     @property
     def stderr(self) -> tuple[str, ...]:

@@ -8,14 +8,14 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.redaction import Redactor
 from mcp_context_proxy.downstream import negotiation
-from mcp_context_proxy.downstream.channel import Channel
+from mcp_context_proxy.downstream.channel import OpenChannel
 from mcp_context_proxy.downstream.link import Link, Notify, Outgoing
 from mcp_context_proxy.downstream.negotiation import Introduction
 from mcp_context_proxy.downstream.output import Output
@@ -88,15 +88,6 @@ class Connected:
                 if self.questions.taken == known:
                     break
                 known = self.questions.taken
-
-
-class _OpenChannel(Channel, Protocol):
-    @property
-    def killed(self) -> bool: ...
-
-    async def until_ended(self) -> None: ...
-
-    async def wait_closed(self) -> str: ...
 
 
 @asynccontextmanager
@@ -179,7 +170,7 @@ async def _connect_duplex(
         )
         loss = Loss()
 
-        async def watch(channel: _OpenChannel) -> None:
+        async def watch(channel: OpenChannel) -> None:
             await channel.until_ended()
             idle = all(sent.party is None for sent in peer.in_flight)
             loss.cause = await channel.wait_closed()
@@ -196,13 +187,13 @@ async def _connect_duplex(
                     channel.version = introduction.version
                 yield Connected(peer, introduction, loss, questions)
         finally:
-            peer.close("ended the connection")
+            peer.close("was stopped")
             group.cancel_scope.cancel()
 
 
 def _open_channel(
     config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, peer: Peer
-) -> AbstractAsyncContextManager[_OpenChannel]:
+) -> AbstractAsyncContextManager[OpenChannel]:
     if config.transport == "stdio" and sys.platform != "win32":
         return open_stdio(config, limits, output, peer.receive)
     if config.transport == "http":

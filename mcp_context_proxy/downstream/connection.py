@@ -109,7 +109,9 @@ class Connection:
             seconds = restarts.wait_seconds(lasted, self._condition.useful, self._condition.left)
             if restarts.left_alone:
                 logger.info("server %s: failed %d times in a row", self._config.name, restarts.failures)
-            await self._pause(seconds)
+            if seconds:
+                # Else who waited for the old connection waits on, for the next one.
+                await self._pause(seconds)
             self.restarts += 1
 
     async def _pause(self, seconds: float) -> None:

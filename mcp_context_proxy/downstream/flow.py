@@ -1,12 +1,14 @@
 """Whether what servers send is taken at all: not while too much of it waits for the host to read.
 
 A host on standard streams is the only one that its process serves, so there is one gate for all servers, and
-nobody else waits behind it. Where many hosts are served, over HTTP, it stays open.
+nobody else waits behind it. Where many hosts are served, over HTTP, it stays open. Nothing is lost by it:
+what a server sends stays in its pipe, and its calls go on when the host reads on.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from weakref import WeakSet
 
 import anyio
@@ -50,3 +52,24 @@ class Gate:
 
 gate = Gate()
 """Of this process."""
+
+
+class Backlog:
+    """The answers of the host that are not written yet. While they are too many, the gate is closed."""
+
+    def __init__(self, limit: int, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Let at most `limit` bytes wait, and one message of each server; `send` waits for the host."""
+        self._limit, self._send = limit, send
+        self._bytes = 0
+
+    async def send(self, answer: bytes) -> None:
+        """Write an answer once the host takes it."""
+        self._bytes += len(answer)
+        if self._bytes > self._limit:
+            gate.close()
+        try:
+            await self._send(answer)
+        finally:
+            self._bytes -= len(answer)
+            if self._bytes <= self._limit:
+                gate.open()

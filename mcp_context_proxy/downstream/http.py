@@ -24,7 +24,7 @@ from mcp.shared.inbound import (
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import bodies, redirects, statuses, unsent
+from mcp_context_proxy.downstream import bodies, http_client, statuses
 from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -32,18 +32,12 @@ from mcp_context_proxy.errors import (
     CallTimeoutError,
     RemoteError,
 )
-from mcp_context_proxy.wire import certificates, envelope, era
+from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import NO_PARAMS, Members
 from mcp_context_proxy.wire.era import Era
 from mcp_context_proxy.wire.events import Event
 
 logger = logging.getLogger(__name__)
-
-CONNECTIONS = 256
-"""Open to one server at a time; further requests wait for one of them."""
-
-KEPT_ALIVE = 32
-"""Idle connections kept for the next request."""
 
 NAME_MEMBER = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 """Methods whose target must be repeated in the ``Mcp-Name`` header, and the member that names it."""
@@ -91,9 +85,9 @@ class ModernHttp:
             try:
                 return await self._post(method, down, request_id, note)
             except httpx2.HTTPError as error:
-                cause = f"broke off ({str(error) or type(error).__name__})"
+                cause = f"broke off ({http_client.told(error)})"
                 interrupted = CallInterruptedError(self.server, subject, cause)
-                raise unsent.refusal(error, self.server, self._url) or interrupted from error
+                raise http_client.refusal(error, self.server, self._url) or interrupted from error
         raise CallTimeoutError(self.server, subject, seconds)
 
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
@@ -186,17 +180,7 @@ async def open_modern_http(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, on_notification: Notify
 ) -> AsyncIterator[ModernHttp]:
     """A link to the modern-era server at the configured URL. Nothing is sent until the first request."""
-    timeout = httpx2.Timeout(limits.connect_seconds, read=None)
-    pool = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=KEPT_ALIVE)
-    verify = await certificates.trusted()
-    async with httpx2.AsyncClient(
-        auth=auth,
-        headers=config.headers,
-        timeout=timeout,
-        limits=pool,
-        verify=verify,
-        **redirects.within_origin(config.name),
-    ) as client:
+    async with await http_client.client_of(config, limits, auth) as client:
         yield ModernHttp(config, limits, client, on_notification)
 
 

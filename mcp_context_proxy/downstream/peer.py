@@ -24,9 +24,9 @@ from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
+    DisconnectedError,
     DownstreamError,
     RemoteError,
-    ServerUnavailableError,
 )
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import NO_PARAMS, Members
@@ -88,7 +88,7 @@ class Peer:
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> Raw:
         """Send a request and return its result as it came; see `Link.request`."""
         if self._closed is not None:
-            raise ServerUnavailableError(self.server, "disconnected", self._closed)
+            raise self._unsent(self._closed)
         pending = self._pending.add(method, outgoing)
         down = era.downward(
             params,
@@ -102,7 +102,7 @@ class Peer:
             await self._send(envelope.request(pending.id, method, down), pending)
             return await pending.future
         except ConnectionError as error:
-            raise self._interrupted(pending, str(error)) from None
+            raise self._unsent(str(error)) from None
         except CallTimeoutError:
             if pending.sending is None:
                 self._cancel(pending.id, "the deadline passed")
@@ -148,10 +148,14 @@ class Peer:
             logger.debug("%s: dropped a reply, the connection is closed", self.server)
 
     def close(self, cause: str) -> None:
-        """Fail every request under way: the connection is lost because of `cause`."""
-        self._closed = cause
+        """Fail every request under way: the connection is lost because of `cause`, if that was not known."""
+        self._closed = self._closed or cause
         for pending in self._pending.waiting():
-            pending.fail(self._interrupted(pending, cause))
+            if pending.sending is None:
+                pending.fail(self._interrupted(pending, cause))
+            else:
+                pending.fail(self._unsent(cause))
+                pending.sending.cancel()
 
     def waits_for(self, request_id: envelope.RequestId) -> bool:
         """Whether a request has no answer yet."""
@@ -168,6 +172,9 @@ class Peer:
         pending = self._pending.find(request_id)
         if pending is not None:
             pending.fail(self._interrupted(pending, cause))
+
+    def _unsent(self, cause: str) -> DisconnectedError:
+        return DisconnectedError(self.server, self._closed or cause)
 
     def _interrupted(self, pending: Pending, cause: str) -> CallInterruptedError:
         return CallInterruptedError(self.server, pending.subject, self._closed or cause)

@@ -20,9 +20,9 @@ from mcp_context_proxy.downstream.redaction import redacted, redacted_params, re
 from mcp_context_proxy.downstream.rest import Rest
 from mcp_context_proxy.errors import (
     BadAnswerError,
+    DisconnectedError,
     DownstreamError,
     ServerUnavailableError,
-    SessionForgottenError,
 )
 from mcp_context_proxy.wire.envelope import Members
 from mcp_context_proxy.wire.era import Era
@@ -128,18 +128,19 @@ class Requests:
         return self._condition.connected
 
     async def _sent_once(self, method: str, params: Members, outgoing: Outgoing) -> Raw:
-        """A request that was refused unread, because its session had expired, goes over the next one."""
+        """A request that was not sent, or was refused as its session had expired, goes over the next one."""
         connected = await self._connected()
         try:
             return await self._sent(connected, method, params, outgoing)
-        except SessionForgottenError:
+        except DisconnectedError:
             if self._is_shared(connected, outgoing):
                 connected = await self._connected_after(connected)
             return await self._sent(connected, method, params, outgoing)
 
     async def _connected_after(self, lost: Connected) -> Connected:
-        connected = await self._condition.after(lost, self._config.connect_timeout)
-        return connected if connected is not None else await self._connected()
+        with anyio.move_on_after(self._config.connect_timeout):
+            await self._condition.lost(lost)
+        return await self._connected()
 
     def _is_shared(self, connected: Connected, outgoing: Outgoing) -> bool:
         """Whether a request goes over the connection that all share."""

@@ -15,6 +15,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.downstream.channel import Ending
 from mcp_context_proxy.wire import envelope
 
 logger = logging.getLogger(__name__)
@@ -23,16 +24,12 @@ QUEUE_FRAMES = 64
 """Frames that wait for the transport to take them, before senders wait."""
 
 
-class SdkChannel:
-    """A frame channel over the SDK's message streams. Implements `Channel`."""
-
-    killed = False
-    """Nothing is known of a process."""
+class SdkChannel(Ending):
+    """A frame channel over the SDK's message streams. Implements `OpenChannel`."""
 
     def __init__(self, queue: MemoryObjectSendStream[bytes]) -> None:
+        super().__init__()
         self._queue = queue
-        self.ended = anyio.Event()
-        self._cause = "closed the connection"
 
     async def send(self, frame: bytes) -> None:
         """Queue one frame.
@@ -43,7 +40,7 @@ class SdkChannel:
         try:
             await self._queue.send(frame)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise ConnectionError("closed the connection") from None
+            raise ConnectionError(self._cause) from None
 
     def send_nowait(self, frame: bytes) -> None:
         """Queue one frame, or drop it when the queue is full or closed."""
@@ -52,19 +49,17 @@ class SdkChannel:
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             logger.debug("dropped a frame, the transport is not reading")
 
-    def give_up(self, cause: str) -> None:
-        """Treat the transport as lost: what comes over it is of no use."""
-        self._cause = cause
-        self.ended.set()
-
-    async def until_ended(self) -> None:
-        """Wait until the transport has ended."""
-        await self.ended.wait()
-
-    async def wait_closed(self) -> str:
-        """Wait until the transport has ended; say so, for a person."""
-        await self.until_ended()
-        return self._cause
+    async def read(self, reader: Any, receive: Callable[[bytes], None]) -> None:
+        """Hand over what comes until the transport ends."""
+        try:
+            async for item in reader:
+                if isinstance(item, Exception):
+                    logger.debug("transport: %s", item)
+                else:
+                    message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
+                    receive(envelope.encode(message))
+        finally:
+            self._end()
 
 
 @asynccontextmanager
@@ -79,7 +74,7 @@ async def open_sdk_channel(
     send_frames, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
     channel = SdkChannel(send_frames)
     async with _transport(config) as (reader, writer), anyio.create_task_group() as group:
-        group.start_soon(_read, reader, receive, channel.ended)
+        group.start_soon(channel.read, reader, receive)
         group.start_soon(_write, frames, writer)
         try:
             yield channel
@@ -98,19 +93,6 @@ async def _transport(config: ServerConfig) -> AsyncIterator[tuple[Any, Any]]:
     )
     async with stdio_client(parameters) as streams:
         yield streams[0], streams[1]
-
-
-async def _read(reader: Any, receive: Callable[[bytes], None], ended: anyio.Event) -> None:
-    try:
-        async for item in reader:
-            if isinstance(item, Exception):
-                logger.debug("transport: %s", item)
-            else:
-                receive(
-                    envelope.encode(item.message.model_dump(by_alias=True, mode="json", exclude_unset=True))
-                )
-    finally:
-        ended.set()
 
 
 async def _write(frames: MemoryObjectReceiveStream[bytes], writer: Any) -> None:

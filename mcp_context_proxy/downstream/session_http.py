@@ -17,16 +17,14 @@ from anyio.abc import TaskGroup
 from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import bodies, redirects, statuses, unsent
+from mcp_context_proxy.downstream import bodies, http_client, statuses
+from mcp_context_proxy.downstream.channel import Ending
 from mcp_context_proxy.downstream.streams import STREAM, Answers, Streams
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, SessionForgottenError
-from mcp_context_proxy.wire import certificates, envelope
+from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.envelope import RequestId
 
 logger = logging.getLogger(__name__)
-
-CONNECTIONS = 256
-"""Open to one server at a time; further requests wait for one of them."""
 
 PUSHED_FRAMES = 1024
 """That nobody waits for: each may cancel one of so many calls. Who asks without end misses the rest."""
@@ -43,11 +41,8 @@ REFUSAL_SECONDS = 1.0
 """For what else is under way when the session has expired: most is refused likewise, and is sent again."""
 
 
-class HttpSession:
-    """A session at a URL. Implements `Channel`."""
-
-    killed = False
-    """Nothing is known of a process."""
+class HttpSession(Ending):
+    """A session at a URL. Implements `OpenChannel`."""
 
     def __init__(
         self,
@@ -57,6 +52,7 @@ class HttpSession:
         answers: Answers,
         group: TaskGroup,
     ) -> None:
+        super().__init__()
         self.version: str | None = None
         """The negotiated revision; named in the headers of every message once it is known."""
         self._server, self._url, self._limits = config.name, config.url or "", limits
@@ -66,9 +62,7 @@ class HttpSession:
         self._pushed, self._pushing = 0, anyio.Semaphore(PUSHES)
         """Frames that nobody waits for, and how many are posted at a time."""
         self._under_way: dict[RequestId, anyio.CancelScope] = {}
-        self._cause = "closed the connection"
         self._expired, self._all_answered = False, anyio.Event()
-        self._ended = anyio.Event()
 
     async def send(self, frame: bytes) -> None:
         """Send one frame; does not wait for the answer to a request.
@@ -104,24 +98,10 @@ class HttpSession:
             if scope is not None:
                 scope.cancel()
 
-    def give_up(self, cause: str) -> None:
-        """Treat the session as lost."""
-        self._cause = cause
-        self._ended.set()
-
-    async def until_ended(self) -> None:
-        """Wait until the session is over."""
-        await self._ended.wait()
-
-    async def wait_closed(self) -> str:
-        """Wait until the session is over; say how, for a person."""
-        await self.until_ended()
-        return self._cause
-
     async def close(self) -> None:
         """End the session, and tell the server so."""
         known = self._session is not None and not self._ended.is_set()
-        self._ended.set()
+        self._end()
         if known:
             with anyio.move_on_after(GOODBYE_SECONDS, shield=True):
                 await self._quietly("DELETE")
@@ -146,7 +126,7 @@ class HttpSession:
                     if not answer.is_success:
                         logger.debug("%s: a %s got HTTP status %d", self._server, method, answer.status_code)
         except (httpx2.HTTPError, DownstreamError, TimeoutError) as error:
-            logger.debug("%s: a %s failed: %s", self._server, method, _named(error))
+            logger.debug("%s: a %s failed: %s", self._server, method, http_client.told(error))
 
     async def _request(self, request_id: RequestId, frame: bytes, scope: anyio.CancelScope) -> None:
         with scope:
@@ -158,11 +138,11 @@ class HttpSession:
             except DownstreamError as error:
                 self._answers.fail(request_id, error)
             except httpx2.HTTPError as error:
-                refusal = unsent.refusal(error, self._server, self._url)
+                refusal = http_client.refusal(error, self._server, self._url)
                 if refusal is not None:
                     self._answers.fail(request_id, refusal)
                 else:
-                    self._answers.interrupt(request_id, f"broke off ({_named(error)})")
+                    self._answers.interrupt(request_id, f"broke off ({http_client.told(error)})")
             finally:
                 del self._under_way[request_id]
                 if self._expired and not self._under_way:
@@ -228,18 +208,8 @@ async def open_session_http(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, answers: Answers
 ) -> AsyncIterator[HttpSession]:
     """A session at the configured URL. Nothing is sent until the first frame."""
-    timeout = httpx2.Timeout(limits.connect_seconds, read=None)
-    pool = httpx2.Limits(max_connections=CONNECTIONS)
-    verify = await certificates.trusted()
     async with (
-        httpx2.AsyncClient(
-            auth=auth,
-            headers=config.headers,
-            timeout=timeout,
-            limits=pool,
-            verify=verify,
-            **redirects.within_origin(config.name),
-        ) as client,
+        await http_client.client_of(config, limits, auth) as client,
         anyio.create_task_group() as group,
     ):
         session = HttpSession(config, limits, client, answers, group)
@@ -248,7 +218,3 @@ async def open_session_http(
         finally:
             await session.close()
             group.cancel_scope.cancel()
-
-
-def _named(error: Exception) -> str:
-    return str(error) or type(error).__name__

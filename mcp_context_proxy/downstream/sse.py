@@ -17,9 +17,9 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import bodies, redirects
+from mcp_context_proxy.downstream import bodies, http_client
+from mcp_context_proxy.downstream.channel import Ending
 from mcp_context_proxy.errors import DownstreamError
-from mcp_context_proxy.wire import certificates
 from mcp_context_proxy.wire.events import Event
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,8 @@ RECEIPT_BYTES = 64 << 10
 """Of what a post is answered with beside its status; it says nothing to us."""
 
 
-class SseChannel:
-    """An open event stream and the address that takes what we send. Implements `Channel`."""
-
-    killed = False
-    """Nothing is known of a process."""
+class SseChannel(Ending):
+    """An open event stream and the address that takes what we send. Implements `OpenChannel`."""
 
     def __init__(
         self,
@@ -47,13 +44,12 @@ class SseChannel:
         client: httpx2.AsyncClient,
         queue: MemoryObjectSendStream[bytes],
     ) -> None:
+        super().__init__()
         self._server, self._limits = config.name, limits
         self._client, self._queue = client, queue
         self._address = ""
-        self._cause = "closed the connection"
         self.ready = anyio.Event()
         """The server has named its address, or the stream has ended without."""
-        self._ended = anyio.Event()
 
     async def send(self, frame: bytes) -> None:
         """Queue one frame.
@@ -73,20 +69,6 @@ class SseChannel:
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             logger.debug("dropped a frame, it cannot be posted now")
 
-    def give_up(self, cause: str) -> None:
-        """Treat the stream as lost: what comes over it is of no use."""
-        self._cause = cause
-        self._end()
-
-    async def until_ended(self) -> None:
-        """Wait until the stream has ended."""
-        await self._ended.wait()
-
-    async def wait_closed(self) -> str:
-        """Wait until the stream has ended; say how, for a person."""
-        await self.until_ended()
-        return self._cause
-
     async def read(self, stream: httpx2.Response, url: str, receive: Callable[[bytes], None]) -> None:
         """Hand over what comes until the stream ends."""
 
@@ -101,7 +83,7 @@ class SseChannel:
         try:
             await bodies.read_events(stream, self._server, self._limits.sse_event_bytes, take)
         except (httpx2.HTTPError, DownstreamError, ValueError) as error:
-            self._cause = f"broke off the event stream ({_named(error)})"
+            self._cause = f"broke off the event stream ({http_client.told(error)})"
         finally:
             self._end()
 
@@ -123,14 +105,13 @@ class SseChannel:
                     answer.raise_for_status()
                     await bodies.read(answer, self._server, RECEIPT_BYTES)
         except (httpx2.HTTPError, DownstreamError) as error:
-            self._cause = f"took no message ({_named(error)})"
-            self._end()
+            self.give_up(f"took no message ({http_client.told(error)})")
         finally:
             taken.set()
 
     def _end(self) -> None:
         self.ready.set()
-        self._ended.set()
+        super()._end()
 
 
 @asynccontextmanager
@@ -143,16 +124,8 @@ async def open_sse(
         httpx2.HTTPError: it cannot be opened.
     """
     url = config.url or ""
-    timeout = httpx2.Timeout(limits.connect_seconds, read=None)
-    verify = await certificates.trusted()
     async with (
-        httpx2.AsyncClient(
-            auth=auth,
-            headers=config.headers,
-            timeout=timeout,
-            verify=verify,
-            **redirects.within_origin(config.name),
-        ) as client,
+        await http_client.client_of(config, limits, auth) as client,
         client.stream(
             "GET", url, headers={"accept": "text/event-stream", "cache-control": "no-store"}
         ) as stream,
@@ -178,7 +151,3 @@ def _same_origin(url: str, address: str) -> str:
     if urlsplit(found)[:2] != urlsplit(url)[:2]:
         raise ValueError(f"it names an address of another origin: {urlsplit(found).netloc}")
     return found
-
-
-def _named(error: Exception) -> str:
-    return str(error) or type(error).__name__

@@ -47,6 +47,9 @@ EXIT_SECONDS = 0.5
 """How long an end of input waits for the exit that explains it: a child that can be told nothing is of no use
 to anybody, whatever it is waited for."""
 
+LOST_SECONDS = 0.5
+"""For a child that is given up to go, and again after SIGTERM: its callers wait for the next one."""
+
 DEAF = "closed its input"
 
 ENDLESS_MESSAGES = 16
@@ -79,6 +82,8 @@ class StdioChannel:
         self._pushed = 0
         """Bytes that were sent without waiting since the child last read."""
         self._given_up = ""
+        self._over = anyio.Event()
+        """It is known how the child ended."""
         self._framer: LineFramer | None = None
 
     async def connect(self, receive: Receive, message_bytes: int) -> None:
@@ -112,18 +117,16 @@ class StdioChannel:
         """Write one frame; waits while the child does not read.
 
         Raises:
-            ConnectionError: the child has exited or closed its input, and is given up.
+            ConnectionError: the child has exited or closed its input, and nothing of the frame was sent.
         """
         if not self._writer.writable.is_set():
             await self._writer.writable.wait()
-        if self._deaf:
+        try:
+            self._write(frame)
+        except ConnectionError:
             # Of one that exits, this is what is seen first, and what explains it comes a moment later.
-            with anyio.move_on_after(EXIT_SECONDS):
-                await exits.exited(self._process, EXIT_POLL_SECONDS)
-            if self._process.poll() is None:
-                self.give_up(DEAF)
-            raise ConnectionError(self.describe_exit())
-        self._write(frame)
+            await self._over.wait()
+            raise ConnectionError(self.describe_exit()) from None
 
     def send_nowait(self, frame: bytes) -> None:
         """Write one frame, buffering it when the pipe is full; a child that reads nothing misses the rest.
@@ -136,13 +139,17 @@ class StdioChannel:
             self._write(frame)
 
     @property
-    def _deaf(self) -> bool:
-        return self._stdin is None or self._writer.closed or self._stdin.is_closing()
+    def _useless(self) -> bool:
+        """Whether the child cannot be told anything, or cannot answer."""
+        reader = cast("PipeReader", self._reader)
+        return self._stdin is None or self._stdin.is_closing() or reader.ended.is_set()
 
     def _write(self, frame: bytes) -> None:
-        if self._stdin is None or self._deaf:
-            raise ConnectionError(DEAF)
-        self._stdin.write(frame + b"\n")
+        if not self._useless:
+            cast("asyncio.WriteTransport", self._stdin).write(frame + b"\n")
+        # If it is only now: the pipe refused the first byte. What it takes in part is kept for later.
+        if self._useless:
+            raise ConnectionError(self.describe_exit())
 
     def give_up(self, cause: str) -> None:
         """Treat the child as lost: what it sends is of no use."""
@@ -156,25 +163,39 @@ class StdioChannel:
         return code is not None and code < 0
 
     async def until_ended(self) -> None:
-        """Wait until the child is gone or has closed its output."""
+        """Wait until the child is gone, or has closed its output or its input."""
         reader = cast("PipeReader", self._reader)
         async with anyio.create_task_group() as group:
 
             async def until_exited() -> None:
                 await exits.exited(self._process, DEATH_POLL_SECONDS)
+                # While the host reads nothing, neither is what the child said.
+                await gate.wait()
                 with anyio.move_on_after(LAST_WORDS_SECONDS):
                     await reader.ended.wait()
-                group.cancel_scope.cancel()
+                reader.ended.set()
+
+            async def until_deaf() -> None:
+                await self._writer.closed.wait()
+                await anyio.sleep(EXIT_SECONDS)
+                if self._process.poll() is None:
+                    self.give_up(DEAF)
 
             group.start_soon(until_exited)
+            group.start_soon(until_deaf)
             await reader.ended.wait()
             group.cancel_scope.cancel()
 
     async def wait_closed(self) -> str:
-        """Wait until the child is gone or has closed its output; say which, for a person."""
+        """Wait until the child is gone, or has closed its output or its input; say which, for a person."""
         await self.until_ended()
         with anyio.move_on_after(EXIT_CODE_SECONDS):
             await exits.exited(self._process, EXIT_POLL_SECONDS)
+        if self._writer.closed.is_set() and not self._given_up:
+            # Both ends are closed, as by an exit: on a busy machine it takes longer to show.
+            with anyio.move_on_after(EXIT_SECONDS):
+                await exits.exited(self._process, EXIT_POLL_SECONDS)
+        self._over.set()
         if not (unended := cast("LineFramer", self._framer).unended).startswith(b"{"):
             self._output.strays.add(unended)
         return self.describe_exit()
@@ -191,6 +212,9 @@ class StdioChannel:
 
     async def aclose(self, grace_seconds: float) -> None:
         """End the child and its process group: end of input, SIGTERM, SIGKILL, each after `grace_seconds`."""
+        self._over.set()
+        if self._reader is not None and self._reader.ended.is_set():
+            grace_seconds = min(grace_seconds, LOST_SECONDS)
         if self._stdin is not None and not self._stdin.is_closing():
             # At once, whatever is still unwritten: what the child has not read by now it need not read. Not
             # where the child has closed it: asyncio would tell of the end twice, and fail over the second.

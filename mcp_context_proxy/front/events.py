@@ -21,6 +21,7 @@ from mcp_context_proxy.front.parts import PART_BYTES, send_body
 from mcp_context_proxy.front.unsent import Waiting, waiting_of
 from mcp_context_proxy.server.sdk import SdkServer, principal_of
 from mcp_context_proxy.wire.envelope import INTERNAL_ERROR
+from mcp_context_proxy.wire.events import on_one_line
 
 MESSAGES_PATH = "/messages/"
 
@@ -111,8 +112,7 @@ class EventChannel:
         await self._event("endpoint", endpoint.encode())
 
     async def _event(self, name: str, data: bytes) -> None:
-        # Only between values is there a line break in JSON, and an event ends its data with one.
-        line = data.replace(b"\n", b" ").replace(b"\r", b" ")
+        line = on_one_line(data)
         event = b"event: %b\r\ndata: " % name.encode(), line, b"\r\n\r\n"
         for piece in event if len(line) > PART_BYTES else [b"".join(event)]:
             await send_body(self._write, piece, lambda more: None, more=True)

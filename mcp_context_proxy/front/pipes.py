@@ -113,7 +113,7 @@ class StandardPipes:
         await self._writer.writable.wait()
 
     def _write(self, frame: bytes) -> None:
-        if not self._writer.closed:
+        if not self._writer.closed.is_set():
             self._out.write(frame + b"\n")
 
 

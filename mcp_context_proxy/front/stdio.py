@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front.backlog import Backlog
+from mcp_context_proxy.downstream.flow import Backlog
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.front.pipes import StandardPipes, open_standard_pipes
 from mcp_context_proxy.server.gateway import Gateway

@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.envelope import Members, RequestId
+from mcp_context_proxy.wire.events import on_one_line
 
 SCOPE_KEY = "mcp-context-proxy/bypass"
 """Of an ASGI scope, under which a request keeps its `Bypass`."""
@@ -47,9 +48,7 @@ class Bypass:
         if self._payload is None or (at := written.find(_STAND_IN)) < 0:
             return written
         payload, self._payload = self._payload, None
-        # Only between values is there a line break in JSON, and an event ends its data with one.
-        payload = payload.replace(b"\n", b" ").replace(b"\r", b" ")
-        return b"".join((written[:at], payload, written[at + len(_STAND_IN) :]))
+        return b"".join((written[:at], on_one_line(payload), written[at + len(_STAND_IN) :]))
 
 
 def shown(request_id: RequestId, method: str, params: Members) -> bytes:

@@ -110,6 +110,11 @@ class EventFramer:
         return event
 
 
+def on_one_line(encoded: bytes) -> bytes:
+    """JSON as the data of one event, which ends with its line: only between values is there a line break."""
+    return encoded.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
 def _text(data: bytes) -> bytes:
     """Such streams are UTF-8 by definition: what is not becomes U+FFFD, and the rest is as it came."""
     try:

@@ -30,7 +30,7 @@ class FlowControl(asyncio.BaseProtocol):
         self.writable = asyncio.Event()
         """Clear while the pipe is full; set again also when it is closed, so that nobody waits for ever."""
         self.writable.set()
-        self.closed = False
+        self.closed = asyncio.Event()
 
     def pause_writing(self) -> None:
         """The pipe is full."""
@@ -43,5 +43,5 @@ class FlowControl(asyncio.BaseProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side has closed its end."""
         del exc
-        self.closed = True
+        self.closed.set()
         self.writable.set()

@@ -123,7 +123,7 @@ async def test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled(
 async def test_progress_starts_the_deadline_anew(workshop: Workshop) -> None:
     flags = [workshop.flag(str(number)) for number in range(4)]
     steps = [step for at, flag in enumerate(flags) for step in ({"progress": [at]}, {"wait": str(flag)})]
-    workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 0.6})
+    workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 2.0})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake")
         results = []
@@ -135,7 +135,7 @@ async def test_progress_starts_the_deadline_anew(workshop: Workshop) -> None:
             group.start_soon(call)
             for number, flag in enumerate(flags):
                 await until(lambda told=number: len(host.notifications) > told)
-                await anyio.sleep(0.25)  # nearer to the deadline each time: together well past it
+                await anyio.sleep(0.6)  # nearer to the deadline each time: together well past it
                 flag.touch()
 
     assert "isError" not in results[0]

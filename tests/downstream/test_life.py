@@ -56,12 +56,12 @@ async def test_a_server_that_was_not_ready_in_time_is_given_up_and_tried_again(w
         "late",
         tools=[tool("go")],
         on={"initialize": [{"wait": str(flag)}]},
-        settings={"connect_timeout": 0.4, "era": "handshake"},
+        settings={"connect_timeout": 1.0, "era": "handshake"},
     )
     async with inside(workshop.config(limits=QUICK)) as proxy:
         client = proxy.fleet.clients["late"]
         # It may be on its way to the next attempt already.
-        assert "0.4 s" in client.cause
+        assert "within 1 s" in client.cause
         flag.touch()
         await until(lambda: client.state is State.READY)
 
@@ -211,7 +211,7 @@ for line in sys.stdin:
 
 
 DEAFENED = """
-import json, os, sys, time
+import json, os, signal, sys, time
 for line in iter(sys.stdin.readline, ""):
     message = json.loads(line)
     if "id" not in message:
@@ -222,27 +222,63 @@ for line in iter(sys.stdin.readline, ""):
         result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
     elif message["method"] == "tools/list":
         result = {"tools": [{"name": "go", "inputSchema": {"type": "object"}}]}
-    if message["method"] == "tools/call" and not os.path.exists(sys.argv[1]):
-        open(sys.argv[1], "w").close()
-        os.close(0)
-        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
-        time.sleep(3600)
     print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+    if message["method"] == "tools/call" and not os.path.exists(sys.argv[1]):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in map(int, sys.argv[2:]):
+            os.close(number)
+        open(sys.argv[1], "w").close()
+        time.sleep(3600)
 """
 
 
-async def test_one_that_closes_its_input_and_stays_is_started_again(workshop: Workshop) -> None:
-    closed = workshop.flag("closed")
-    command = {"command": sys.executable, "args": ["-S", "-c", DEAFENED, str(closed)], "era": "handshake"}
-    workshop.server("deafened").settings = command
+@pytest.mark.parametrize("closed", ["0", "1", "0 1"])
+async def test_calls_to_one_that_closes_its_pipes_and_stays_go_to_the_next(
+    workshop: Workshop, closed: str
+) -> None:
+    flag = workshop.flag("closed")
+    arguments = ["-S", "-c", DEAFENED, str(flag), *closed.split()]
+    settings = {"command": sys.executable, "args": arguments, "era": "handshake"}
+    workshop.server("deafened").settings = settings
     async with inside(workshop.config(limits=QUICK)) as proxy:
         host, client = Host(proxy, "handshake"), proxy.fleet.clients["deafened"]
-        answers = [text(await host.call("deafened__go")), text(await host.call("deafened__go"))]
-        await until(lambda: client.restarts == 1 and client.state is State.READY)
-        answers.append(text(await host.call("deafened__go")))
+        told = [text(await host.call("deafened__go"))]
+        await until(flag.exists)
+        await anyio.wait_all_tasks_blocked()
+        async with anyio.create_task_group() as group:
 
-    assert [answers[0], answers[2]] == ["heard", "heard"]
-    assert "closed its input" in answers[1]
+            async def call() -> None:
+                told.append(text(await host.call("deafened__go")))
+
+            for _ in range(10):
+                group.start_soon(call)
+
+        assert client.restarts == 1
+
+    assert told == ["heard"] * 11
+
+
+@pytest.mark.parametrize(
+    ("deed", "told"),
+    [
+        ("exec 0<&-; sleep 60", "it closed its input"),
+        ("exec 1>&-; sleep 60", "it closed its output"),
+        ("exec 0<&- 1>&-; sleep 0.2; exit 3", "it exited (code 3)"),
+    ],
+)
+@pytest.mark.parametrize("heard", [0, 1, 2])
+async def test_what_ends_a_server_at_its_start_is_told_the_same_whenever_it_does(
+    workshop: Workshop, deed: str, told: str, heard: int
+) -> None:
+    for number in range(3):
+        refused = 'read line; echo \'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":""}}\''
+        script = "; ".join([*[refused] * (heard > 0), *["read line"] * (heard > 1), deed])
+        workshop.server(f"dead{number}").settings = {"command": "sh", "args": ["-c", script]}
+    limits = {"backoff_first_seconds": 9000.0, "backoff_max_seconds": 9000.0}
+    async with inside(workshop.config(limits=limits)) as proxy:
+        causes = [client.cause for client in proxy.fleet.clients.values()]
+
+    assert causes == [told] * 3
 
 
 async def test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers(workshop: Workshop) -> None:

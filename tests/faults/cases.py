@@ -56,7 +56,7 @@ UNTIMELY = r"did not answer .* within 0\.4 s"
 MAYBE = "may or may not have run"
 CRASHED = (
     rf"not available \((still starting|(failed|disconnected).*exited \(code 7\))"
-    rf"|(exited \(code 7\)|closed its input|ended the connection) during tool 'tool_000'; it {MAYBE}"
+    rf"|exited \(code 7\) during tool 'tool_000'; it {MAYBE}"
 )
 
 STDIO = [

@@ -16,7 +16,7 @@ from faults.harness import SAFE, Ledger, children, faulty, nonce, runs
 from support.ledger import PATIENCE, until
 from support.proxies import command, http_proxy
 from support.raw_client import HANDSHAKE, RawClient, RpcError, http, stdio
-from support.servers import Workshop
+from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -76,24 +76,28 @@ async def test_calls_under_way_are_finished_before_it_stops(setup: Setup, front:
 
 
 async def test_what_comes_after_the_signal_is_refused_and_does_not_run(setup: Setup) -> None:
-    setup.server("slow-call", delay=1.0)
-    async with setup.client("stdio") as (client, pid):
-        await client.until_listed(f"slow-call__{SAFE}")
-        _, early = await client.start("tools/call", {"name": "slow-call__tool_000", "arguments": {}})
-        await setup.ledger.until(lambda ledger: ledger.of("call"))
+    go = setup.workshop.flag("go")
+    server = setup.workshop.server(
+        "work", tools=[tool("slow"), tool("fast")], calls={"slow": [{"wait": str(go)}]}
+    )
+    async with setup.client("stdio", drain_seconds=PATIENCE) as (client, pid):
+        await client.until_listed("work__fast")
+        _, early = await client.start("tools/call", {"name": "work__slow", "arguments": {}})
+        await server.ledger.until(lambda ledger: ledger.calls("slow"))
         stop(pid)
         refused = None
         while refused is None:
             said = nonce()
             try:
-                await client.call(f"slow-call__{SAFE}", {"nonce": said})
+                await client.call("work__fast", {"text": said})
             except RpcError as error:
                 refused = error
+        go.touch()
         await early
 
     assert refused.code == -32000
     assert "shutting down" in refused.message
-    assert setup.ledger.of("call", nonce=said) == []
+    assert {"text": said} not in [call["arguments"] for call in server.ledger.calls("fast")]
 
 
 async def test_a_call_that_outlasts_the_drain_is_told_and_cancelled(setup: Setup, front: str) -> None:

@@ -333,14 +333,14 @@ async def test_fifty_edits_under_load_cost_no_call_and_the_next_good_one_is_appl
                         aside = config.with_suffix(".new")
                         aside.write_text(good + f"\n[servers.bad{number}]\n")
                         aside.rename(config)
+                before = answered
                 await anyio.sleep(0.13)
-            calls = answered
+                await until(lambda before=before: answered > before)
             three = workshop.server("three", tools=[tool("third")])
             workshop.config()
             await client.until_listed("three__third")
             group.cancel_scope.cancel()
 
     assert failed == []
-    assert calls > MUTATIONS
     assert starts(one) == 1
     assert starts(three) == 1
