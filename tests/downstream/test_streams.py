@@ -237,3 +237,19 @@ async def test_an_answer_whose_stream_breaks_off_is_asked_for_and_never_called_a
 
     assert (await called(workshop))["content"][0]["text"] == "done"
     assert odd.seen["tools/call"] == 1
+
+
+@pytest.mark.parametrize("odd", ["handshake"], indirect=True)
+async def test_an_answer_whose_rest_cannot_be_asked_for_may_have_run(
+    workshop: Workshop, odd: OddServer
+) -> None:
+    """That nothing listens any more says nothing of the call, which had been taken."""
+
+    def begin(handler: Handler, reply: str) -> None:
+        odd.shutdown()
+        odd.server_close()
+        as_stream(handler, b"retry: 0\nid: a\ndata:\n\n", connection="close")
+
+    odd.fault = begin
+
+    assert "may or may not have run" in (await called(workshop))["content"][0]["text"]
