@@ -15,6 +15,7 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, inside
+from support.raw_client import RpcError
 from support.servers import Server, Workshop
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             result = self.server.answers.get(message["method"], {})
             body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
-            self.begin(200, body, {"content-type": "application/json"})
+            self.begin(200, body, {"content-type": "application/json", **self.server.headers})
 
     def do_GET(self) -> None:
         self.server.gets.append(time.monotonic())
@@ -90,6 +91,8 @@ class OddServer(ThreadingHTTPServer):
             "tools/list": {"tools": [{"name": "faulty", "inputSchema": {"type": "object"}}]},
         }
         self.fault: Fault = lambda handler, reply: None
+        self.headers: dict[str, str] = {}
+        """Of answers to all but calls."""
         self.stream = b""
         """What everybody gets who listens."""
         self.seen: Counter[str] = Counter()
@@ -253,3 +256,36 @@ async def test_an_answer_whose_rest_cannot_be_asked_for_may_have_run(
     odd.fault = begin
 
     assert "may or may not have run" in (await called(workshop))["content"][0]["text"]
+
+
+@pytest.mark.parametrize("odd", ["handshake"], indirect=True)
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (404, "", "HTTP status 404"),
+        (404, '{"jsonrpc":"2.0","id":ID,"error":{"code":-32002,"message":"no such issue"}}', "no such issue"),
+        (
+            400,
+            '{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"no browser session"}}',
+            "no browser",
+        ),
+    ],
+)
+async def test_a_refused_call_is_not_sent_again_where_the_session_is_known_still(
+    workshop: Workshop, odd: OddServer, status: int, body: str, told: str
+) -> None:
+    def refuse(handler: Handler, reply: str) -> None:
+        answer = body.replace("ID", str(json.loads(reply)["id"])).encode()
+        handler.begin(status, answer, {"content-type": "application/json"})
+
+    odd.headers, odd.fault = {"mcp-session-id": "known"}, refuse
+    async with inside(workshop.config()) as proxy:
+        try:
+            said = (await Host(proxy, "handshake").call(FAULTY))["content"][0]["text"]
+        except RpcError as error:
+            said = str(error)
+
+        assert proxy.fleet.clients["odd"].restarts == 0
+
+    assert told in said
+    assert odd.seen["tools/call"] == 1
