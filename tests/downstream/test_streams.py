@@ -18,6 +18,8 @@ from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Server, Workshop
 
+from mcp_context_proxy.downstream.http_client import KEPT_ALIVE_SECONDS
+
 pytestmark = pytest.mark.anyio
 
 ERAS = ["modern", "handshake"]
@@ -29,6 +31,10 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: OddServer
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
 
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
@@ -95,6 +101,7 @@ class OddServer(ThreadingHTTPServer):
         """Of answers to all but calls."""
         self.stream = b""
         """What everybody gets who listens."""
+        self.connections = 0
         self.seen: Counter[str] = Counter()
         self.gets: list[float] = []
         url = f"http://127.0.0.1:{self.server_address[1]}/mcp"
@@ -289,3 +296,23 @@ async def test_a_refused_call_is_not_sent_again_where_the_session_is_known_still
 
     assert told in said
     assert odd.seen["tools/call"] == 1
+
+
+@pytest.mark.parametrize("odd", ["handshake"], indirect=True)
+async def test_a_call_does_not_go_over_a_connection_that_its_server_may_be_closing(
+    workshop: Workshop, odd: OddServer
+) -> None:
+    """Servers close one that was idle for some seconds; what is sent at that moment is lost."""
+    odd.fault = lambda handler, reply: handler.begin(
+        200, reply.encode(), {"content-type": "application/json"}
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call(FAULTY)
+        connected = odd.connections
+        await host.call(FAULTY)
+        assert odd.connections == connected
+
+        await anyio.sleep(KEPT_ALIVE_SECONDS + 0.1)
+        await host.call(FAULTY)
+        assert odd.connections == connected + 1
