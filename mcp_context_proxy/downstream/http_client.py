@@ -15,9 +15,9 @@ CONNECTIONS = 256
 KEPT_ALIVE = 32
 """Idle connections kept for the next request."""
 
-KEPT_ALIVE_SECONDS = 1.5
-"""For so long. Servers close idle connections after 2 s or more, most after 5 s: what is sent at that moment
-is lost, and nobody knows whether it was read."""
+KEPT_ALIVE_SECONDS = 4.0
+"""For so long. Most servers close idle connections after 5 s or more, and what is sent at that moment is lost:
+nobody knows whether it was read. A shorter time would cost agents a new connection with nearly every call."""
 
 
 async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
