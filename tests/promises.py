@@ -159,7 +159,7 @@ PROMISES = (
         "A host that reads nothing any more takes no memory by it, and is left after 30 seconds.",
         (
             STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",
-            "front/test_stdio.py::test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile",
+            "front/test_stdio_streams.py::test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile",
             "downstream/test_flow.py::test_a_pipe_behind_a_closed_gate_is_read_when_it_opens",
         ),
     ),
