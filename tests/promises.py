@@ -29,12 +29,14 @@ PROMISES = (
         (MODES, SOAK, STOPPING + "test_a_call_that_outlasts_the_drain_is_told_and_cancelled"),
     ),
     Promise(
-        "No call is sent twice, but for one that a server refused because its session had expired. One whose "
-        "connection was lost is told that it may or may not have run.",
+        "No call is sent twice, but for one that a server refused because its session had expired, and then "
+        "a ping for the same reason. One whose connection was lost is told that it may or may not have run.",
         (
             MODES,
             SOAK,
             "downstream/test_urls.py::test_calls_whose_session_has_expired_are_each_run_once_in_the_next",
+            "downstream/test_streams.py::"
+            "test_a_refused_call_is_not_sent_again_where_the_session_is_known_still",
             "downstream/test_calls.py::test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again",
         ),
     ),

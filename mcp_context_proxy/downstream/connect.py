@@ -226,7 +226,7 @@ def _open_channel(
     if config.transport == "sse":
         from mcp_context_proxy.downstream.sse import open_sse  # noqa: PLC0415 - imports the SDK
 
-        return open_sse(config, limits, auth, peer.receive)
+        return open_sse(config, limits, auth, peer)
     from mcp_context_proxy.downstream.sdk_streams import open_sdk_channel  # noqa: PLC0415 - imports the SDK
 
     return open_sdk_channel(config, peer.receive)

@@ -15,6 +15,10 @@ CONNECTIONS = 256
 KEPT_ALIVE = 32
 """Idle connections kept for the next request."""
 
+KEPT_ALIVE_SECONDS = 4.0
+"""For so long. Most servers close idle connections after 5 s or more, and what is sent at that moment is lost:
+nobody knows whether it was read. A shorter time would cost agents a new connection with nearly every call."""
+
 
 async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
     """The client of a server at a URL; nothing is sent by it yet, and whoever asked for it closes it."""
@@ -22,7 +26,11 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
         auth=auth,
         headers=config.headers,
         timeout=httpx2.Timeout(limits.connect_seconds, read=None),
-        limits=httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=KEPT_ALIVE),
+        limits=httpx2.Limits(
+            max_connections=CONNECTIONS,
+            max_keepalive_connections=KEPT_ALIVE,
+            keepalive_expiry=KEPT_ALIVE_SECONDS,
+        ),
         verify=await certificates.trusted(),
         **redirects.within_origin(config.name),
     )

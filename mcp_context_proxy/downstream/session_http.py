@@ -37,6 +37,9 @@ SESSION_HEADER = b"mcp-session-id"
 GOODBYE_SECONDS = 2.0
 """For the server to hear that the session is over."""
 
+PROOF_ID = "session"
+"""Of the ping that proves that a session has expired; requests have numbers."""
+
 REFUSAL_SECONDS = 1.0
 """For what else is under way when the session has expired: most is refused likewise, and is sent again."""
 
@@ -168,7 +171,7 @@ class HttpSession(Ending):
                 await self._streams.read_answer(request_id, answer)
                 return
             body = await bodies.read(answer, self._server, self._limits.message_bytes)
-        if self._forgotten(answer.status_code, body):
+        if self._disowned(answer.status_code, body) and await self._forgotten():
             raise SessionForgottenError(self._server)
         if body.lstrip()[:1] in (b"{", b"["):
             self._answers.receive(body)
@@ -190,9 +193,27 @@ class HttpSession(Ending):
         except envelope.MalformedError as error:
             raise BadAnswerError(self._server, f"with a message that cannot be read ({error})") from None
 
-    def _forgotten(self, status: int, body: bytes) -> bool:
-        """Whether the server no longer knows our session: some say it with 400."""
+    def _disowned(self, status: int, body: bytes) -> bool:
+        """Whether that may say that the server no longer knows our session: some say it with 400."""
         return self._session is not None and (status == 404 or (status == 400 and b"session" in body.lower()))
+
+    async def _forgotten(self) -> bool:
+        """Whether a ping is refused like that, too: a call that is refused alone may have run."""
+        if self._expired:
+            return True
+        frame = envelope.request(PROOF_ID, "ping", {})
+        try:
+            with anyio.fail_after(self._limits.connect_seconds):
+                async with self._client.stream(
+                    "POST", self._url, content=frame, headers=self._headers()
+                ) as answer:
+                    if answer.is_success:
+                        return False
+                    body = await bodies.read(answer, self._server, self._limits.message_bytes)
+        except (httpx2.HTTPError, DownstreamError, TimeoutError) as error:
+            logger.debug("%s: a ping failed: %s", self._server, http_client.told(error))
+            return False
+        return self._disowned(answer.status_code, body)
 
     def _headers(self) -> dict[bytes, bytes]:
         headers = {b"accept": f"application/json, {STREAM}".encode(), b"content-type": b"application/json"}

@@ -7,7 +7,7 @@ end the connection. Here the bound is configured, and frames stay the bytes that
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urljoin, urlsplit
 
@@ -15,11 +15,14 @@ import anyio
 import httpx2
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import bodies, http_client
+from mcp_context_proxy.downstream import bodies, http_client, statuses
 from mcp_context_proxy.downstream.channel import Ending
+from mcp_context_proxy.downstream.streams import Answers
 from mcp_context_proxy.errors import DownstreamError
+from mcp_context_proxy.wire import envelope
 from mcp_context_proxy.wire.events import Event
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,12 @@ QUEUE_FRAMES = 64
 
 ORDER_SECONDS = 1.0
 """For a server to say that it has taken a frame, before the next is posted beside it."""
+
+LATE_SECONDS = 0.02
+"""The same, of one that was late to say so before: it may answer a post only when what it asks has run."""
+
+UNKNOWN = frozenset({404, 410})
+"""Statuses of a server that knows nothing of the stream: no answer would ever come over it."""
 
 RECEIPT_BYTES = 64 << 10
 """Of what a post is answered with beside its status; it says nothing to us."""
@@ -43,10 +52,11 @@ class SseChannel(Ending):
         limits: Limits,
         client: httpx2.AsyncClient,
         queue: MemoryObjectSendStream[bytes],
+        answers: Answers,
     ) -> None:
         super().__init__()
         self._server, self._limits = config.name, limits
-        self._client, self._queue = client, queue
+        self._client, self._queue, self._answers = client, queue, answers
         self._address = ""
         self.ready = anyio.Event()
         """The server has named its address, or the stream has ended without."""
@@ -69,7 +79,7 @@ class SseChannel(Ending):
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             logger.debug("dropped a frame, it cannot be posted now")
 
-    async def read(self, stream: httpx2.Response, url: str, receive: Callable[[bytes], None]) -> None:
+    async def read(self, stream: httpx2.Response, url: str) -> None:
         """Hand over what comes until the stream ends."""
 
         def take(event: Event) -> bool:
@@ -77,7 +87,7 @@ class SseChannel(Ending):
                 self._address = _same_origin(url, event.data.decode())
                 self.ready.set()
             elif event.name == b"message" and event.data:
-                receive(event.data)
+                self._answers.receive(event.data)
             return False
 
         try:
@@ -89,25 +99,42 @@ class SseChannel(Ending):
 
     async def write(self, frames: MemoryObjectReceiveStream[bytes], group: TaskGroup) -> None:
         """Post what is queued, in order; past one whose receipt takes long, which may be until it has run."""
+        patience = ORDER_SECONDS
         async for frame in frames:
             taken = anyio.Event()
             group.start_soon(self._post, frame, taken)
-            with anyio.move_on_after(ORDER_SECONDS):
+            with anyio.move_on_after(patience):
                 await taken.wait()
+            patience = ORDER_SECONDS if taken.is_set() else LATE_SECONDS
 
     async def _post(self, frame: bytes, taken: anyio.Event) -> None:
+        """Post one frame; what fails is the request in it, if there is one."""
         headers = {"content-type": "application/json"}
         try:
             with anyio.move_on_after(self._limits.call_max_seconds):
                 async with self._client.stream(
                     "POST", self._address, content=frame, headers=headers
                 ) as answer:
-                    answer.raise_for_status()
                     await bodies.read(answer, self._server, RECEIPT_BYTES)
-        except (httpx2.HTTPError, DownstreamError) as error:
-            self.give_up(f"took no message ({http_client.told(error)})")
+                if answer.status_code in UNKNOWN:
+                    self.give_up(f"took no message (HTTP status {answer.status_code})")
+                elif not answer.is_success:
+                    self._fail(frame, statuses.without_message(self._server, answer.status_code))
+        except httpx2.HTTPError as error:
+            self._fail(frame, http_client.refusal(error, self._server, self._address) or error)
+        except DownstreamError as error:
+            logger.debug("a receipt cannot be read: %s", error)
         finally:
             taken.set()
+
+    def _fail(self, frame: bytes, error: DownstreamError | httpx2.HTTPError) -> None:
+        message = envelope.decode(frame)
+        if not isinstance(message.id, int | str) or message.method is UNSET:
+            logger.debug("%s took no message: %s", self._server, error)
+        elif isinstance(error, DownstreamError):
+            self._answers.fail(message.id, error)
+        else:
+            self._answers.interrupt(message.id, f"broke off ({http_client.told(error)})")
 
     def _end(self) -> None:
         self.ready.set()
@@ -116,7 +143,7 @@ class SseChannel(Ending):
 
 @asynccontextmanager
 async def open_sse(
-    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, receive: Callable[[bytes], None]
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, answers: Answers
 ) -> AsyncIterator[SseChannel]:
     """Open the event stream that `config` names.
 
@@ -132,9 +159,9 @@ async def open_sse(
     ):
         stream.raise_for_status()
         queue, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
-        channel = SseChannel(config, limits, client, queue)
+        channel = SseChannel(config, limits, client, queue, answers)
         async with anyio.create_task_group() as group:
-            group.start_soon(channel.read, stream, url, receive)
+            group.start_soon(channel.read, stream, url)
             try:
                 await channel.ready.wait()
                 group.start_soon(channel.write, frames, group)

@@ -83,9 +83,13 @@ class Streams:
         while place.event is not None and failures < RESUMPTIONS:
             seen = place.event
             await anyio.sleep(max(place.wait_seconds, RESUME_MIN_SECONDS))
-            async with self._client.stream("GET", self._url, headers=self._from(place)) as resumed:
-                if await self._read(resumed, place, request_id):
-                    return
+            try:
+                async with self._client.stream("GET", self._url, headers=self._from(place)) as resumed:
+                    if await self._read(resumed, place, request_id):
+                        return
+            except httpx2.HTTPError as error:
+                # Whatever it says of this connection: the request was sent over another.
+                logger.debug("%s: the rest of a stream cannot be had: %s", self._server, error)
             failures = 0 if place.event != seen else failures + 1
         if self._answers.waits_for(request_id):
             raise httpx2.RemoteProtocolError("the event stream ended without an answer")

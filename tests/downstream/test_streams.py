@@ -15,7 +15,10 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, inside
+from support.raw_client import RpcError
 from support.servers import Server, Workshop
+
+from mcp_context_proxy.downstream.http_client import KEPT_ALIVE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +31,10 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: OddServer
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
 
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
@@ -43,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             result = self.server.answers.get(message["method"], {})
             body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
-            self.begin(200, body, {"content-type": "application/json"})
+            self.begin(200, body, {"content-type": "application/json", **self.server.headers})
 
     def do_GET(self) -> None:
         self.server.gets.append(time.monotonic())
@@ -90,8 +97,11 @@ class OddServer(ThreadingHTTPServer):
             "tools/list": {"tools": [{"name": "faulty", "inputSchema": {"type": "object"}}]},
         }
         self.fault: Fault = lambda handler, reply: None
+        self.headers: dict[str, str] = {}
+        """Of answers to all but calls."""
         self.stream = b""
         """What everybody gets who listens."""
+        self.connections = 0
         self.seen: Counter[str] = Counter()
         self.gets: list[float] = []
         url = f"http://127.0.0.1:{self.server_address[1]}/mcp"
@@ -237,3 +247,72 @@ async def test_an_answer_whose_stream_breaks_off_is_asked_for_and_never_called_a
 
     assert (await called(workshop))["content"][0]["text"] == "done"
     assert odd.seen["tools/call"] == 1
+
+
+@pytest.mark.parametrize("odd", ["handshake"], indirect=True)
+async def test_an_answer_whose_rest_cannot_be_asked_for_may_have_run(
+    workshop: Workshop, odd: OddServer
+) -> None:
+    """That nothing listens any more says nothing of the call, which had been taken."""
+
+    def begin(handler: Handler, reply: str) -> None:
+        odd.shutdown()
+        odd.server_close()
+        as_stream(handler, b"retry: 0\nid: a\ndata:\n\n", connection="close")
+
+    odd.fault = begin
+
+    assert "may or may not have run" in (await called(workshop))["content"][0]["text"]
+
+
+@pytest.mark.parametrize("odd", ["handshake"], indirect=True)
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (404, "", "HTTP status 404"),
+        (404, '{"jsonrpc":"2.0","id":ID,"error":{"code":-32002,"message":"no such issue"}}', "no such issue"),
+        (
+            400,
+            '{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"no browser session"}}',
+            "no browser",
+        ),
+    ],
+)
+async def test_a_refused_call_is_not_sent_again_where_the_session_is_known_still(
+    workshop: Workshop, odd: OddServer, status: int, body: str, told: str
+) -> None:
+    def refuse(handler: Handler, reply: str) -> None:
+        answer = body.replace("ID", str(json.loads(reply)["id"])).encode()
+        handler.begin(status, answer, {"content-type": "application/json"})
+
+    odd.headers, odd.fault = {"mcp-session-id": "known"}, refuse
+    async with inside(workshop.config()) as proxy:
+        try:
+            said = (await Host(proxy, "handshake").call(FAULTY))["content"][0]["text"]
+        except RpcError as error:
+            said = str(error)
+
+        assert proxy.fleet.clients["odd"].restarts == 0
+
+    assert told in said
+    assert odd.seen["tools/call"] == 1
+
+
+@pytest.mark.parametrize("odd", ["handshake"], indirect=True)
+async def test_a_call_does_not_go_over_a_connection_that_its_server_may_be_closing(
+    workshop: Workshop, odd: OddServer
+) -> None:
+    """Servers close one that was idle for some seconds; what is sent at that moment is lost."""
+    odd.fault = lambda handler, reply: handler.begin(
+        200, reply.encode(), {"content-type": "application/json"}
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call(FAULTY)
+        connected = odd.connections
+        await host.call(FAULTY)
+        assert odd.connections == connected
+
+        await anyio.sleep(KEPT_ALIVE_SECONDS + 0.1)
+        await host.call(FAULTY)
+        assert odd.connections == connected + 1

@@ -1,0 +1,146 @@
+"""What is posted to a server over HTTP+SSE fails or waits for itself, and takes no neighbour with it."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Workshop
+
+from .conftest import text
+
+pytestmark = pytest.mark.anyio
+
+CROWD = 20
+
+
+class Posted(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 2 * CROWD
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.events: queue.Queue[str | None] = queue.Queue()
+        self.crowd = threading.Barrier(CROWD)
+        self.called: list[str] = []
+        self.released = threading.Event()
+
+    def answer(self, message: dict[str, Any]) -> None:
+        """Over the stream."""
+        info = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+        names = ("crowd", "wait", "refuse", "reset")
+        results: dict[str, Any] = {
+            "initialize": info | {"serverInfo": {"name": "posted", "version": "1"}},
+            "tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]},
+            "tools/call": {"content": [{"type": "text", "text": "done"}]},
+        }
+        if message.get("method") in results:
+            reply = {"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]}
+            self.events.put(json.dumps(reply))
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Posted
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b"event: endpoint\ndata: /post\n\n")
+        while (data := self.server.events.get()) is not None:
+            self.wfile.write(b"data: " + data.encode() + b"\n\n")
+        self.close_connection = True
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if message.get("method") == "tools/call":
+            name = message["params"]["name"]
+            self.server.called.append(name)
+            if name == "crowd":
+                self.server.crowd.wait(60)
+            elif name == "wait":
+                self.server.released.wait(60)
+            elif name == "refuse":
+                self.receipt(503)
+                return
+            else:
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+        self.server.answer(message)
+        self.receipt(202)
+
+    def receipt(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+
+@pytest.fixture
+def posted(workshop: Workshop) -> Iterator[Posted]:
+    with Posted() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/sse"
+        workshop.server("posted").settings = {
+            "url": url,
+            "transport": "sse",
+            "era": "handshake",
+            "call_timeout": 10.0,
+        }
+        yield server
+        server.events.put(None)
+        server.shutdown()
+        thread.join()
+
+
+async def test_calls_do_not_wait_for_each_others_receipts_where_those_come_when_they_have_run(
+    workshop: Workshop, posted: Posted
+) -> None:
+    results: list[str] = []
+    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+        host = Host(proxy, "modern")
+
+        async def call() -> None:
+            results.append(text(await host.call("posted__crowd")))
+
+        for _ in range(CROWD):
+            group.start_soon(call)
+
+    assert results == ["done"] * CROWD
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("refuse", "HTTP status 503"), ("reset", "may or may not have run")]
+)
+async def test_a_post_that_fails_fails_its_own_call(
+    workshop: Workshop, posted: Posted, name: str, told: str
+) -> None:
+    async with inside(workshop.config()) as proxy:
+        host, results = Host(proxy, "modern"), []
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                results.append(text(await host.call("posted__wait")))
+
+            group.start_soon(call)
+            await until(lambda: posted.called == ["wait"])
+            failed = await host.call(f"posted__{name}")
+            posted.released.set()
+
+        assert proxy.fleet.clients["posted"].restarts == 0
+
+    assert told in text(failed)
+    assert results == ["done"]
