@@ -17,6 +17,7 @@ class Promise:
 MODES = "faults/test_every_mode.py::test_a_fault_costs_its_own_call_and_nothing_else"
 SOAK = "faults/test_soak.py::test_nothing_is_lost_doubled_repeated_or_left_behind"
 HTTP = "front/test_http.py::"
+LISTENING = "front/test_listening.py::"
 SESSIONS = "front/test_sessions.py::"
 PAGE = "web/test_page.py::"
 STOPPING = "faults/test_stopping.py::"
@@ -166,9 +167,9 @@ PROMISES = (
         "Over HTTP every request but for `/healthz` and the files of the page needs the bearer token, which "
         "only its owner can read; without one it listens on the loopback address only, and says so.",
         (
-            HTTP + "test_it_asks_for_a_token_that_only_its_owner_can_read",
-            HTTP + "test_without_a_token_it_never_listens_beyond_this_machine",
-            HTTP + "test_without_a_token_it_says_so_at_its_start",
+            LISTENING + "test_it_asks_for_a_token_that_only_its_owner_can_read",
+            LISTENING + "test_without_a_token_it_never_listens_beyond_this_machine",
+            LISTENING + "test_without_a_token_it_says_so_at_its_start",
             "web/test_api.py::test_nothing_is_told_without_the_token",
         ),
     ),

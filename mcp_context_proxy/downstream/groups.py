@@ -32,14 +32,18 @@ _lock = threading.Lock()
 _guardian: subprocess.Popen[bytes] | None = None
 
 
-def started(group: int) -> None:
-    """A process has been started as the leader of its group. Blocks for the start of the guardian."""
+def guard() -> None:
+    """Have a guardian before a process is started, which it must be told of at once. Blocks for its start."""
     with _lock:
-        _running.add(group)
         if _guardian is None or _guardian.poll() is not None:
             _start_guardian()
-        else:
-            _tell(b"+%d\n" % group)
+
+
+def started(group: int) -> None:
+    """A process has been started as the leader of its group."""
+    with _lock:
+        _running.add(group)
+        _tell(b"+%d\n" % group)
 
 
 def ended(group: int) -> None:

@@ -16,8 +16,8 @@ KEPT_ALIVE = 32
 """Idle connections kept for the next request."""
 
 KEPT_ALIVE_SECONDS = 4.0
-"""For so long. Most servers close idle connections after 5 s or more, and what is sent at that moment is lost:
-nobody knows whether it was read. A shorter time would cost agents a new connection with nearly every call."""
+"""For so long. Most servers close idle connections after 5 s or more, and what is sent at that moment is
+lost: nobody knows whether it was read. A shorter time costs agents a new connection for nearly each call."""
 
 
 async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> httpx2.AsyncClient:

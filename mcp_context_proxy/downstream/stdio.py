@@ -269,6 +269,7 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
         )
     if refusal := shortage():
         raise ConnectionError(f"cannot start {program}: {refusal}")
+    groups.guard()
     try:
         process = subprocess.Popen(
             [program, *config.args],

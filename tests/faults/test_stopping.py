@@ -127,6 +127,11 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def largest_id() -> int:
+    """Of a process."""
+    return int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
+
+
 def caught(pid: int) -> set[int]:
     """The signals that a process has handlers for."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
@@ -203,6 +208,20 @@ async def test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_st
         await process.wait()
 
     await until(lambda: setup.ledger.survivors() == [])
+
+
+async def test_the_guardian_is_there_before_the_first_server(setup: Setup) -> None:
+    setup.server("normal")
+    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+        await setup.ledger.until(lambda ledger: ledger.of("start"))
+        await until(lambda: guardians(process.pid))
+        (guardian,) = guardians(process.pid)
+        process.terminate()
+        await process.wait()
+
+    (server,) = (entry["pid"] for entry in setup.ledger.of("start"))
+    # Ids are given in turn, and from the first on again after the largest.
+    assert (server - guardian) % largest_id() < largest_id() // 2
 
 
 async def test_the_guardian_of_the_servers_is_replaced_when_it_was_killed(setup: Setup) -> None:
