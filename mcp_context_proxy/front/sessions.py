@@ -121,7 +121,13 @@ class Sessions:
         async def listen() -> Message:
             nonlocal gone
             message = await receive()
-            gone = gone or message["type"] == "http.disconnect"
+            gone = not answer.complete and message["type"] == "http.disconnect"
+            if gone and asked is not None and session is not None:
+                cancelled = envelope.notification("notifications/cancelled", {"requestId": asked})
+                await self._tell(scope, "POST", cancelled)
+                # The SDK answers it, to nobody: what it has no response for any more would go to the next
+                # request with the same id.
+                await anyio.sleep_forever()
             return message
 
         def opens(opened: str) -> None:
@@ -142,13 +148,8 @@ class Sessions:
             if counted and session is not None:
                 ended = (scope["method"], answer.status) == ("DELETE", HTTPStatus.OK)
                 self._note(session, ended or answer.status == HTTPStatus.NOT_FOUND)
-        if answer.complete:
-            return
-        if not gone:
+        if not answer.complete and not gone:
             await self._finish(scope, receive, answer)
-        elif asked is not None and session is not None:
-            cancelled = envelope.notification("notifications/cancelled", {"requestId": asked})
-            await self._tell(scope, "POST", cancelled)
 
     def _note(self, session: str, ended: bool) -> None:
         """One request less; the session is the last to become idle, or it has ended."""

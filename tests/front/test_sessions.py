@@ -210,6 +210,21 @@ async def test_a_call_under_way_when_its_session_is_ended_is_answered_with_an_er
     assert "session was ended" in data[0]
 
 
+async def test_the_id_of_a_call_that_was_left_can_be_used_again_at_once(
+    client: httpx2.AsyncClient, server: Server
+) -> None:
+    session = await opened(client)
+    for count in range(5):
+        before = len(server.ledger.calls("hang"))
+        hang = message("tools/call", 7, name="work__hang", arguments={})
+        async with client.stream("POST", "/mcp", json=hang, headers=session):
+            await until(lambda before=before: len(server.ledger.calls("hang")) > before)
+        echo = message("tools/call", 7, name="work__echo", arguments={"text": f"again-{count}"})
+        answer = await client.post("/mcp", json=echo, headers=session)
+
+        assert f"again-{count}" in answer.text
+
+
 async def test_what_comes_while_a_session_is_ended_leaves_no_traceback(
     proxy: HttpProxy, client: httpx2.AsyncClient
 ) -> None:
