@@ -140,11 +140,10 @@ class Conversation:
         elif caller is None:
             self._early.append((message, frame))
         else:
-            done = anyio.Event()
             scope = self._cancellable[request_id] = anyio.CancelScope()
             self._under_way += 1
-            self._group.start_soon(self._answer, request_id, method, params, caller, scope, done)
-            return done
+            self._group.start_soon(self._answer, request_id, method, params, caller, scope)
+            return caller.released
         return None
 
     def _caller(self, params: Members) -> Host | None:
@@ -163,14 +162,9 @@ class Conversation:
         return Host(self._channel, self._questions, spoken, session, said, self._principal)
 
     async def _answer(
-        self,
-        request_id: RequestId,
-        method: str,
-        params: Members,
-        caller: Host,
-        scope: anyio.CancelScope,
-        done: anyio.Event,
+        self, request_id: RequestId, method: str, params: Members, caller: Host, scope: anyio.CancelScope
     ) -> None:
+        released = caller.released
         try:
             with scope, self._gateway.drain.busy():
                 try:
@@ -179,12 +173,12 @@ class Conversation:
                     reply = envelope.error_reply(request_id, error.code, error.message, error.data)
                 # A host that does not read keeps answers waiting; what it asked with need not wait as well.
                 del params, caller
-                done.set()
+                released.set()
                 writing = self._write(reply)
                 del reply
                 await writing
         finally:
-            done.set()
+            released.set()
             self._under_way -= 1
             if self._cancellable.get(request_id) is scope:
                 del self._cancellable[request_id]

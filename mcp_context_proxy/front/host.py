@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 from msgspec import Raw
 
 from mcp_context_proxy.context.session import Session
@@ -15,7 +16,16 @@ from mcp_context_proxy.wire.era import Era
 class Host:
     """The host, for the length of one request. Implements `Caller`."""
 
-    __slots__ = ("_channel", "_questions", "capabilities", "client_info", "era", "principal", "session")
+    __slots__ = (
+        "_channel",
+        "_questions",
+        "capabilities",
+        "client_info",
+        "era",
+        "principal",
+        "released",
+        "session",
+    )
 
     def __init__(
         self,
@@ -29,10 +39,16 @@ class Host:
         self._channel, self._questions, self.era, self.session = channel, questions, spoken, session
         self.capabilities, self.client_info = said
         self.principal = principal
+        self.released = anyio.Event()
+        """Set when nobody here needs what the request came with any more."""
 
     def notify(self, method: str, params: Members) -> None:
         """Write a notification, or drop it when the host is not reading."""
         self._channel.send_nowait(envelope.notification(method, params))
+
+    def passed_on(self) -> None:
+        """See `Caller.passed_on`."""
+        self.released.set()
 
     async def ask(self, method: str, params: Members) -> bytes:
         """Make a request of the host; see `Caller.ask`."""
