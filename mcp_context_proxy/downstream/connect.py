@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -110,24 +110,47 @@ async def connect(
 
         auth = authorization(config, redact.learn)
     if config.transport == "http" and config.era != "handshake":
-        from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
-
-        async with open_modern_http(config, limits, auth, inbound.on_notification) as link:
+        seconds = limits.connect_seconds if config.era == "modern" else limits.probe_seconds
+        async with AsyncExitStack() as stack:
             try:
-                introduction = await negotiation.discover(link, limits.probe_seconds)
-                yield Connected(link, introduction, Loss())
-                return
+                modern = _connect_modern(config, limits, auth, inbound, seconds)
+                connected = await stack.enter_async_context(modern)
             except (RemoteError, BadAnswerError, CallTimeoutError) as error:
                 if config.era == "modern" or _refuses_us(error):
                     raise
                 refusal = error
+            else:
+                yield connected
+                return
     logger.debug("server %s: %s", config.name, refusal or "connecting")
-    async with _connect_duplex(config, limits, output, auth, inbound) as opened:
-        introduction = opened.introduction
-        if isinstance(refusal, CallTimeoutError):
-            slow = await _answers_now(config, limits, auth)
-            introduction = replace(introduction, ignores_probe=not slow, slow=slow)
-        yield replace(opened, introduction=introduction)
+    late = isinstance(refusal, CallTimeoutError)
+    async with AsyncExitStack() as stack:
+        try:
+            duplex = _connect_duplex(config, limits, output, auth, inbound)
+            connected = await stack.enter_async_context(duplex)
+        except Exception as error:
+            refused = innermost(error)
+            if not late or not isinstance(refused, RemoteError | BadAnswerError) or _refuses_us(refused):
+                raise
+            # It is modern, then, and was too slow for the probe.
+            modern = _connect_modern(config, limits, auth, inbound, limits.connect_seconds)
+            connected = await stack.enter_async_context(modern)
+        else:
+            if late:
+                slow = await _answers_now(config, limits, auth)
+                introduction = replace(connected.introduction, ignores_probe=not slow, slow=slow)
+                connected = replace(connected, introduction=introduction)
+        yield connected
+
+
+@asynccontextmanager
+async def _connect_modern(
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, inbound: Inbound, seconds: float
+) -> AsyncIterator[Connected]:
+    from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
+
+    async with open_modern_http(config, limits, auth, inbound.on_notification) as link:
+        yield Connected(link, await negotiation.discover(link, seconds), Loss())
 
 
 async def _answers_now(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> bool:

@@ -166,7 +166,7 @@ class Lanes:
 
     async def notify(self, party: Party, method: str) -> None:
         """Tell the lane of a session something that its client announced."""
-        for lane in self._lanes:
+        for lane in tuple(self._lanes):
             if lane.key is party and lane.connected is not None:
                 await lane.connected.link.notify(method)
 
@@ -221,6 +221,7 @@ class Lanes:
                     lane.connected = connected
                     lane.settled.set()
                     await _first(lane.ending, connected.loss.happened)
+                    lane.failure = self._redact(f"it {connected.loss.cause or 'was stopped'}")
             if scope.cancelled_caught:
                 lane.failure = f"it was not ready within {seconds:g} s"
         except Exception as error:

@@ -58,6 +58,8 @@ class Outgoing:
     """Whom the request is made for; None for what the proxy wants to know itself."""
     ask: Ask | None = None
     """Answers what the server asks of the client meanwhile; None when the client cannot be asked."""
+    on_counted: Callable[[], None] | None = None
+    """Is called once the request is one of those under way, which are bounded here."""
 
 
 PLAIN = Outgoing()

@@ -83,6 +83,8 @@ class Requests:
             waiting = f"{self._bytes:,} bytes of requests are under way; try again"
             raise ServerUnavailableError(name, "busy", waiting)
         self.under_way, self._bytes = self.under_way + 1, self._bytes + size
+        if outgoing.on_counted is not None:
+            outgoing.on_counted()
         try:
             result = await self._sent_once(method, params, outgoing)
             self._condition.useful = True

@@ -67,6 +67,8 @@ class SseChannel(Ending):
         Raises:
             ConnectionError: the stream has ended.
         """
+        if self._ended.is_set():
+            raise ConnectionError(self._cause)
         try:
             await self._queue.send(frame)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):

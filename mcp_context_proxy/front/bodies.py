@@ -1,14 +1,14 @@
 """Takes the body of a request whole before anything is done with it, and only so much of all at a time.
 
 A slow sender holds a connection then, and not a session as well; and who goes away in the middle is no error.
-Large bodies wait for room where they are: in the pipes of those who send them.
+Large bodies wait for room where they are: in the pipes of those who send them. What a server has been passed
+needs no room here: it is counted there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from http import HTTPStatus
 
 import anyio
@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_context_proxy.server.caller import PASSED_ON_KEY
 from mcp_context_proxy.wire import envelope
 
 JSON_TYPE = "application/json"
@@ -25,8 +26,8 @@ PROBLEM_TYPE = "application/problem+json"
 SMALL_BYTES = 32 * 1024
 """Of a body that never waits for room: a connection may have received as much before anybody looks at it."""
 
-TOGETHER_BYTES = 16 * 1024 * 1024
-"""Of larger ones that are under way at a time, until they are answered: four of the largest."""
+TOGETHER_BYTES = 8 * 1024 * 1024
+"""Of larger ones that are received and neither answered nor passed on at a time: two of the largest."""
 
 
 class GoneError(Exception):
@@ -40,18 +41,22 @@ class Room:
         self._left = size
         self._waiting: deque[tuple[int, anyio.Event]] = deque()
 
-    @asynccontextmanager
-    async def taken(self, size: int) -> AsyncIterator[None]:
-        """Have room for a body of `size` bytes."""
+    async def enter(self, size: int) -> Callable[[], None]:
+        """Wait for room for a body of `size` bytes; what gives it back, however often it is called."""
         if self._waiting or size > self._left:
             await self._wait(size)
         else:
             self._left -= size
-        try:
-            yield
-        finally:
-            self._left += size
-            self._let_in()
+        inside = True
+
+        def leave() -> None:
+            nonlocal inside
+            if inside:
+                inside = False
+                self._left += size
+                self._let_in()
+
+        return leave
 
     async def _wait(self, size: int) -> None:
         place = size, anyio.Event()
@@ -91,33 +96,38 @@ class WholeBodies:
             await refusal(scope, receive, send)
             return
         try:
-            await self._serve(scope, receive, send, int(headers.get("content-length", self._limit)))
+            length = headers.get("content-length")
+            await self._serve(scope, receive, send, None if length is None else int(length))
         except GoneError:
             return
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, announced: int) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, announced: int | None) -> None:
         body, more = bytearray(), True
-        async with AsyncExitStack() as stack:
+        leave: Callable[[], None] | None = None
+        try:
             while more:
+                if leave is None and max(announced or 0, len(body)) > SMALL_BYTES:
+                    try:
+                        with anyio.fail_after(self._wait_seconds):
+                            leave = await self._room.enter(announced or self._limit)
+                    except TimeoutError:
+                        await _no_room()(scope, receive, send)
+                        return
+                    scope[PASSED_ON_KEY] = leave
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise GoneError
-                large = len(body) > SMALL_BYTES
                 body += message.get("body", b"")
                 more = message.get("more_body", False)
                 if len(body) > self._limit:
                     await _too_large(self._limit)(scope, receive, send)
                     return
-                if len(body) > SMALL_BYTES and not large:
-                    try:
-                        with anyio.fail_after(self._wait_seconds):
-                            await stack.enter_async_context(self._room.taken(announced))
-                    except TimeoutError:
-                        await _no_room()(scope, receive, send)
-                        return
             whole_body = bytes(body)
             body.clear()
             await self._app(scope, again(whole_body, receive), send)
+        finally:
+            if leave is not None:
+                leave()
 
 
 async def whole(receive: Receive) -> bytes:

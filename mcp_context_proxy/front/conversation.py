@@ -18,6 +18,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.rate import Bucket
 from mcp_context_proxy.front.channel import Channel
+from mcp_context_proxy.front.host import Host
 from mcp_context_proxy.front.questions import Questions
 from mcp_context_proxy.front.sdk_side import SdkSide
 from mcp_context_proxy.server.gateway import ANNOUNCED, Gateway
@@ -39,33 +40,6 @@ COMPLAINTS = 20
 """Logged of a host's messages at once, and one a second after that: a broken host is as broken each time."""
 
 
-class Host:
-    """The host, for the length of one request. Implements `Caller`."""
-
-    __slots__ = ("_channel", "_questions", "capabilities", "client_info", "era", "principal", "session")
-
-    def __init__(
-        self,
-        channel: Channel,
-        questions: Questions,
-        spoken: Era,
-        session: Session | None,
-        said: tuple[Raw | None, Raw | None],
-        principal: str | None,
-    ) -> None:
-        self._channel, self._questions, self.era, self.session = channel, questions, spoken, session
-        self.capabilities, self.client_info = said
-        self.principal = principal
-
-    def notify(self, method: str, params: Members) -> None:
-        """Write a notification, or drop it when the host is not reading."""
-        self._channel.send_nowait(envelope.notification(method, params))
-
-    async def ask(self, method: str, params: Members) -> bytes:
-        """Make a request of the host; see `Caller.ask`."""
-        return await self._questions.ask(method, params)
-
-
 class Conversation:
     """What is said with one host."""
 
@@ -84,11 +58,16 @@ class Conversation:
         self._session: Session | None = None
         self._handshake: Members = {}
         self._initialize_id: RequestId | None = None
-        self._in_flight: dict[RequestId, anyio.CancelScope] = {}
+        self._early: list[tuple[Envelope, bytes]] = []
+        """Requests that came before ``initialize`` was answered: they belong to the session that it opens."""
+        self._under_way = 0
+        """Requests that are answered here and not answered yet."""
+        self._cancellable: dict[RequestId, anyio.CancelScope] = {}
+        """Of those that are not cancelled: an id is free as soon as that is."""
         self._idle = anyio.Event()
         self._ended = False
         self._questions = Questions(channel)
-        self._sdk = SdkSide(channel, gateway.drain, self._spoke, self._note_idle)
+        self._sdk = SdkSide(channel, gateway.drain, self._spoke, self._settled)
         self._complaints = Bucket(1.0, COMPLAINTS)
         self._announced: set[str] = set()
         self._group: TaskGroup
@@ -114,7 +93,7 @@ class Conversation:
     @property
     def is_busy(self) -> bool:
         """Whether one more request would be refused."""
-        return len(self._in_flight) >= self._limits.in_flight
+        return self._under_way + len(self._early) >= self._limits.in_flight
 
     def receive(self, frame: bytes) -> None:
         """Take one message."""
@@ -152,16 +131,19 @@ class Conversation:
         if method == "initialize" and params is not None:
             self._initialize_id, self._handshake = request_id, params
         caller = self._caller(params) if params is not None and method in self._methods else None
-        if caller is None or params is None or request_id in self._in_flight:
+        early = caller is None and method in self._methods and self._sdk.has(self._initialize_id)
+        if params is None or (caller is None and not early):
             self._pass_to_sdk(frame)
         elif self.is_busy:
-            text = f"busy: {len(self._in_flight)} requests are under way"
+            text = f"busy: {self._under_way} requests are under way"
             self._refuse(envelope.error_reply(request_id, INVALID_REQUEST, text))
+        elif caller is None:
+            self._early.append((message, frame))
         else:
-            done = anyio.Event()
-            self._in_flight[request_id] = anyio.CancelScope()
-            self._group.start_soon(self._answer, request_id, method, params, caller, done)
-            return done
+            scope = self._cancellable[request_id] = anyio.CancelScope()
+            self._under_way += 1
+            self._group.start_soon(self._answer, request_id, method, params, caller, scope)
+            return caller.released
         return None
 
     def _caller(self, params: Members) -> Host | None:
@@ -180,9 +162,9 @@ class Conversation:
         return Host(self._channel, self._questions, spoken, session, said, self._principal)
 
     async def _answer(
-        self, request_id: RequestId, method: str, params: Members, caller: Host, done: anyio.Event
+        self, request_id: RequestId, method: str, params: Members, caller: Host, scope: anyio.CancelScope
     ) -> None:
-        scope = self._in_flight[request_id]
+        released = caller.released
         try:
             with scope, self._gateway.drain.busy():
                 try:
@@ -191,13 +173,15 @@ class Conversation:
                     reply = envelope.error_reply(request_id, error.code, error.message, error.data)
                 # A host that does not read keeps answers waiting; what it asked with need not wait as well.
                 del params, caller
-                done.set()
+                released.set()
                 writing = self._write(reply)
                 del reply
                 await writing
         finally:
-            done.set()
-            del self._in_flight[request_id]
+            released.set()
+            self._under_way -= 1
+            if self._cancellable.get(request_id) is scope:
+                del self._cancellable[request_id]
             self._note_idle()
 
     def _refuse(self, reply: bytes) -> None:
@@ -212,17 +196,18 @@ class Conversation:
 
     def _note_idle(self) -> None:
         """Once nothing comes any more: whether everything that came is answered."""
-        if self._ended and not self._in_flight and self._sdk.idle:
+        if self._ended and not self._under_way and self._sdk.idle:
             self._idle.set()
 
     def _receive_notification(self, message: Envelope, frame: bytes) -> None:
         if message.method == "notifications/cancelled":
             params = _members(message.params) or {}
             target = envelope.value(params["requestId"]) if "requestId" in params else None
-            scope = self._in_flight.get(target) if isinstance(target, int | str) else None
+            scope = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
             if scope is not None:
                 scope.cancel()
                 return
+            self._early = [each for each in self._early if each[0].id != target]
             if isinstance(target, int | str):
                 # What is given up there is not answered.
                 self._sdk.settle(target)
@@ -244,6 +229,14 @@ class Conversation:
     def _pass_to_sdk(self, frame: bytes) -> None:
         if (why := self._sdk.take(frame)) is not None:
             self.reject(frame, frame, INVALID_REQUEST, why)
+
+    def _settled(self, request_id: RequestId) -> None:
+        """The SDK has one request less to answer."""
+        if request_id == self._initialize_id:
+            early, self._early = self._early, []
+            for message, frame in early:
+                self.take(message, frame)
+        self._note_idle()
 
     def _spoke(self, message: JSONRPCMessage) -> None:
         """Open the session on the answer to ``initialize``."""

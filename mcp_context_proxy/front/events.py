@@ -177,11 +177,11 @@ class EventStreams:
             refused = bodies.failure(HTTPStatus.SERVICE_UNAVAILABLE, INTERNAL_ERROR, text)
             await refused(scope, receive, send)
             return
-        done = conversation.take(message, body)
+        released = conversation.take(message, body)
         await Response("Accepted", HTTPStatus.ACCEPTED)(scope, receive, send)
-        if done is not None and len(body) > bodies.SMALL_BYTES:
+        if released is not None and len(body) > bodies.SMALL_BYTES:
             # It has its room until then.
-            await done.wait()
+            await released.wait()
 
     def _conversation(self, scope: Scope) -> Conversation | Response:
         """That which a message belongs to; else what is answered."""

@@ -38,7 +38,7 @@ class SdkSide:
         channel: Channel,
         drain: Drain,
         spoke: Callable[[JSONRPCMessage], None],
-        settled: Callable[[], None],
+        settled: Callable[[RequestId], None],
     ) -> None:
         """Relay to `channel`.
 
@@ -46,7 +46,7 @@ class SdkSide:
             channel: To the host.
             drain: Is kept busy by what is not answered.
             spoke: Hears of each message of the SDK before it is written.
-            settled: Hears when one less is not answered.
+            settled: Hears of each request that is answered, or never will be.
         """
         self._channel, self._drain, self._spoke, self._settled = channel, drain, spoke, settled
         self._with_sdk: dict[RequestId, ExitStack] = {}
@@ -58,6 +58,10 @@ class SdkSide:
     def idle(self) -> bool:
         """Whether all requests that were passed on are answered."""
         return not self._with_sdk
+
+    def has(self, request_id: RequestId | None) -> bool:
+        """Whether a request that was passed on is not answered yet."""
+        return request_id in self._with_sdk
 
     async def run(self, server: SdkServer) -> None:
         """Serve until cancelled."""
@@ -91,7 +95,7 @@ class SdkSide:
         """A request that was passed on is answered, or never will be."""
         if request_id is not None and (held := self._with_sdk.pop(request_id, None)) is not None:
             held.close()
-            self._settled()
+            self._settled(request_id)
 
     async def _relay(self, for_host: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async for item in for_host:

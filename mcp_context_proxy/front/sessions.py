@@ -1,11 +1,13 @@
-"""Gives the SDK's HTTP sessions what they lack: an end of calls whose client has gone, and room.
+"""Gives the SDK's HTTP sessions what they lack: room, an order, and an end of calls that nobody waits for.
 
 The SDK keeps no answers for who comes back, so a call whose stream broke off is a call for nobody. When all
-places are taken, the session that was idle for longest makes room.
+places are taken, the session that was idle for longest makes room. What a session can have once at a time, an
+id or the stream of its own, is had anew once what had it has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,7 +27,9 @@ from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_REQUEST, Env
 SESSION_HEADER = "mcp-session-id"
 
 ENDING_SECONDS = 1.0
-"""For an answer that its client has already read to end, so that the id of the request is free."""
+"""For an answer that its client has already read, or a stream that it has left, to end."""
+
+EVENTS_TYPE = "text/event-stream"
 
 NO_SCOPE: Scope = {"type": "http", "path": "/mcp", "query_string": b"", "headers": []}
 """Of what no client has asked."""
@@ -33,23 +37,37 @@ NO_SCOPE: Scope = {"type": "http", "path": "/mcp", "query_string": b"", "headers
 
 @dataclass(slots=True)
 class _Answer:
-    """What has become of one request."""
+    """What has become of one message."""
 
     send: Send
     opens: Callable[[str], None]
     """Takes the session that a request opens, before its client knows it."""
+    asked: RequestId | None
+    """The id of a request of a session, which is answered whatever becomes of the session."""
     started: bool = False
     complete: bool = False
     status: int = 0
+    owes: bool = False
+    """Whether it is an event stream that has not had the reply."""
 
     async def __call__(self, message: Message) -> None:
+        if self.complete:
+            # The SDK answers a second time where the session ends while it takes a notification.
+            return
         if message["type"] == "http.response.start":
+            headers = Headers(raw=message["headers"])
             self.started, self.status = True, message["status"]
-            session = Headers(raw=message["headers"]).get(SESSION_HEADER)
+            self.owes = self.asked is not None and headers.get("content-type", "").startswith(EVENTS_TYPE)
+            session = headers.get(SESSION_HEADER)
             if session is not None and self.status == HTTPStatus.OK:
                 self.opens(session)
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.complete = True
+        elif message["type"] == "http.response.body":
+            self.complete = not message.get("more_body", False)
+            self.owes = self.owes and not _is_reply(message.get("body", b""))
+            if self.complete and self.owes:
+                text = "the session was ended meanwhile; the request may or may not have run"
+                reply = envelope.error_reply(self.asked, INTERNAL_ERROR, text)
+                message = {**message, "body": message.get("body", b"") + b"data: %b\r\n\r\n" % reply}
         await self.send(message)
 
 
@@ -60,8 +78,8 @@ class Sessions:
         self._app, self._limits = app, limits
         self._under_way: dict[str, int] = {}
         """Requests of each known session, in the order of their last end."""
-        self._asked: dict[tuple[str, str], anyio.Event] = {}
-        """Those that are under way, by session and id, and what is set when they end."""
+        self._single: dict[tuple[str, str | None], anyio.Event] = {}
+        """What is set when they end: of requests by session and id, of streams by session."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -70,31 +88,31 @@ class Sessions:
         if message is not None and message.method == "initialize":
             if not await self._make_room():
                 text = "busy: all sessions are in use"
-                refused = bodies.failure(HTTPStatus.SERVICE_UNAVAILABLE, INTERNAL_ERROR, text)
-                await refused(scope, receive, send)
+                await _refused(HTTPStatus.SERVICE_UNAVAILABLE, None, text, INTERNAL_ERROR)(
+                    scope, receive, send
+                )
                 return
         elif message is not None and isinstance(message.id, int | str) and message.method is not UNSET:
             asked = message.id
         session = Headers(scope=scope).get(SESSION_HEADER)
-        if asked is None or session is None:
+        if session is None or (asked is None and scope["method"] != "GET"):
             await self._exchange(_without_position(scope), receive, send, asked)
             return
-        # The SDK takes 7 and "7" for one id, and forgets the first of two requests with the same.
-        request = session, str(asked)
+        # The SDK takes 7 and "7" for one id, and forgets the first of two requests with the same, or streams.
+        single = session, None if asked is None else str(asked)
         with anyio.move_on_after(ENDING_SECONDS):
-            while (ended := self._asked.get(request)) is not None:
+            while (ended := self._single.get(single)) is not None:
                 await ended.wait()
-        if request in self._asked:
-            text = "a request with this id is under way"
-            refused = Response(envelope.error_reply(asked, INVALID_REQUEST, text), HTTPStatus.BAD_REQUEST)
-            refused.headers["content-type"] = bodies.JSON_TYPE
-            await refused(scope, receive, send)
+        if single in self._single:
+            status = HTTPStatus.CONFLICT if asked is None else HTTPStatus.BAD_REQUEST
+            text = "the session has a stream" if asked is None else "a request with this id is under way"
+            await _refused(status, asked, text)(scope, receive, send)
             return
-        ended = self._asked[request] = anyio.Event()
+        ended = self._single[single] = anyio.Event()
         try:
             await self._exchange(_without_position(scope), receive, send, asked)
         finally:
-            del self._asked[request]
+            del self._single[single]
             ended.set()
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send, asked: RequestId | None) -> None:
@@ -103,7 +121,13 @@ class Sessions:
         async def listen() -> Message:
             nonlocal gone
             message = await receive()
-            gone = gone or message["type"] == "http.disconnect"
+            gone = not answer.complete and message["type"] == "http.disconnect"
+            if gone and asked is not None and session is not None:
+                cancelled = envelope.notification("notifications/cancelled", {"requestId": asked})
+                await self._tell(scope, "POST", cancelled)
+                # The SDK answers it, to nobody: what it has no response for any more would go to the next
+                # request with the same id.
+                await anyio.sleep_forever()
             return message
 
         def opens(opened: str) -> None:
@@ -112,23 +136,20 @@ class Sessions:
                 session, counted = opened, True
                 self._under_way[opened] = 1
 
-        answer = _Answer(send, opens)
+        answer = _Answer(send, opens, None if session is None else asked)
         if session in self._under_way:
             counted = True
             self._under_way[session] += 1
         try:
-            await self._app(scope, listen, answer)
+            with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                # Raised where the session ends while it takes a message.
+                await self._app(scope, listen, answer)
         finally:
             if counted and session is not None:
                 ended = (scope["method"], answer.status) == ("DELETE", HTTPStatus.OK)
                 self._note(session, ended or answer.status == HTTPStatus.NOT_FOUND)
-        if answer.complete:
-            return
-        if not gone:
+        if not answer.complete and not gone:
             await self._finish(scope, receive, answer)
-        elif asked is not None and session is not None:
-            cancelled = envelope.notification("notifications/cancelled", {"requestId": asked})
-            await self._tell(scope, "POST", cancelled)
 
     def _note(self, session: str, ended: bool) -> None:
         """One request less; the session is the last to become idle, or it has ended."""
@@ -142,7 +163,7 @@ class Sessions:
             await answer({"type": "http.response.body", "body": b"", "more_body": False})
         else:
             text = "Not Found: Session has been terminated"
-            await bodies.failure(HTTPStatus.NOT_FOUND, INVALID_REQUEST, text)(scope, receive, answer)
+            await _refused(HTTPStatus.NOT_FOUND, None, text)(scope, receive, answer)
 
     async def _make_room(self) -> bool:
         """End idle sessions until there is a place; whether there is one."""
@@ -168,6 +189,20 @@ class Sessions:
             del message
 
         await self._app({**scope, "method": method, "headers": headers}, bodies.again(body, ended), ignore)
+
+
+def _refused(
+    status: HTTPStatus, request_id: RequestId | None, text: str, code: int = INVALID_REQUEST
+) -> Response:
+    return Response(envelope.error_reply(request_id, code, text), status, media_type=bodies.JSON_TYPE)
+
+
+def _is_reply(event: bytes) -> bool:
+    """Whether what the SDK writes, an event on one line at a time, is a reply."""
+    try:
+        return envelope.decode(event.partition(b"data: ")[2]).method is UNSET
+    except envelope.MalformedError:
+        return False
 
 
 def _without_position(scope: Scope) -> Scope:

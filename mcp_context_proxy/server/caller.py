@@ -10,6 +10,9 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.wire.envelope import Members
 from mcp_context_proxy.wire.era import Era
 
+PASSED_ON_KEY = "mcp-context-proxy/passed-on"
+"""Of an ASGI scope: `Caller.passed_on`."""
+
 
 class Caller(Protocol):
     """One request's client."""
@@ -25,6 +28,10 @@ class Caller(Protocol):
 
     def notify(self, method: str, params: Members) -> None:
         """Send a notification that belongs to this request. Does not block."""
+        ...
+
+    def passed_on(self) -> None:
+        """The request counts as one of a server's: nobody else need count what it takes any more."""
         ...
 
     async def ask(self, method: str, params: Members) -> bytes:

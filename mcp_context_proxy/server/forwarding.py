@@ -188,6 +188,7 @@ def _outgoing(
         wants_progress="progressToken" in meta,
         party=Party(caller.principal) if session is None else session.party,
         ask=ask,
+        on_counted=caller.passed_on,
     )
 
 

@@ -36,6 +36,7 @@ from starlette.requests import Request
 from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.server.bypass import SCOPE_KEY, Bypass
+from mcp_context_proxy.server.caller import PASSED_ON_KEY
 from mcp_context_proxy.server.changes import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Changes
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.wire import envelope, era
@@ -238,6 +239,7 @@ class SdkCaller:
             said = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
             self.capabilities, self.client_info = _raw(said.get("capabilities")), _raw(said.get("clientInfo"))
         self.principal = None if ctx.request is None else principal_of(ctx.request.headers)
+        self._passed_on = None if ctx.request is None else ctx.request.scope.get(PASSED_ON_KEY)
         self._send, self._queue = anyio.create_memory_object_stream[tuple[str, Members]](NOTIFICATIONS_QUEUED)
 
     def notify(self, method: str, params: Members) -> None:
@@ -246,6 +248,11 @@ class SdkCaller:
             self._send.send_nowait((method, params))
         except (anyio.WouldBlock, anyio.ClosedResourceError):
             logger.debug("dropped %s: the client does not read", method)
+
+    def passed_on(self) -> None:
+        """See `Caller.passed_on`."""
+        if self._passed_on is not None:
+            self._passed_on()
 
     async def deliver(self) -> None:
         """Send what is queued until `finish`."""

@@ -8,11 +8,20 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
 
+from mcp_context_proxy.downstream import flow
 from mcp_context_proxy.downstream.flow import Gate
+from mcp_context_proxy.downstream.stdio import LAST_WORDS_SECONDS
 from mcp_context_proxy.wire.pipes import PipeReader
 
+from .conftest import text
+
 pytestmark = pytest.mark.anyio
+
+LAST = '{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"last"}]}}'
 
 
 class Pipe:
@@ -100,3 +109,27 @@ async def test_who_waits_at_the_gate_goes_on_when_it_opens() -> None:
         gate.open()
 
     assert passed
+
+
+async def test_what_a_server_said_before_it_exited_is_not_lost_behind_a_closed_gate(
+    workshop: Workshop,
+) -> None:
+    server = workshop.server("work", tools=[tool("go")], calls={"go": [{"raw": LAST}, {"exit": 0}]})
+    told: list[str] = []
+    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+        host = Host(proxy, "modern")
+
+        async def call() -> None:
+            told.append(text(await host.call("work__go")))
+
+        flow.gate.close()
+        try:
+            # Its start was read; of the call nothing will be.
+            group.start_soon(call)
+            await until(lambda: server.ledger.calls("go"))
+            with anyio.move_on_after(2 * LAST_WORDS_SECONDS):
+                await until(lambda: told)
+        finally:
+            flow.gate.open()
+
+    assert told == ["last"]

@@ -93,6 +93,7 @@ async def test_the_tools_of_a_new_server_are_not_listed_before_they_can_be_calle
         later.touch()
         listed = await client.until_listed("other__go")
         held.touch()
+        await client.until_listed("slow__go")
         called = await client.call("slow__go")
 
     assert "slow__go" not in listed

@@ -2,54 +2,58 @@
 
 import json
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
 
 import anyio
 import httpx2
 import pytest
-from support.ledger import until
 from support.proxies import http_proxy
-from support.raw_client import MODERN, PREFIX
-from support.servers import Workshop, tool
+from support.raw_client import MODERN, PREFIX, http, sse
+from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.front.bodies import SMALL_BYTES, TOGETHER_BYTES, Room
 
 pytestmark = pytest.mark.anyio
 
+LARGE = (4 << 20) - 1000
+"""As much as one body may have, nearly."""
+
 
 async def test_who_came_first_is_let_in_first_also_where_there_is_room_for_who_came_later() -> None:
     room, let_in = Room(10), list[int]()
 
-    async def enter(size: int, leave: anyio.Event) -> None:
-        async with room.taken(size):
-            let_in.append(size)
-            await leave.wait()
+    async def enter(size: int) -> None:
+        await room.enter(size)
+        let_in.append(size)
 
-    leave = anyio.Event()
+    leave = await room.enter(6)
     async with anyio.create_task_group() as group:
-        for size in (6, 5, 1):
-            group.start_soon(enter, size, leave)
+        for size in (5, 1):
+            group.start_soon(enter, size)
             await anyio.wait_all_tasks_blocked()
-        assert let_in == [6]
-        leave.set()
+        assert let_in == []
+        leave()
 
-    assert let_in == [6, 5, 1]
+    assert let_in == [5, 1]
 
 
 async def test_who_gives_up_waiting_keeps_nobody_behind_him_out() -> None:
     room = Room(10)
-    async with room.taken(6), anyio.create_task_group() as group:
+    leave, entered = await room.enter(6), anyio.Event()
 
-        async def give_up(scope: anyio.CancelScope) -> None:
-            with scope:
-                async with room.taken(5):
-                    raise AssertionError
+    async def give_up(scope: anyio.CancelScope) -> None:
+        with scope:
+            await room.enter(5)
+            raise AssertionError
 
-        scope, entered = anyio.CancelScope(), anyio.Event()
+    async def behind() -> None:
+        leave = await room.enter(4)
+        entered.set()
+        leave()
 
-        async def behind() -> None:
-            async with room.taken(4):
-                entered.set()
-
+    async with anyio.create_task_group() as group:
+        scope = anyio.CancelScope()
         group.start_soon(give_up, scope)
         await anyio.wait_all_tasks_blocked()
         group.start_soon(behind)
@@ -59,43 +63,64 @@ async def test_who_gives_up_waiting_keeps_nobody_behind_him_out() -> None:
         with anyio.fail_after(5):
             await entered.wait()
 
-    async with room.taken(10):
-        pass
+    leave()
+    leave()
+    await room.enter(10)
 
 
-async def test_only_so_much_of_large_bodies_is_under_way_and_small_ones_pass(workshop: Workshop) -> None:
-    fitting, size = TOGETHER_BYTES // (4 << 20), (4 << 20) - 1000
-    hanging = [
-        # One server by itself takes only so much at a time.
-        workshop.server(f"hangs{number}", tools=[tool("work")], calls={"work": [{"wait_cancelled": True}]})
-        for number in range(fitting)
-    ]
+def posted(method: str, **params: Any) -> dict[str, Any]:
+    """What `httpx2` is told to post."""
+    meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+    headers |= {"mcp-protocol-version": MODERN, "mcp-method": method, "mcp-name": "echoes__work"}
+    return {"content": json.dumps(message), "headers": headers}
+
+
+async def echo(client: httpx2.AsyncClient, text: str) -> httpx2.Response:
+    return await client.post("/mcp", **posted("tools/call", name="echoes__work", arguments={"text": text}))
+
+
+async def test_only_so_much_of_large_bodies_is_here_at_a_time_and_small_ones_pass(workshop: Workshop) -> None:
     workshop.server("echoes", tools=[tool("work")])
-
-    def call(server: str, text: str) -> tuple[str, dict[str, str]]:
-        meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
-        params = {"name": f"{server}__work", "arguments": {"text": text}, "_meta": meta}
-        headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-        headers |= {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": f"{server}__work"}
-        return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}), headers
-
-    with http_proxy(workshop.config(limits={"http_body_seconds": 3.0})) as proxy:
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(httpx2.AsyncClient(base_url=proxy.base, timeout=60))
-            group = await stack.enter_async_context(anyio.create_task_group())
-            stack.callback(group.cancel_scope.cancel)
-
-            async def post(server: str, text: str) -> httpx2.Response:
-                content, headers = call(server, text)
-                return await client.post("/mcp", content=content, headers=headers)
-
-            while "unknown tool" in (await post("echoes", "")).text:
+    listen = posted("subscriptions/listen", notifications={"toolsListChanged": True}, unknown="x" * LARGE)
+    with http_proxy(workshop.config(limits={"http_body_seconds": 2.0})) as proxy:
+        async with httpx2.AsyncClient(base_url=proxy.base, timeout=60) as client:
+            while "unknown tool" in (await echo(client, "")).text:
                 continue
-            for server in hanging:
-                group.start_soon(post, server.name, "x" * size)
-                await until(lambda server=server: server.ledger.calls("work"))
+            async with AsyncExitStack() as stack:
+                for _ in range(TOGETHER_BYTES // LARGE):
+                    listening = client.stream("POST", "/mcp", **listen)
+                    assert (await stack.enter_async_context(listening)).status_code == 200
 
-            refused, small = await post("echoes", "x" * size), await post("echoes", "x" * (SMALL_BYTES // 2))
+                refused, small = await echo(client, "x" * LARGE), await echo(client, "x" * (SMALL_BYTES // 2))
+
+            assert "isError" not in (await echo(client, "x" * LARGE)).json()["result"]
 
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert (small.status_code, "isError" in small.json()["result"]) == (200, False)
+
+
+async def test_large_calls_that_hang_in_their_servers_keep_no_other_out(workshop: Workshop) -> None:
+    hanging = [
+        # One server by itself takes only so much at a time.
+        workshop.server(f"hangs{number}", tools=[tool("work")], calls={"work": [{"wait_cancelled": True}]})
+        for number in range(TOGETHER_BYTES // LARGE)
+    ]
+    workshop.server("echoes", tools=[tool("work")])
+    with http_proxy(workshop.config()) as proxy:
+        for count, opener in enumerate((partial(http, era="modern"), sse), 1):
+            async with opener(proxy.base) as client:
+                await client.until_listed("echoes__work", *(f"{server.name}__work" for server in hanging))
+                for server in hanging:
+                    arguments = {"text": "x" * LARGE}
+                    await client.start("tools/call", {"name": f"{server.name}__work", "arguments": arguments})
+                    await noted(server, "call", count)
+
+                assert "isError" not in await client.call("echoes__work", {"text": "x" * LARGE})
+            for server in hanging:
+                await noted(server, "cancelled", count)
+
+
+async def noted(server: Server, event: str, count: int) -> None:
+    await server.ledger.until(lambda ledger: len(ledger.entries(event)) == count)

@@ -195,6 +195,89 @@ async def test_a_session_that_is_ended_ends_its_streams_in_order(
     assert "without completing" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
 
+async def test_a_call_under_way_when_its_session_is_ended_is_answered_with_an_error(
+    client: httpx2.AsyncClient, server: Server
+) -> None:
+    session = await opened(client)
+    before = len(server.ledger.calls("hang"))
+    hang = message("tools/call", 7, name="work__hang", arguments={})
+    async with client.stream("POST", "/mcp", json=hang, headers=session) as answer:
+        await until(lambda: len(server.ledger.calls("hang")) > before)
+        assert (await client.delete("/mcp", headers=session)).status_code == 200
+        data = [line for line in (await answer.aread()).decode().splitlines() if line.startswith("data: ")]
+
+    assert [json.loads(line.removeprefix("data: "))["id"] for line in data] == [7]
+    assert "session was ended" in data[0]
+
+
+async def test_the_id_of_a_call_that_was_left_can_be_used_again_at_once(
+    client: httpx2.AsyncClient, server: Server
+) -> None:
+    session = await opened(client)
+    for count in range(5):
+        before = len(server.ledger.calls("hang"))
+        hang = message("tools/call", 7, name="work__hang", arguments={})
+        async with client.stream("POST", "/mcp", json=hang, headers=session):
+            await until(lambda before=before: len(server.ledger.calls("hang")) > before)
+        echo = message("tools/call", 7, name="work__echo", arguments={"text": f"again-{count}"})
+        answer = await client.post("/mcp", json=echo, headers=session)
+
+        assert f"again-{count}" in answer.text
+
+
+async def test_what_comes_while_a_session_is_ended_leaves_no_traceback(
+    proxy: HttpProxy, client: httpx2.AsyncClient
+) -> None:
+    note = {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}
+    for _ in range(20):
+        session = await opened(client)
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(partial(client.post, "/mcp", json=note, headers=session))
+            group.start_soon(partial(client.delete, "/mcp", headers=session))
+
+    assert "Exception in ASGI" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+
+
+def asking(proxy: HttpProxy, session: dict[str, str]) -> tuple[socket.socket, bytes]:
+    """A connection, and what asks over it for the session's own stream."""
+    host, port = proxy.base.removeprefix("http://").split(":")
+    fields = {"host": f"{host}:{port}"} | session | STREAM
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    connected = socket.create_connection((host, int(port)), timeout=20)
+    return connected, f"GET /mcp HTTP/1.1\r\n{head}\r\n".encode()
+
+
+async def test_a_stream_that_was_left_can_be_opened_again_at_once(
+    proxy: HttpProxy, client: httpx2.AsyncClient
+) -> None:
+    session = await opened(client)
+    following, request = asking(proxy, session)
+    left, _ = asking(proxy, session)
+    with following:
+        with left:
+            left.sendall(request)
+            assert left.recv(12) == b"HTTP/1.1 200"
+            # The proxy need not learn of what happens on two connections in the order in which it did.
+            following.sendall(request)
+
+        assert following.recv(12) == b"HTTP/1.1 200"
+
+
+async def test_of_two_streams_that_are_opened_together_one_is_refused(
+    proxy: HttpProxy, client: httpx2.AsyncClient
+) -> None:
+    for _ in range(2):
+        session = await opened(client)
+        one, request = asking(proxy, session)
+        other, _ = asking(proxy, session)
+        with one, other:
+            one.sendall(request)
+            other.sendall(request)
+
+            assert {one.recv(12), other.recv(12)} == {b"HTTP/1.1 200", b"HTTP/1.1 409"}
+
+
 @pytest.mark.parametrize("request_id", NO_IDS)
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 async def test_a_request_whose_id_is_none_is_refused_and_not_taken_for_a_notification(

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import command
-from support.raw_client import PREFIX, RawClient, RpcError, StdioWire, stdio
+from support.raw_client import HANDSHAKE, MODERN, PREFIX, RawClient, RpcError, StdioWire, stdio
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.front.conversation import COMPLAINTS
@@ -207,6 +207,51 @@ async def test_an_id_that_is_in_use_is_refused_or_answered_but_never_lost(client
     await write(client, line)
 
     assert (await second)["content"]
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_an_id_that_is_cancelled_can_be_used_again_at_once(
+    client: RawClient, server: Server, era: str
+) -> None:
+    meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}} if era == "modern" else {}
+    running = len(server.ledger.calls("hang")) + 1
+    await client.start("tools/call", {"name": "work__hang", "_meta": meta}, "again")
+    await server.ledger.until(lambda ledger: len(ledger.calls("hang")) == running)
+    arguments = f'{{"precise":0.12345678901234567890123}},"_meta":{json.dumps(meta)}'
+    echo = ECHO % ('"again"', arguments)
+    cancelled = '{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"again"}}'
+
+    answer = client.expect("again")
+    await write(client, f"{cancelled}\n{echo}\n".encode())
+
+    assert "isError" not in await answer
+    assert arguments.partition(",")[0] in server.ledger.lines("tools/call")[-1]
+
+
+async def test_requests_that_do_not_wait_for_initialize_are_of_the_session_that_it_opens(
+    workshop: Workshop,
+) -> None:
+    told = {"method": "notifications/message", "params": {"level": "info", "data": "said"}}
+    capabilities: dict[str, Any] = {"tools": {}, "logging": {}}
+    workshop.server("work", tools=[tool("say")], calls={"say": [{"notify": told}]}, capabilities=capabilities)
+    said = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    messages = [
+        {"id": 1, "method": "initialize", "params": said},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "logging/setLevel", "params": {"level": "error"}},
+        {"id": 3, "method": "tools/list"},
+    ]
+    async with stdio(command(workshop.config()), opened=False) as client:
+        answers = [client.expect(request_id) for request_id in (1, 2, 3)]
+        lines = [json.dumps({"jsonrpc": "2.0"} | message) + "\n" for message in messages]
+        await write(client, "".join(lines).encode())
+        for answer in answers:
+            assert await answer is not None
+        client._next_id = 3
+        await client.until_listed("work__say")
+        await client.call("work__say")
+
+        assert client.notified("notifications/message") == []
 
 
 async def test_before_the_handshake_only_what_the_protocol_allows_is_answered(workshop: Workshop) -> None:
