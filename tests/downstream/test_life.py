@@ -232,53 +232,60 @@ for line in iter(sys.stdin.readline, ""):
 """
 
 
-@pytest.mark.parametrize("closed", ["0", "1", "0 1"])
-async def test_calls_to_one_that_closes_its_pipes_and_stays_go_to_the_next(
-    workshop: Workshop, closed: str
-) -> None:
-    flag = workshop.flag("closed")
-    arguments = ["-S", "-c", DEAFENED, str(flag), *closed.split()]
-    settings = {"command": sys.executable, "args": arguments, "era": "handshake"}
-    workshop.server("deafened").settings = settings
-    async with inside(workshop.config(limits=QUICK)) as proxy:
-        host, client = Host(proxy, "handshake"), proxy.fleet.clients["deafened"]
-        told = [text(await host.call("deafened__go"))]
-        await until(flag.exists)
-        await anyio.wait_all_tasks_blocked()
-        async with anyio.create_task_group() as group:
+async def test_calls_to_one_that_closes_its_pipes_and_stays_go_to_the_next(workshop: Workshop) -> None:
+    closed = {"deaf": "0", "mute": "1", "both": "0 1"}
+    flags = {name: workshop.flag(name) for name in closed}
+    for name, numbers in closed.items():
+        arguments = ["-S", "-c", DEAFENED, str(flags[name]), *numbers.split()]
+        settings = {"command": sys.executable, "args": arguments, "era": "handshake"}
+        workshop.server(name).settings = settings
+    told: list[str] = []
+    async with inside(workshop.config(limits=QUICK)) as proxy, anyio.create_task_group() as group:
+        host = Host(proxy, "handshake")
 
-            async def call() -> None:
-                told.append(text(await host.call("deafened__go")))
+        async def call(name: str, times: int) -> None:
+            told.append(text(await host.call(f"{name}__go")))
+            await until(flags[name].exists)
+            await anyio.wait_all_tasks_blocked()
+            async with anyio.create_task_group() as crowd:
 
-            for _ in range(10):
-                group.start_soon(call)
+                async def again() -> None:
+                    told.append(text(await host.call(f"{name}__go")))
 
-        assert client.restarts == 1
+                for _ in range(times):
+                    crowd.start_soon(again)
+            assert proxy.fleet.clients[name].restarts == 1
 
-    assert told == ["heard"] * 11
+        for name in closed:
+            group.start_soon(call, name, 10)
+
+    assert told == ["heard"] * 33
 
 
-@pytest.mark.parametrize(
-    ("deed", "told"),
-    [
-        ("exec 0<&-; sleep 60", "it closed its input"),
-        ("exec 1>&-; sleep 60", "it closed its output"),
-        ("exec 0<&- 1>&-; sleep 0.2; exit 3", "it exited (code 3)"),
-    ],
-)
-@pytest.mark.parametrize("heard", [0, 1, 2])
+REFUSED = 'read line; echo \'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":""}}\''
+HEARD = {"nothing": [], "probe": ["read line"], "greeting": [REFUSED, "read line"]}
+ENDS = {
+    "deaf": ("exec 0<&-; sleep 60", "it closed its input"),
+    "mute": ("exec 1>&-; sleep 60", "it closed its output"),
+    "slow": ("exec 0<&- 1>&-; sleep 0.2; exit 3", "it exited (code 3)"),
+}
+
+
 async def test_what_ends_a_server_at_its_start_is_told_the_same_whenever_it_does(
-    workshop: Workshop, deed: str, told: str, heard: int
+    workshop: Workshop,
 ) -> None:
-    for number in range(3):
-        refused = 'read line; echo \'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":""}}\''
-        script = "; ".join([*[refused] * (heard > 0), *["read line"] * (heard > 1), deed])
-        workshop.server(f"dead{number}").settings = {"command": "sh", "args": ["-c", script]}
+    wanted: dict[str, str] = {}
+    for heard, lines in HEARD.items():
+        for end, (deed, told) in ENDS.items():
+            name = f"{heard}-{end}"
+            wanted[name] = told
+            script = "; ".join([*lines, deed])
+            workshop.server(name).settings = {"command": "sh", "args": ["-c", script]}
     limits = {"backoff_first_seconds": 9000.0, "backoff_max_seconds": 9000.0}
     async with inside(workshop.config(limits=limits)) as proxy:
-        causes = [client.cause for client in proxy.fleet.clients.values()]
+        causes = {name: client.cause for name, client in proxy.fleet.clients.items()}
 
-    assert causes == [told] * 3
+    assert causes == wanted
 
 
 async def test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers(workshop: Workshop) -> None:

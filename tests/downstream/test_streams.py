@@ -298,6 +298,7 @@ async def test_a_refused_call_is_not_sent_again_where_the_session_is_known_still
     assert odd.seen["tools/call"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ["handshake"], indirect=True)
 async def test_a_call_does_not_go_over_a_connection_that_its_server_may_be_closing(
     workshop: Workshop, odd: OddServer
