@@ -179,6 +179,7 @@ class DownstreamClient:
             await self.call("resources/subscribe", params, replace(outgoing, party=None))
         self.wishes.watch(uri, told)
         await self.wake()
+        await self.wishes.heard(uri)
 
     async def wake(self) -> None:
         """Have a server that sleeps connected, without waiting for it: somebody wants to hear of it."""

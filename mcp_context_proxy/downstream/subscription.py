@@ -41,6 +41,13 @@ class Subscription:
 
     async def keep(self, connected: Connected) -> None:
         """Stay subscribed until cancelled, or until it turns out that the server announces nothing."""
+        self._wishes.ask()
+        try:
+            await self._follow_wishes(connected)
+        finally:
+            self._wishes.ask_no_more()
+
+    async def _follow_wishes(self, connected: Connected) -> None:
         old: _Stream | None = None
         async with anyio.create_task_group() as group:
             while True:
@@ -53,6 +60,7 @@ class Subscription:
                     old.scope.cancel()
                 if stream.refused:
                     return
+                self._wishes.hear(wanted)
                 old = stream
                 while self._wishes.watched == wanted:
                     await changed()

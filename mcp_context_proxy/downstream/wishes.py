@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 
 import anyio
 
@@ -19,6 +20,9 @@ from mcp_context_proxy.wire.levels import most_verbose
 
 logger = logging.getLogger(__name__)
 
+HEARD_SECONDS = 2.0
+"""For a server to say that it will tell of a resource; then who asked for that is answered anyway."""
+
 
 class Wishes:
     """The wishes of all clients of one server."""
@@ -29,7 +33,9 @@ class Wishes:
         self._watched: Counter[str] = Counter()
         self._told_level: str | None = None
         self._told: set[str] = set()
-        self._changed = anyio.Event()
+        self._heard: set[str] | None = None
+        """Resources that the server was asked for, and has answered; None where there is nobody to ask."""
+        self._changed, self._answered = anyio.Event(), anyio.Event()
 
     @property
     def watched(self) -> frozenset[str]:
@@ -53,6 +59,7 @@ class Wishes:
         self._watched[uri] += 1
         if told:
             self._told.add(uri)
+            self.hear([uri])
         if self._watched[uri] == 1:
             self._change()
 
@@ -61,6 +68,8 @@ class Wishes:
         self._watched[uri] -= 1
         if self._watched[uri] <= 0:
             del self._watched[uri]
+            if self._heard is not None:
+                self._heard.discard(uri)
             self._change()
 
     def take_over(self, other: Wishes) -> None:
@@ -69,6 +78,27 @@ class Wishes:
         self._least_level = most_verbose((self._least_level, other._least_level))
         self._watched.update(other._watched)
         self._change()
+
+    def ask(self) -> None:
+        """A server that can be asked has been connected, and knows of nothing."""
+        self._heard = set()
+
+    def hear(self, uris: Iterable[str]) -> None:
+        """The server has been asked for these resources, and has answered."""
+        if self._heard is not None:
+            self._heard.update(uris)
+        self._notify()
+
+    def ask_no_more(self) -> None:
+        """The server is gone, or announces nothing: there is no answer to wait for."""
+        self._heard = None
+        self._notify()
+
+    async def heard(self, uri: str) -> None:
+        """Wait, for a bounded time, until the server tells of a resource, if it ever does."""
+        with anyio.move_on_after(HEARD_SECONDS):
+            while self._heard is not None and uri in self._watched and uri not in self._heard:
+                await self._answered.wait()
 
     async def changed(self) -> None:
         """Wait until there is another wish."""
@@ -80,6 +110,14 @@ class Wishes:
         introduction = connected.introduction
         if introduction.era is Era.MODERN:
             return
+        self.ask()
+        try:
+            await self._keep_told(connected)
+        finally:
+            self.ask_no_more()
+
+    async def _keep_told(self, connected: Connected) -> None:
+        introduction = connected.introduction
         while True:
             changed = self._changed
             level = most_verbose((self._level, self._least_level))
@@ -92,6 +130,7 @@ class Wishes:
             for uri in self.watched - self._told:
                 self._told.add(uri)
                 await self._say(connected, "resources/subscribe", "uri", uri)
+                self.hear([uri])
             await changed.wait()
 
     async def _say(self, connected: Connected, method: str, member: str, value: str) -> None:
@@ -99,6 +138,10 @@ class Wishes:
             await connected.link.request(method, {member: envelope.raw(value)}, Outgoing(subject=method))
         except DownstreamError as error:
             logger.debug("%s", error)
+
+    def _notify(self) -> None:
+        self._answered.set()
+        self._answered = anyio.Event()
 
     def _change(self) -> None:
         self._changed.set()

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import Any
 
+import anyio
 from msgspec import Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -121,6 +122,9 @@ class Resources:
             await client.wake()
         self._watchers.append(watch)
         try:
+            async with anyio.create_task_group() as group:
+                for uri, client in watched.items():
+                    group.start_soon(client.wishes.heard, uri)
             yield
         finally:
             self._watchers.remove(watch)

@@ -171,6 +171,9 @@ class SdkServer(Server[Any]):
     async def _pass_notification(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Tell the gateway what the client of a session announces."""
         session = ctx.session._connection.state.get(SESSION_KEY)
+        if ctx.method == "notifications/initialized" and ctx.request is not None:
+            # Whoever asks for nothing hears of changes as well. Other fronts open their sessions themselves.
+            self._session_of(ctx)
         if isinstance(session, Session):
             await self._gateway.notified(ctx.method, session)
         return await call_next(ctx)

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, inside
@@ -87,6 +88,40 @@ async def test_what_a_modern_server_changed_before_it_listened_to_us_is_noticed(
         await until(lambda: "new__second" in proxy.catalog.snapshot.tools)
 
 
+@pytest.mark.parametrize("asker", ["session", "subscription"])
+async def test_who_subscribes_is_answered_once_the_server_tells_of_the_resource(
+    workshop: Workshop, asker: str
+) -> None:
+    held, go = workshop.flag("held"), workshop.flag("go")
+    uri = "note://1"
+    server = workshop.server(
+        "new",
+        era="modern",
+        capabilities=CAPABILITIES,
+        resources=[{"uri": uri, "name": uri}],
+        on={"subscriptions/listen": [{"if": [str(held), [{"wait": str(go)}]]}]},
+    )
+    async with inside(workshop.config(limits={"probe_seconds": 600.0})) as proxy:
+        await server.ledger.until(lambda ledger: ledger.entries("listening"))
+        held.touch()
+        answered_before: list[bool] = []
+
+        async def subscribe() -> None:
+            if asker == "session":
+                await Host(proxy, "handshake").request("resources/subscribe", {"uri": uri})
+            else:
+                async with proxy.gateway.watching([uri]):
+                    pass
+            answered_before.append(not go.exists())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(subscribe)
+            await server.ledger.until(lambda ledger: listens_to(server, uri))
+            go.touch()
+
+    assert answered_before == [False]
+
+
 async def test_another_subscription_takes_over_only_when_the_server_has_acknowledged_it(
     workshop: Workshop,
 ) -> None:
@@ -107,6 +142,7 @@ async def test_another_subscription_takes_over_only_when_the_server_has_acknowle
         await host.request("resources/subscribe", {"uri": uris[0]})
         await server.ledger.until(lambda ledger: listens_to(server, uris[0]) and quiet(server))
         held.touch()
+        # Answered after a while though the server has not acknowledged it.
         await host.request("resources/subscribe", {"uri": uris[1]})
         await server.ledger.until(lambda ledger: listens_to(server, uris[1]))
         await host.call("new__touch")

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from support.proxies import command, http_proxy
-from support.raw_client import RawClient, http, sse, stdio
+from support.raw_client import HttpWire, RawClient, http, sse, stdio
 from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +51,17 @@ async def test_a_late_server_is_announced_once_listed_found_and_called(workshop:
         called = await client.call("late__brew", {"text": "x"})
         assert json.loads(called["content"][0]["text"])["name"] == "brew"
         assert len(client.notified(CHANGED)) == 1
+
+
+async def test_a_session_hears_of_a_late_server_though_it_has_asked_for_nothing(workshop: Workshop) -> None:
+    late_server(workshop)
+    with http_proxy(workshop.config(expose={"mode": "all"})) as served:
+        async with http(served.base) as client:
+            assert isinstance(client.wire, HttpWire)
+            await client.wire.listening.wait()
+            workshop.flag("ready").touch()
+
+            await client.until(lambda client: client.notified(CHANGED))
 
 
 @pytest.mark.parametrize("front", ["stdio", "http", "sse"])

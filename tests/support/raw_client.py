@@ -329,6 +329,8 @@ class HttpWire:
         self.session: str | None = None
         self.scopes: dict[int | str, anyio.CancelScope] = {}
         """Of the requests under way: cancelled, the connection breaks, as modern clients cancel."""
+        self.listening = anyio.Event()
+        """The proxy has taken the stream for the rest."""
 
     def headers(self, message: dict[str, Any]) -> dict[str, str]:
         headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -385,6 +387,7 @@ class HttpWire:
         patient = httpx2.Timeout(PATIENCE, read=None)
         async with self._http.stream("GET", self._url, headers=headers, timeout=patient) as response:
             assert response.status_code == 200, await response.aread()
+            self.listening.set()
             await self._take(response)
 
 
