@@ -101,7 +101,6 @@ async def connect(
     Raises:
         Exception: the transport's or the server's failure, possibly in an exception group.
     """
-    refusal: Exception | None = None
     auth = None
     if config.transport != "stdio" or sys.platform == "win32":
         await load_sdk()
@@ -109,22 +108,34 @@ async def connect(
         from mcp_context_proxy.authorization.bearer import authorization  # noqa: PLC0415 - imports the SDK
 
         auth = authorization(config, redact.learn)
-    if config.transport == "http" and config.era != "handshake":
-        seconds = limits.connect_seconds if config.era == "modern" else limits.probe_seconds
-        async with AsyncExitStack() as stack:
-            try:
-                modern = _connect_modern(config, limits, auth, inbound, seconds)
-                connected = await stack.enter_async_context(modern)
-            except (RemoteError, BadAnswerError, CallTimeoutError) as error:
-                if config.era == "modern" or _refuses_us(error):
-                    raise
-                refusal = error
-            else:
-                yield connected
-                return
-    logger.debug("server %s: %s", config.name, refusal or "connecting")
-    late = isinstance(refusal, CallTimeoutError)
+    if config.transport == "http" and config.era == "modern":
+        opening = _connect_modern(config, limits, auth, inbound, limits.connect_seconds)
+    elif config.transport == "http" and config.era == "auto":
+        opening = _connect_in_its_era(config, limits, output, auth, inbound)
+    else:
+        opening = _connect_duplex(config, limits, output, auth, inbound)
+    async with opening as connected:
+        yield connected
+
+
+@asynccontextmanager
+async def _connect_in_its_era(
+    config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, inbound: Inbound
+) -> AsyncIterator[Connected]:
+    """Connect to a server at a URL that may be of either era, and may be slow to say of which."""
     async with AsyncExitStack() as stack:
+        late = False
+        try:
+            modern = _connect_modern(config, limits, auth, inbound, limits.probe_seconds)
+            connected = await stack.enter_async_context(modern)
+        except (RemoteError, BadAnswerError, CallTimeoutError) as error:
+            if _refuses_us(error):
+                raise
+            logger.debug("server %s: %s", config.name, error)
+            late = isinstance(error, CallTimeoutError)
+        else:
+            yield connected
+            return
         try:
             duplex = _connect_duplex(config, limits, output, auth, inbound)
             connected = await stack.enter_async_context(duplex)
