@@ -190,39 +190,41 @@ async def test_one_that_is_killed_again_and_again_is_there_for_the_next_call(wor
     assert len(set(pids)) == 12
 
 
-LEAVING = """
-import json, sys
-with open(sys.argv[1], "a") as starts:
-    print("started", file=starts)
-for line in sys.stdin:
-    message = json.loads(line)
-    if "id" not in message:
-        continue
-    result = {"content": [{"type": "text", "text": "gone"}]}
+MINIMAL = """
+import json, os, signal, sys, time
+def answer(message, text):
+    result = {"content": [{"type": "text", "text": text}]}
     if message["method"] == "initialize":
-        version, info = message["params"]["protocolVersion"], {"name": "leaving", "version": "1"}
+        version, info = message["params"]["protocolVersion"], {"name": "minimal", "version": "1"}
         result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
     elif message["method"] == "tools/list":
         result = {"tools": [{"name": "go", "inputSchema": {"type": "object"}}]}
     print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+def requests():
+    for line in iter(sys.stdin.readline, ""):
+        message = json.loads(line)
+        if "id" in message:
+            yield message
+"""
+"""Of servers that treat their process and pipes as no library does."""
+
+LEAVING = (
+    MINIMAL
+    + """
+with open(sys.argv[1], "a") as starts:
+    print("started", file=starts)
+for message in requests():
+    answer(message, "gone")
     if message["method"] == "tools/call":
         sys.exit(7)
 """
+)
 
-
-DEAFENED = """
-import json, os, signal, sys, time
-for line in iter(sys.stdin.readline, ""):
-    message = json.loads(line)
-    if "id" not in message:
-        continue
-    result = {"content": [{"type": "text", "text": "heard"}]}
-    if message["method"] == "initialize":
-        version, info = message["params"]["protocolVersion"], {"name": "deafened", "version": "1"}
-        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-    elif message["method"] == "tools/list":
-        result = {"tools": [{"name": "go", "inputSchema": {"type": "object"}}]}
-    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+DEAFENED = (
+    MINIMAL
+    + """
+for message in requests():
+    answer(message, "heard")
     if message["method"] == "tools/call" and not os.path.exists(sys.argv[1]):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for number in map(int, sys.argv[2:]):
@@ -230,6 +232,7 @@ for line in iter(sys.stdin.readline, ""):
         open(sys.argv[1], "w").close()
         time.sleep(3600)
 """
+)
 
 
 async def test_calls_to_one_that_closes_its_pipes_and_stays_go_to_the_next(workshop: Workshop) -> None:
