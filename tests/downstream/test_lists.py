@@ -3,8 +3,8 @@
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, inside
-from support.raw_client import stdio
 from support.servers import Workshop, tool
+from support.wires import stdio
 
 pytestmark = pytest.mark.anyio
 

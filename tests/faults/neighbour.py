@@ -16,7 +16,7 @@ import anyio.to_thread
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.harness import Bystander
-from support.raw_client import http
+from support.wires import http
 
 RATE = 50
 

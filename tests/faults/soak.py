@@ -37,8 +37,9 @@ if __name__ == "__main__":
 
 from faults.cases import STDIO
 from faults.harness import BYSTANDER, PROGRAM, SAFE, Ledger, children, faulty, nonce, rss
-from support.raw_client import RawClient, RpcError, http
+from support.raw_client import RawClient, RpcError
 from support.servers import Workshop
+from support.wires import http
 
 SERVERS = 30
 DEAF = ["deaf1", "deaf2", "deaf3"]

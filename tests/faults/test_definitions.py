@@ -16,8 +16,8 @@ import pytest
 from faults.harness import SAFE, Ledger, faulty, nonce, rss
 from support.ledger import PATIENCE, until
 from support.proxies import Host, command, http_proxy, inside
-from support.raw_client import http, stdio
 from support.servers import Workshop
+from support.wires import http, stdio
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.wire.text import clean

@@ -22,8 +22,9 @@ import pytest
 from faults.cases import ANSWERS, FAILS, HTTP, REFUSES, RELAYS, STDIO, Case
 from faults.harness import BYSTANDER, PROGRAM, SAFE, Bystander, Ledger, faulty, nonce, twin
 from support.proxies import command, http_proxy
-from support.raw_client import PATIENCE, RawClient, RpcError, http, stdio
+from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop
+from support.wires import http, stdio
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

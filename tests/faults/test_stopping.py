@@ -15,8 +15,9 @@ import pytest
 from faults.harness import SAFE, Ledger, children, faulty, nonce, runs
 from support.ledger import PATIENCE, until
 from support.proxies import command, http_proxy
-from support.raw_client import HANDSHAKE, RawClient, RpcError, http, stdio
+from support.raw_client import HANDSHAKE, RawClient, RpcError
 from support.servers import Workshop, tool
+from support.wires import http, stdio
 
 pytestmark = pytest.mark.anyio
 

@@ -20,8 +20,9 @@ import pytest
 from faults.harness import SAFE, Ledger, faulty
 from support.ledger import until
 from support.proxies import command, http_proxy
-from support.raw_client import PATIENCE, RawClient, http, stdio
+from support.raw_client import PATIENCE, RawClient
 from support.servers import Workshop
+from support.wires import http, stdio
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,9 @@ import anyio
 import httpx2
 import pytest
 from support.proxies import http_proxy
-from support.raw_client import MODERN, PREFIX, http, sse
+from support.raw_client import MODERN, PREFIX
 from support.servers import Server, Workshop, tool
+from support.wires import http, sse
 
 from mcp_context_proxy.front.bodies import SMALL_BYTES, TOGETHER_BYTES, Room
 

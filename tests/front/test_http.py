@@ -13,8 +13,9 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import HANDSHAKE, MODERN, PREFIX, http
+from support.raw_client import HANDSHAKE, MODERN, PREFIX
 from support.servers import Server, Workshop, tool
+from support.wires import http
 
 pytestmark = pytest.mark.anyio
 

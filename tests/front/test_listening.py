@@ -11,8 +11,8 @@ import anyio
 import httpx2
 import pytest
 from support.proxies import command, http_proxy
-from support.raw_client import http
 from support.servers import Workshop
+from support.wires import http
 
 pytestmark = pytest.mark.anyio
 

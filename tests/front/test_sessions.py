@@ -15,8 +15,9 @@ import httpx2
 import pytest
 from support.ledger import Ledger, until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import HANDSHAKE, MODERN, PREFIX, http, sse
+from support.raw_client import HANDSHAKE, MODERN, PREFIX
 from support.servers import Server, Workshop, tool
+from support.wires import http, sse
 
 from mcp_context_proxy.front.guesses import GUESSES
 

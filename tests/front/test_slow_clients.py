@@ -14,8 +14,8 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import HttpWire, http
 from support.servers import Workshop, tool
+from support.wires import HttpWire, http
 
 from mcp_context_proxy.front.connections import HEADER_BYTES, HEADER_STEP
 

@@ -9,8 +9,9 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import command
-from support.raw_client import HANDSHAKE, MODERN, PREFIX, RawClient, RpcError, StdioWire, stdio
+from support.raw_client import HANDSHAKE, MODERN, PREFIX, RawClient, RpcError
 from support.servers import Server, Workshop, tool
+from support.wires import StdioWire, stdio
 
 from mcp_context_proxy.front.conversation import COMPLAINTS
 

@@ -11,8 +11,9 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import command
-from support.raw_client import PREFIX, RawClient, StdioWire, stdio
+from support.raw_client import PREFIX, RawClient
 from support.servers import Workshop, tool
+from support.wires import StdioWire, stdio
 
 pytestmark = pytest.mark.anyio
 

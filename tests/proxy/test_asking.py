@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from support.proxies import command, http_proxy
-from support.raw_client import http, sse, stdio
 from support.servers import Workshop, tool
+from support.wires import http, sse, stdio
 
 pytestmark = pytest.mark.anyio
 

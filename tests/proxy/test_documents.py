@@ -6,8 +6,9 @@ from pathlib import Path
 import anyio
 import pytest
 from support.proxies import command
-from support.raw_client import PATIENCE, RawClient, RpcError, stdio
+from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop, tool
+from support.wires import stdio
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 from support.embeddings import embedding_service
 from support.proxies import Host, command, inside
-from support.raw_client import stdio
 from support.servers import Workshop, tool
+from support.wires import stdio
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, inside
-from support.raw_client import stdio
 from support.servers import Server, Workshop, tool
+from support.wires import stdio
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.servers import ServerConfig

@@ -16,8 +16,8 @@ import pytest
 from support.embeddings import Asked, Service, embedding_service
 from support.model_folders import write_export
 from support.proxies import Host, command, inside
-from support.raw_client import stdio
 from support.servers import Workshop, tool
+from support.wires import stdio
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel

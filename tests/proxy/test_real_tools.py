@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.proxies import Host, command, inside
-from support.raw_client import stdio
 from support.servers import TOOLS, Workshop, real_lists
+from support.wires import stdio
 
 from mcp_context_proxy.server.meta_tools import NAMES
 

@@ -12,8 +12,9 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import command, http_proxy
-from support.raw_client import RawClient, stdio
+from support.raw_client import RawClient
 from support.servers import Server, Workshop, tool
+from support.wires import stdio
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,9 @@ from typing import Any
 import anyio
 import pytest
 from support.proxies import command, http_proxy
-from support.raw_client import HttpWire, RawClient, http, sse, stdio
+from support.raw_client import RawClient
 from support.servers import Workshop, tool
+from support.wires import HttpWire, http, sse, stdio
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from support.proxies import Host, command, inside
-from support.raw_client import RpcError, stdio
+from support.raw_client import RpcError
 from support.servers import Workshop, tool
+from support.wires import stdio
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.server.tracing import Tracing, open_tracing

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from support.proxies import HttpProxy, command
-from support.raw_client import RawClient, http, sse, stdio
+from support.raw_client import RawClient
+from support.wires import http, sse, stdio
 
 FRONTS = ("stdio", "http", "sse")
 ERAS = ("handshake", "modern")

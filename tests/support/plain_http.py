@@ -1,4 +1,4 @@
-"""HTTP/1.1 over plain sockets, in the few words of `httpx2` that `raw_client` uses.
+"""HTTP/1.1 over plain sockets, in the few words of `httpx2` that `wires` uses.
 
 For crowds of clients: a call takes a fraction of the processor time that it takes with a whole HTTP library,
 and what the clients take is missing to the proxy beside them. It understands what the proxy sends, answers

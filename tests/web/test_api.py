@@ -9,9 +9,10 @@ import httpx2
 import pytest
 from support.chat import ChatService, chat_service
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import PATIENCE, http
+from support.raw_client import PATIENCE
 from support.servers import Workshop
 from support.shop import HOSTILE, TOKEN, shop
+from support.wires import http
 
 from mcp_context_proxy.wire.era import CONTEXT_KEY
 

@@ -10,9 +10,10 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import command
-from support.raw_client import RawClient, stdio
+from support.raw_client import RawClient
 from support.servers import Workshop, tool
 from support.shop import TOKEN
+from support.wires import stdio
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,10 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import PATIENCE, http
+from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
+from support.wires import http
 
 pytestmark = pytest.mark.anyio
 
