@@ -145,6 +145,8 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        # Nothing here depends on who asks, and nobody should be able to say so.
+        proxy_headers=False,
         timeout_keep_alive=int(limits.http_idle_seconds),
         http=bounded(limits, unsent),
         h11_max_incomplete_event_size=HEADER_BYTES,
