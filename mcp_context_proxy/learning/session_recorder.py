@@ -25,8 +25,12 @@ BATCH_SECONDS: Final = 0.5
 MOST_KEPT: Final = 20_000
 """Uses, one for each tool and session: a month of 60 sessions a day with ten tools each, 2 MB."""
 
-SEEN_KEPT: Final = 10_000
-"""Uses that are known to be written: in one session a tool is called often, and counts once."""
+UNWRITTEN_KEPT: Final = 10_000
+"""Of those that the store refuses, the latest."""
+
+SEEN_KEPT: Final = 2_000
+"""Uses that are known to be written, 350 bytes each: in one session a tool is called often, and counts once.
+One that is forgotten here is written once more."""
 
 LAST_SECONDS: Final = 2.0
 """For what is unwritten when the proxy stops."""
@@ -79,4 +83,4 @@ class SessionRecorder:
         try:
             self._store.add(rows, self._clock() - WINDOW_DAYS * SECONDS_A_DAY, MOST_KEPT)
         except StoreError:
-            self._unwritten = rows[-SEEN_KEPT:]
+            self._unwritten = rows[-UNWRITTEN_KEPT:]

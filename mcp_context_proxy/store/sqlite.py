@@ -20,6 +20,9 @@ OPENING_TIMEOUT_S = 1.0
 CHECK_BUDGET_S = 0.5
 """For the integrity check at the start. A store too large to check in this time is used as it is: damage that
 was not seen is found, at the latest, when it is read."""
+CACHE_KIB = 512
+"""Of each connection, which fills and stays: what is read again is in the system's cache. By itself SQLite
+takes 2 MiB."""
 CHECK_STEPS = 5_000
 """SQLite instructions between two looks at the clock: a fraction of a millisecond."""
 MEMORY = Path(":memory:")
@@ -56,7 +59,7 @@ def connected(
         undo.callback(connection.close)
         if check:
             _check(connection, path, clock)
-        _use_write_ahead_log(connection)
+        _configure(connection)
         _migrate(connection, path)
         undo.pop_all()
     return connection
@@ -111,11 +114,12 @@ def _check(connection: sqlite3.Connection, path: Path, clock: Callable[[], float
         raise StoreDamagedError(path, str(verdict))
 
 
-def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+def _configure(connection: sqlite3.Connection) -> None:
     # The mode stays with the file. Two processes that create it may collide here; the other one sets it then.
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
     # What is forgotten is overwritten, not merely unlinked: queries and interactions are somebody's words.
     connection.execute("PRAGMA secure_delete = ON")
 
