@@ -35,7 +35,7 @@ from figures import machine
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.free_memory import give_back_large_pieces
+from mcp_context_proxy.free_memory import keep_little
 from mcp_context_proxy.front.process import spare_the_collector
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
@@ -141,7 +141,7 @@ def first_search(engine: Engine, model: LazyModel, catalog: Snapshot) -> None:
 
 
 def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
-    give_back_large_pieces()  # as a proxy does
+    keep_little()  # as a proxy does
     catalog, model = snapshot(size, lists_in(folder)), LazyModel()
     queries = QueryEmbedder(model)
     queries.embed(["the model is loaded"])

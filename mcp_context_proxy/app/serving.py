@@ -15,7 +15,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.redaction import redact_logs
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of
-from mcp_context_proxy.free_memory import give_back_large_pieces, keep_giving_back
+from mcp_context_proxy.free_memory import keep_giving_back, keep_little
 from mcp_context_proxy.front.process import (
     SIGNALS,
     listen_for_signals,
@@ -71,7 +71,7 @@ large one are read on while hosts are served already."""
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
     raise_file_limit()
-    give_back_large_pieces()
+    keep_little()
     take_short_turns()
     # Listened for before any server is started: none may outlive a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:

@@ -16,13 +16,40 @@ class Figures(ctypes.Structure):
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Figures
 if sys.argv[1] == "told":
-    from mcp_context_proxy.free_memory import give_back_large_pieces
-    give_back_large_pieces()
+    from mcp_context_proxy.free_memory import keep_little
+    keep_little()
 piece = bytes(bytearray(8 << 20))
 del piece
 before = libc.mallinfo2().hblkhd
 piece = bytearray(4 << 20)
 print(libc.mallinfo2().hblkhd - before)
+"""
+
+# Allocates in eight threads at the same time; prints how much address space their heaps took.
+THREADS = """
+import sys, threading
+
+def reserved():
+    with open("/proc/self/statm") as figures:
+        return int(figures.read().split()[0]) * 4096
+
+if sys.argv[1] == "told":
+    from mcp_context_proxy.free_memory import keep_little
+    keep_little()
+threading.stack_size(256 << 10)
+begin, end = threading.Barrier(9), threading.Barrier(9)
+
+def work():
+    begin.wait()
+    pieces = [bytes(1_000) for _ in range(1_000)]
+    end.wait()
+
+before = reserved()
+for _ in range(8):
+    threading.Thread(target=work).start()
+begin.wait()
+end.wait()
+print(reserved() - before)
 """
 
 # Frees 49 of 50 small pieces; prints how many bytes less the process has then, and after it was told.
@@ -87,6 +114,12 @@ def test_memory_of_a_large_message_lies_where_it_can_be_given_back() -> None:
 
     assert by_itself < 1 << 20
     assert told >= 4 << 20
+
+
+def test_threads_have_no_heaps_of_their_own() -> None:
+    (by_itself,), (told,) = printed(THREADS, "untold"), printed(THREADS, "told")
+
+    assert told < 32 << 20 < by_itself
 
 
 def test_memory_in_pieces_between_what_stays_goes_back_to_the_system() -> None:
