@@ -45,9 +45,10 @@ SERVERS = 30
 DEAF = ["deaf1", "deaf2", "deaf3"]
 """Servers that answer no call; three, since one takes 256 at once."""
 
-CALLERS = 10
+CALLERS = 8
 VISIT_CALLS = 60
-"""Of one client at most. Ten callers make 100,000 calls in twelve minutes; with more the neighbour waits."""
+"""Of one client at most. Eight callers make 100,000 calls in a quarter of an hour; with more the neighbour
+waits."""
 
 CALL_SECONDS = 2.0
 PAUSE_SECONDS = 0.1
