@@ -20,7 +20,7 @@ from pathlib import Path
 from faulty_bench import FaultyBench, children_of, is_ready, processor_seconds, rss_mib, terminate
 from figures import Figure, measured
 from overload import backlog, crowds, deaf, floods
-from raw_clients import HttpClient, call_params
+from raw_clients import HttpClient, call_params, frame
 from stores import damage, kills, store
 from subjects import free_port, listening, proxy_command, tool_name
 
@@ -31,6 +31,8 @@ MANY = 100_000
 WARM = 10_000
 """Calls before memory is looked at for the first time."""
 IN_FLIGHT = 32
+UNDER_WAY = 100
+"""Calls that are never answered, when the proxy is told to stop."""
 SETTLED_SECONDS = 2.0
 IDLE_SECONDS = 60.0
 IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_context_proxy.server.sdk"
@@ -130,25 +132,35 @@ def recovery(bench: FaultyBench, rounds: int) -> list[Figure]:
 
 
 def stop(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """Stopping with servers that ignore the end of their input, SIGTERM and SIGINT."""
-    config = bench.faulty({f"deaf{n}": {"mode": "ignore-sigterm"} for n in range(SERVERS)})
-    values = []
+    """Stopping with servers that ignore the end of their input, SIGTERM and SIGINT; idle, then with calls."""
+    deaf = {f"deaf{n}": {"mode": "ignore-sigterm"} for n in range(SERVERS)}
+    idle, busy = bench.faulty(deaf), bench.faulty(deaf | {"hangs": {"mode": "hang-call"}})
+    values: dict[int, list[float]] = {0: [], UNDER_WAY: []}
     left = 0
     for _ in range(rounds):
-        client = bench.proxy(config)
-        client.open()
-        client.until(lambda client: len(client.request("tools/list")["tools"]) >= 3, 120)
-        client.until(lambda client: len(children_of(client.process.pid)) == SERVERS, 300)
-        # Each has to have come so far as to be deaf.
-        client.until(lambda client: is_ready(client, f"deaf{SERVERS - 1}__safe"), 120)
-        children = children_of(client.process.pid)
-        began = time.perf_counter()
-        client.process.send_signal(signal.SIGTERM)
-        client.process.wait(60)
-        values.append(time.perf_counter() - began)
-        left += sum(Path(f"/proc/{child}").exists() for child in children)
+        for under_way, found in values.items():
+            client = bench.proxy(busy if under_way else idle)
+            client.open()
+            client.until(lambda client: len(client.request("tools/list")["tools"]) >= 3, 120)
+            client.until(lambda client: len(children_of(client.process.pid)) >= SERVERS, 300)
+            # Each has to have come so far as to be deaf.
+            client.until(lambda client: is_ready(client, f"deaf{SERVERS - 1}__safe"), 120)
+            if under_way:
+                client.until(lambda client: is_ready(client, "hangs__safe"), 120)
+                for number in range(under_way):
+                    client.send(
+                        frame(10**7 + number, "tools/call", call_params("hangs__tool_000", nonce="n"))
+                    )
+                time.sleep(SETTLED_SECONDS)
+            children = children_of(client.process.pid)
+            began = time.perf_counter()
+            client.process.send_signal(signal.SIGTERM)
+            client.process.wait(60)
+            found.append(time.perf_counter() - began)
+            left += sum(Path(f"/proc/{child}").exists() for child in children)
     return [
-        Figure(f"exit with {SERVERS} deaf servers", values, "s", 6.0),
+        Figure(f"exit with {SERVERS} deaf servers", values[0], "s", 6.0),
+        Figure(f"exit with {UNDER_WAY} calls under way, too", values[UNDER_WAY], "s", 15.0),
         Figure("processes left", [left], "", 0),
     ]
 
