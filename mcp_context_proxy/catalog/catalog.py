@@ -182,7 +182,7 @@ class Catalog:
         if not name or not name.isprintable():
             raise UnfitError("it has no usable name")
         schema = members.get("inputSchema")
-        if schema is None or not bytes(schema).startswith(b"{"):
+        if schema is None or not envelope.starts_with(schema, b"{"):
             raise UnfitError(f"tool {name!r} has no inputSchema object")
         try:
             fitted = definitions.fit(definition, self._limits)

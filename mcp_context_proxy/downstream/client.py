@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import anyio
-from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.redaction import Redactor
@@ -158,7 +157,7 @@ class DownstreamClient:
         """Wait until no request is under way or the client is stopped, no longer than `seconds`."""
         await self._requests.drain(seconds)
 
-    async def call(self, method: str, params: Members, outgoing: Outgoing = PLAIN) -> Raw:
+    async def call(self, method: str, params: Members, outgoing: Outgoing = PLAIN) -> bytes:
         """Send one request and return its result as it came. It is never sent twice.
 
         Raises:

@@ -60,7 +60,7 @@ class ModernHttp:
         self.header_maps: dict[str, HeaderMap] = {}
         """By tool name; kept up to date by whoever lists the tools."""
 
-    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> Raw:
+    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
         """Send a request and return its result as it came; see `Link.request`."""
         self._next_id += 1
         request_id = self._next_id
@@ -95,7 +95,7 @@ class ModernHttp:
         del params
         logger.debug("%s: %s has no modern form over HTTP", self.server, method)
 
-    async def _post(self, method: str, params: Members, request_id: int, note: Notify) -> Raw:
+    async def _post(self, method: str, params: Members, request_id: int, note: Notify) -> bytes:
         body = envelope.request(request_id, method, params)
         async with self._client.stream(
             "POST", self._url, content=body, headers=self._headers(method, params)
@@ -124,7 +124,7 @@ class ModernHttp:
                 )
         return headers
 
-    async def _read_events(self, answer: httpx2.Response, request_id: int, note: Notify) -> Raw:
+    async def _read_events(self, answer: httpx2.Response, request_id: int, note: Notify) -> bytes:
         reply = envelope.Envelope()
 
         def take(event: Event) -> bool:
@@ -143,7 +143,7 @@ class ModernHttp:
             raise httpx2.RemoteProtocolError("the event stream ended without an answer")
         return self._result(reply)
 
-    def _read_reply(self, body: bytes, status: int, kind: str) -> Raw:
+    def _read_reply(self, body: bytes, status: int, kind: str) -> bytes:
         message = envelope.Envelope()
         if status < HTTPStatus.BAD_REQUEST and body.lstrip()[:1] in (b"{", b"["):
             message = self._decode(body)
@@ -151,7 +151,7 @@ class ModernHttp:
             with contextlib.suppress(envelope.MalformedError):
                 message = envelope.decode(body)
         # An OAuth error is no JSON-RPC error: its "error" is a word.
-        is_error = message.error is not UNSET and bytes(message.error).startswith(b"{")
+        is_error = message.error is not UNSET and envelope.starts_with(message.error, b"{")
         if not is_error and (message.result is UNSET or status >= HTTPStatus.BAD_REQUEST):
             raise statuses.without_message(self.server, status, kind or "no content")
         return self._result(message)
@@ -162,14 +162,14 @@ class ModernHttp:
         except envelope.MalformedError as error:
             raise self._failure(f"with a message that cannot be read ({error})") from None
 
-    def _result(self, message: envelope.Envelope) -> Raw:
+    def _result(self, message: envelope.Envelope) -> bytes:
         if message.error is not UNSET:
             error = envelope.decode_error(message.error)
             data = None if error.data is UNSET else error.data
             raise RemoteError(self.server, error.code, error.message, data)
-        if message.result is UNSET or not bytes(message.result).startswith(b"{"):
+        if message.result is UNSET or not envelope.starts_with(message.result, b"{"):
             raise self._failure("without a result object")
-        return message.result.copy()
+        return bytes(message.result)
 
     def _failure(self, what: str) -> BadAnswerError:
         return BadAnswerError(self.server, what)

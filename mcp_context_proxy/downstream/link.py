@@ -72,7 +72,7 @@ class Link(Protocol):
     """Name of the server in the configuration."""
     era: Era
 
-    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> Raw:
+    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
         """Send a request and return its result as it came.
 
         Cancelling the caller tells the server to cancel.

@@ -85,7 +85,7 @@ class Peer:
         """Let no time pass for the requests of one party: somebody is being asked on their behalf."""
         return self._pending.held(party)
 
-    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> Raw:
+    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
         """Send a request and return its result as it came; see `Link.request`."""
         if self._closed is not None:
             raise self._unsent(self._closed)
@@ -100,7 +100,7 @@ class Peer:
         )
         try:
             await self._send(envelope.request(pending.id, method, down), pending)
-            return await pending.future
+            return await pending.result()
         except ConnectionError as error:
             raise self._unsent(str(error)) from None
         except CallTimeoutError:
@@ -219,11 +219,11 @@ class Peer:
             error = envelope.decode_error(message.error)
             data = None if error.data is UNSET else error.data
             pending.fail(RemoteError(self.server, error.code, error.message, data))
-        elif message.result is UNSET or not bytes(message.result).startswith(b"{"):
+        elif message.result is UNSET or not envelope.starts_with(message.result, b"{"):
             pending.fail(BadAnswerError(self.server, "without a result object"))
         else:
             # A copy: the Raw view would keep the whole frame alive.
-            pending.future.set_result(message.result.copy())
+            pending.answer(bytes(message.result))
 
     def _receive_notification(self, method: str, params: Members) -> None:
         if method == "notifications/progress":

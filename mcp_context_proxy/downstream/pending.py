@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator
 
 import anyio
-from msgspec import Raw
 
 from mcp_context_proxy.downstream.link import Outgoing, Party
 from mcp_context_proxy.errors import CallTimeoutError, DownstreamError
@@ -20,6 +19,7 @@ class Pending:
     """One request under way: its caller's future, its deadline, and where its notifications go."""
 
     __slots__ = (
+        "_result",
         "future",
         "give_up_at",
         "held_since",
@@ -36,7 +36,7 @@ class Pending:
         self,
         request_id: int,
         method: str,
-        future: asyncio.Future[Raw],
+        future: asyncio.Future[None],
         outgoing: Outgoing,
         timeout: float,
         give_up_at: float,
@@ -49,6 +49,7 @@ class Pending:
         self.held_since = 0.0
         self.sending: anyio.CancelScope | None = None
         """While the request waits for the channel to take it."""
+        self._result = b""
 
     @property
     def subject(self) -> str:
@@ -58,6 +59,23 @@ class Pending:
     def fail(self, error: DownstreamError) -> None:
         """Tell its caller."""
         self.future.set_exception(error)
+
+    def answer(self, result: bytes) -> None:
+        """Hand its caller the result."""
+        self._result = result
+        self.future.set_result(None)
+
+    async def result(self) -> bytes:
+        """What it is answered with, which is kept nowhere then.
+
+        Not in the future either: the event loop holds on to that while its waiter goes on.
+
+        Raises:
+            DownstreamError: it failed.
+        """
+        await self.future
+        result, self._result = self._result, b""
+        return result
 
 
 class PendingRequests:

@@ -37,17 +37,16 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
     return error
 
 
-async def redacted_result(result: Raw, redact: Redactor) -> Raw:
+async def redacted_result(result: bytes, redact: Redactor) -> bytes:
     """The same result; without secrets if it tells of a failure, as a URL with its key would.
 
     Any other is the server's to say: a proxy that edits data is wrong about it sooner or later.
     """
-    data = bytes(result)
-    if b'"isError"' not in data or bytes(envelope.members(result).get("isError", b"")) != b"true":
+    if b'"isError"' not in result or bytes(envelope.members(result).get("isError", b"")) != b"true":
         return result
-    if len(data) < LARGE_BYTES:
-        return Raw(redact.json(data))
-    return Raw(await in_thread(redact.json, data))
+    if len(result) < LARGE_BYTES:
+        return redact.json(result)
+    return await in_thread(redact.json, result)
 
 
 def redacted_params(params: Members, redact: Redactor) -> Members:

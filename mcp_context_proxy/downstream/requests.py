@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import anyio
-from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.redaction import Redactor
@@ -66,7 +65,7 @@ class Requests:
         """Follow a configuration, from the next request on."""
         self._config, self._limits = config, limits
 
-    async def send(self, method: str, params: Members, outgoing: Outgoing) -> Raw:
+    async def send(self, method: str, params: Members, outgoing: Outgoing) -> bytes:
         """Send one request and return its result as it came. What may have been read is never sent again.
 
         Raises:
@@ -88,7 +87,7 @@ class Requests:
         try:
             result = await self._sent_once(method, params, outgoing)
             self._condition.useful = True
-            if nests_deeper(bytes(result), limits.nesting_results):
+            if nests_deeper(result, limits.nesting_results):
                 what = f"with a result nested deeper than {limits.nesting_results} levels"
                 raise BadAnswerError(name, what)
             return await redacted_result(result, self._redact)
@@ -129,7 +128,7 @@ class Requests:
             raise self._condition.unavailable()
         return self._condition.connected
 
-    async def _sent_once(self, method: str, params: Members, outgoing: Outgoing) -> Raw:
+    async def _sent_once(self, method: str, params: Members, outgoing: Outgoing) -> bytes:
         """A request that was not sent, or was refused as its session had expired, goes over the next one."""
         connected = await self._connected()
         try:
@@ -148,7 +147,7 @@ class Requests:
         """Whether a request goes over the connection that all share."""
         return connected.introduction.era is not Era.HANDSHAKE or not self._lanes.needed_by(outgoing)
 
-    async def _sent(self, connected: Connected, method: str, params: Members, outgoing: Outgoing) -> Raw:
+    async def _sent(self, connected: Connected, method: str, params: Members, outgoing: Outgoing) -> bytes:
         if self._is_shared(connected, outgoing):
             return await connected.link.request(method, params, outgoing)
         async with self._lanes.lent(outgoing) as link:

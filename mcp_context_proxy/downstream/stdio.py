@@ -26,7 +26,7 @@ from mcp_context_proxy.downstream.flow import gate
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.threads import in_thread
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
-from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
+from mcp_context_proxy.wire.pipes import FlowControl, PipeReader, write_line
 
 INHERITED_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 """All that a child inherits; anything else it needs is named in its ``env``. The SDK's list."""
@@ -146,7 +146,7 @@ class StdioChannel:
 
     def _write(self, frame: bytes) -> None:
         if not self._useless:
-            cast("asyncio.WriteTransport", self._stdin).write(frame + b"\n")
+            write_line(cast("asyncio.WriteTransport", self._stdin), frame)
         # If it is only now: the pipe refused the first byte. What it takes in part is kept for later.
         if self._useless:
             raise ConnectionError(self.describe_exit())

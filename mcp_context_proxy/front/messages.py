@@ -137,7 +137,7 @@ def _check_era(message: Envelope, header: str | None) -> None:
 
 def _is_reply(message: Envelope) -> bool:
     if isinstance(message.result, Raw):
-        return message.error is UNSET and bytes(message.result).startswith(b"{")
+        return message.error is UNSET and envelope.starts_with(message.result, b"{")
     try:
         error = envelope.members(message.error)  # type: ignore[arg-type]
         return type(envelope.value(error["code"])) is int and envelope.text(error["message"]) is not None

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from mcp_context_proxy.wire.framing import LineFramer, Oversized
-from mcp_context_proxy.wire.pipes import FlowControl, PipeReader
+from mcp_context_proxy.wire.pipes import FlowControl, PipeReader, write_line
 
 LOOK_SECONDS = 1.0
 """Between two looks at whether the host reads."""
@@ -114,7 +114,7 @@ class StandardPipes:
 
     def _write(self, frame: bytes) -> None:
         if not self._writer.closed.is_set():
-            self._out.write(frame + b"\n")
+            write_line(self._out, frame)
 
 
 @asynccontextmanager

@@ -60,7 +60,7 @@ def shown(request_id: RequestId, method: str, params: Members) -> bytes:
 
 
 def _meta(raw: Raw) -> Mapping[str, Any] | None:
-    if not bytes(raw).startswith(b"{"):
+    if not envelope.starts_with(raw, b"{"):
         return None
     meta = era.meta_of({"_meta": raw})
     kept: dict[str, Any] = {}
@@ -73,4 +73,4 @@ def _meta(raw: Raw) -> Mapping[str, Any] | None:
 
 def _short(raw: Raw) -> Raw | int:
     """A string, or nothing, as it is; of anything else only that it is neither."""
-    return raw if bytes(raw).startswith((b'"', b"n")) else 0
+    return raw if envelope.starts_with(raw, b'"', b"n") else 0

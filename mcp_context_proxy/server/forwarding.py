@@ -70,7 +70,7 @@ class Forwarder:
             result = await self._result(client, method, params, caller, subject, listener)
         if caller.era is Era.HANDSHAKE and client.era is not Era.MODERN:
             # Nothing to fit, so nothing is parsed: what came is what goes.
-            return bytes(result)
+            return result
         return era.upward(method, result, caller.era, SERVER_INFO)
 
     async def _result(
@@ -81,7 +81,7 @@ class Forwarder:
         caller: Caller,
         subject: str,
         listener: Notify,
-    ) -> Raw:
+    ) -> bytes:
         """The result as the server means it, with what it asks on the way answered in the caller's manner."""
         if caller.era is Era.HANDSHAKE:
             outgoing = _outgoing(client, params, caller, subject, declared.asker(caller), listener)
@@ -94,14 +94,14 @@ class Forwarder:
             return await self._call(client, method, params, outgoing)
         try:
             if _may_ask(params, caller):
-                return Raw(await self._park(client, method, params, caller, subject, listener))
+                return await self._park(client, method, params, caller, subject, listener)
             outgoing = _outgoing(client, params, caller, subject, None, listener)
             return await self._call(client, method, params, outgoing)
         except RemoteError as error:
             question = url_elicitation.question(error, params, caller)
             if question is None:
                 raise
-            return Raw(question)
+            return question
 
     async def _park(
         self,
@@ -117,13 +117,13 @@ class Forwarder:
         async def work(ask: Ask, notify: Notify) -> bytes:
             limited = declared.asker(caller, ask)
             outgoing = _outgoing(client, params, caller, subject, limited, notify)
-            return bytes(await self._call(client, method, params, outgoing))
+            return await self._call(client, method, params, outgoing)
 
         return await self._parked.call(caller.principal, f"{client.name} {method}", params, listener, work)
 
     async def _gather_input(
-        self, client: DownstreamClient, method: str, params: Members, outgoing: Outgoing, result: Raw
-    ) -> Raw:
+        self, client: DownstreamClient, method: str, params: Members, outgoing: Outgoing, result: bytes
+    ) -> bytes:
         """Answer what a modern server asks by asking a handshake-era client, until it has enough."""
         for _ in range(INPUT_ROUNDS):
             parts = envelope.members(result)
@@ -146,7 +146,9 @@ class Forwarder:
             result = await self._call(client, method, retry, outgoing)
         raise InputMissingError(client.name, f"it asked more than {INPUT_ROUNDS} times")
 
-    async def _call(self, client: DownstreamClient, method: str, params: Members, outgoing: Outgoing) -> Raw:
+    async def _call(
+        self, client: DownstreamClient, method: str, params: Members, outgoing: Outgoing
+    ) -> bytes:
         if self.tracing is None:
             return await client.call(method, params, outgoing)
         with self.tracing.downstream(client.name, method, params) as traced:

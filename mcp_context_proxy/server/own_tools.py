@@ -232,7 +232,7 @@ class _UnusableArgumentsError(Exception):
 
 def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
     try:
-        if bytes(raw).startswith(b'"'):
+        if envelope.starts_with(raw, b'"'):
             raw = Raw((envelope.text(raw) or "").encode())
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:

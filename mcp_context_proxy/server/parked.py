@@ -142,7 +142,7 @@ class ParkedCalls:
         if call is None or call.purpose != purpose:
             raise RequestError(INVALID_PARAMS, UNKNOWN)
         for key in call.questions:
-            if key in answers and not bytes(answers[key]).startswith(b"{"):
+            if key in answers and not envelope.starts_with(answers[key], b"{"):
                 raise RequestError(INVALID_PARAMS, f"the answer {key!r} in inputResponses must be an object")
         del self._parked[state]
         if call.expiry is not None:

@@ -125,9 +125,9 @@ class ToolCalls:
         """
         sent = {**params, "name": envelope.raw(tool.name)}
         arguments = params.get("arguments")
-        if arguments is not None and bytes(arguments).startswith(b'"'):
+        if arguments is not None and envelope.starts_with(arguments, b'"'):
             sent["arguments"] = _object_in_text(arguments)
-        elif arguments is not None and bytes(arguments) == b"null":
+        elif arguments is not None and envelope.starts_with(arguments, b"n"):
             del sent["arguments"]
         began = time.perf_counter()
         try:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from msgspec import Raw
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract, get_global_textmap, inject
 from opentelemetry.trace import (
@@ -95,11 +94,11 @@ class TracedRequest:
         self.params: Members = {} if params is None else params
         """To be sent on: they name the span."""
 
-    def answered(self, result: bytes | Raw) -> None:
+    def answered(self, result: bytes) -> None:
         """Note what the answer says."""
         if self._method != "tools/call" or not self._span.is_recording():
             return
-        if outcome_of(bytes(result)) is Outcome.FAILED:
+        if outcome_of(result) is Outcome.FAILED:
             _fail(self._span, "tool_error", "")
 
 

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from mcp_context_proxy.wire.utf8 import is_utf8
+
 Members: TypeAlias = dict[str, Raw]
 """A JSON object of which only the keys are decoded."""
 
@@ -75,18 +77,17 @@ def decode(frame: bytes) -> Envelope:
     Raises:
         MalformedError: it is not JSON, not UTF-8, nested too deeply, or not a JSON-RPC message.
     """
+    # A payload stays undecoded, so nobody else would notice before it reaches the client.
+    if not is_utf8(frame):
+        raise MalformedError("it is not UTF-8")
     try:
-        if not frame.isascii():
-            # A payload stays undecoded, so nobody else would notice before it reaches the client.
-            str(frame, "utf-8")
         return _decode_envelope(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         mended = _ESCAPE.sub(_mend, frame)
         if mended != frame:
             return decode(mended)
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         known = isinstance(error, msgspec.ValidationError)
-        raise MalformedError(why, INVALID_REQUEST if known else PARSE_ERROR) from None
+        raise MalformedError(str(error), INVALID_REQUEST if known else PARSE_ERROR) from None
 
 
 def decode_from_client(frame: bytes) -> Envelope:
@@ -104,7 +105,7 @@ def decode_from_client(frame: bytes) -> Envelope:
         raise MalformedError('its jsonrpc must be "2.0"', INVALID_REQUEST)
     if message.id is None or isinstance(message.id, float):
         raise MalformedError("its id must be a string or an integer", INVALID_REQUEST)
-    if isinstance(message.params, Raw) and not bytes(message.params).startswith(b"{"):
+    if isinstance(message.params, Raw) and not starts_with(message.params, b"{"):
         raise MalformedError("its params must be an object", INVALID_REQUEST)
     return message
 
@@ -145,6 +146,14 @@ def value(raw: bytes | Raw) -> Any:
         msgspec.DecodeError: it is not JSON.
     """
     return msgspec.json.decode(raw)
+
+
+def starts_with(raw: bytes | Raw, *kinds: bytes) -> bool:
+    """Whether JSON without space before it starts with one of these characters: they tell what it is.
+
+    Nothing is copied, as ``bytes(raw)`` would.
+    """
+    return bytes(memoryview(raw)[:1]) in kinds
 
 
 def text(raw: bytes | Raw | None) -> str | None:
@@ -192,7 +201,8 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
 
 def reply(request_id: RequestId, result: bytes | Raw) -> bytes:
     """Encode a successful reply around an already encoded result, without a line end."""
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (_encode(request_id), bytes(result))
+    # Joined, since a large result is copied once by that.
+    return b"".join((b'{"jsonrpc":"2.0","id":', _encode(request_id), b',"result":', result, b"}"))
 
 
 def error_reply(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:

@@ -116,7 +116,7 @@ def is_modern(meta: Members) -> bool:
         version is not None
         and envelope.text(version) == MODERN_VERSION
         and capabilities is not None
-        and bytes(capabilities).startswith(b"{")
+        and envelope.starts_with(capabilities, b"{")
     )
 
 
@@ -171,7 +171,7 @@ def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | 
     else:
         declared = {name: envelope.raw(value) for name, value in capabilities.items()}
     kept = {name: value for name, value in declared.items() if name != TASKS_CAPABILITY}
-    if bytes(kept.get("extensions", b"")).startswith(b"{"):
+    if envelope.starts_with(kept.get("extensions", b""), b"{"):
         extensions = envelope.members(kept["extensions"])
         if extensions.pop(TASKS_EXTENSION, None) is not None:
             kept["extensions"] = envelope.raw(extensions)
@@ -233,7 +233,7 @@ def _bounded_ttl(raw: Raw | None) -> Raw:
 def _to_handshake(method: str, parts: Members, result: bytes | Raw) -> bytes:
     meta = meta_of(parts)
     structured = parts.get("structuredContent")
-    wrap = method == "tools/call" and structured is not None and not bytes(structured).startswith(b"{")
+    wrap = method == "tools/call" and structured is not None and not envelope.starts_with(structured, b"{")
     if not wrap and SERVER_INFO_KEY not in meta and not any(key in parts for key in MODERN_ONLY_RESULT_KEYS):
         return bytes(result)
     for key in MODERN_ONLY_RESULT_KEYS:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mcp_context_proxy.wire.utf8 import is_utf8
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _ID = re.compile(rb"[^\x00-\x1f\x7f]{1,1024}")
@@ -55,14 +57,16 @@ class EventFramer:
             OversizedEventError: what is not complete is over the limit.
         """
         *lines, rest = self._normalized(data).split(b"\n")
-        for line in lines:
+        for ended in lines:
+            line: bytes | bytearray = ended
             if self._line:
-                self._line += line
-                # Let go of the buffer before the line is taken apart: it may be as long as the limit.
-                line, self._line = bytes(self._line), bytearray()  # noqa: PLW2901 - as said
+                # It may be as long as the limit, so it is not copied before it is taken apart.
+                self._line += ended
+                line, self._line = self._line, bytearray()
             if not self._begun:
                 self._begun = True
-                line = line.removeprefix(BYTE_ORDER_MARK)  # noqa: PLW2901 - no part of the first line
+                if line.startswith(BYTE_ORDER_MARK):  # no part of the first line
+                    line = line[len(BYTE_ORDER_MARK) :]
             if line:
                 self._take(line)
             elif self._pending:
@@ -77,11 +81,14 @@ class EventFramer:
         self._after_return = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
 
-    def _take(self, line: bytes) -> None:
-        if line.startswith(b":"):
+    def _take(self, line: bytes | bytearray) -> None:
+        colon = line.find(b":")
+        if colon == 0:
             return
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
+        end = colon if colon > 0 else len(line)
+        begin = end + (2 if line[end + 1 : end + 2] == b" " else 1)
+        with memoryview(line) as received:
+            field, value = bytes(received[:end]), bytes(received[begin:])
         if field == b"data":
             self._data.append(value)
             # A line takes memory of its own, however short it is.
@@ -103,8 +110,9 @@ class EventFramer:
 
     def _finish(self) -> Event:
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        if not data.isascii():
-            data = _text(data)
+        if not is_utf8(data):
+            # Such streams are UTF-8 by definition: what is not becomes U+FFFD, and the rest is as it came.
+            data = data.decode("utf-8", "replace").encode()
         event = Event(self._name or b"message", data, self._id, self._retry)
         self._name, self._data, self._size, self._retry, self._pending = b"", [], 0, None, False
         return event
@@ -113,12 +121,3 @@ class EventFramer:
 def on_one_line(encoded: bytes) -> bytes:
     """JSON as the data of one event, which ends with its line: only between values is there a line break."""
     return encoded.replace(b"\n", b" ").replace(b"\r", b" ")
-
-
-def _text(data: bytes) -> bytes:
-    """Such streams are UTF-8 by definition: what is not becomes U+FFFD, and the rest is as it came."""
-    try:
-        str(data, "utf-8")
-    except UnicodeDecodeError:
-        return data.decode("utf-8", "replace").encode()
-    return data

@@ -84,4 +84,4 @@ def _meta_fault(meta: Members, modern: bool) -> str | None:
 
 
 def _is(raw: Raw | None, kind: str) -> bool:
-    return raw is not None and bytes(raw).startswith(kind.encode())
+    return raw is not None and envelope.starts_with(raw, kind.encode())

@@ -5,6 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+LARGE_BYTES = 64 * 1024
+"""From this on a frame is not copied for the sake of its line end; a small one is written in one go."""
+
+
+def write_line(pipe: asyncio.WriteTransport, frame: bytes) -> None:
+    """Write a frame and its line end."""
+    if len(frame) < LARGE_BYTES:
+        pipe.write(frame + b"\n")
+    else:
+        pipe.write(frame)
+        pipe.write(b"\n")
+
 
 class PipeReader(asyncio.Protocol):
     """Feeds what is read to a function and notes the end."""
