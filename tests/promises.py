@@ -22,6 +22,7 @@ SESSIONS = "front/test_sessions.py::"
 PAGE = "web/test_page.py::"
 STOPPING = "faults/test_stopping.py::"
 DEFINITIONS = "faults/test_definitions.py::"
+MEMORY = "faults/test_memory.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 PROMISES = (
@@ -74,7 +75,8 @@ PROMISES = (
             "downstream/test_answers.py::test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit",
             "downstream/test_calls.py::test_what_a_server_does_not_read_is_bounded_in_bytes",
             "downstream/test_calls.py::test_a_server_that_asks_without_reading_leaves_no_tasks_behind",
-            DEFINITIONS + "test_an_endless_line_takes_no_memory_and_ends_its_connection",
+            MEMORY + "test_an_endless_line_takes_no_memory_and_ends_its_connection",
+            MEMORY + "test_a_result_as_large_as_may_be_is_held_twice_at_most",
             DEFINITIONS + "test_tools_over_the_limit_of_all_are_withheld_and_told",
             DEFINITIONS + "test_pages_without_end_are_ended",
             "downstream/test_stderr.py::test_a_flood_without_a_line_end_takes_no_more_than_twice_its_bound",

@@ -1,0 +1,109 @@
+"""What single servers send costs the proxy no more memory than is promised, however large it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from faults.harness import SAFE, faulty, nonce, rss, twin
+from support.ledger import until
+from support.proxies import command, http_proxy, inside
+from support.raw_client import RawClient
+from support.servers import Workshop
+from support.wires import http, stdio
+
+pytestmark = pytest.mark.anyio
+
+LARGE_BYTES = 15 << 20
+"""Just below what a message may have by default."""
+
+ROUNDS = 3
+"""Beside one of them a new proxy may read what it needs but once, such as a vocabulary to count tokens."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("memory")
+    workshop = Workshop(folder)
+    with twin(folder / "ledger", size=LARGE_BYTES) as base:
+        workshop.server("pipe").settings = faulty("huge-result", folder / "ledger", size=LARGE_BYTES)
+        workshop.server("url").settings = {"url": f"{base}/huge-result/mcp"}
+        yield workshop.config(expose={"mode": "all"}, search={"warm_up": False})
+
+
+@asynccontextmanager
+async def opened(front: str, config: Path) -> AsyncIterator[tuple[RawClient, int]]:
+    """A client of a proxy, and the process of that."""
+    if front == "stdio":
+        async with stdio(command(config)) as client:
+            assert client.process is not None
+            yield client, client.process.pid
+    else:
+        with http_proxy(config) as proxy:
+            async with http(proxy.base) as client:
+                yield client, proxy.process.pid
+
+
+def forget_peak(pid: int) -> None:
+    """Let the peak of a process's memory begin at what it has now (proc(5), clear_refs)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak(pid: int) -> int:
+    """The most resident memory that a process had, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+@pytest.mark.parametrize("server", ["pipe", "url"])
+@pytest.mark.parametrize("front", ["stdio", "http"])
+async def test_a_result_as_large_as_may_be_is_held_twice_at_most(
+    config: Path, front: str, server: str
+) -> None:
+    tool, grown, lengths = f"{server}__tool_000", [], set()
+    async with opened(front, config) as (client, pid):
+        await client.until_listed(tool)
+        for _ in range(ROUNDS):
+            before = rss(pid)
+            forget_peak(pid)
+            result = await client.call(tool, {"nonce": nonce()})
+            grown.append(peak(pid) - before)
+            lengths.add(len(result["content"][0]["text"]))
+
+    assert lengths == {LARGE_BYTES}
+    assert min(grown) < 2.5 * LARGE_BYTES
+
+
+async def test_an_endless_line_takes_no_memory_and_ends_its_connection(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    workshop.server("odd").settings = faulty("endless-line", tmp_path / "ledger", size=1 << 30)
+    workshop.server("good").settings = faulty("normal", tmp_path / "ledger")
+    async with inside(workshop.config(limits={"message_bytes": 1 << 20}), settled=False) as proxy:
+        client = proxy.fleet.clients["odd"]
+        before = rss(os.getpid())
+        await until(lambda: "without a line end" in client.cause)
+        grown = rss(os.getpid()) - before
+        await proxy.fleet.clients["good"].settled()
+        result = await proxy.fleet.clients["good"].call("tools/list", {})
+
+    assert grown < 40 << 20
+    assert result
+
+
+async def test_an_answer_over_the_limit_takes_no_memory_and_its_server_goes_on(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    workshop.server("odd").settings = faulty("huge-result", tmp_path / "ledger", size=64 << 20)
+    with http_proxy(workshop.config(expose={"mode": "all"})) as proxy:
+        async with http(proxy.base) as client:
+            await client.until_listed("odd__tool_000")
+            before = rss(proxy.process.pid)
+            results = [await client.call("odd__tool_000", {"nonce": nonce()}) for _ in range(3)]
+            grown = rss(proxy.process.pid) - before
+            after = await client.call(f"odd__{SAFE}", {"nonce": "still"})
+
+    assert all("over the limit of 16,777,216" in result["content"][0]["text"] for result in results)
+    assert grown < 40 << 20
+    assert after["content"][0]["text"] == "still"
