@@ -82,13 +82,9 @@ class EventFramer:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
 
     def _take(self, line: bytes | bytearray) -> None:
-        colon = line.find(b":")
-        if colon == 0:
+        if line.startswith(b":"):
             return
-        end = colon if colon > 0 else len(line)
-        begin = end + (2 if line[end + 1 : end + 2] == b" " else 1)
-        with memoryview(line) as received:
-            field, value = bytes(received[:end]), bytes(received[begin:])
+        field, value = _parts(line)
         if field == b"data":
             self._data.append(value)
             # A line takes memory of its own, however short it is.
@@ -116,6 +112,19 @@ class EventFramer:
         event = Event(self._name or b"message", data, self._id, self._retry)
         self._name, self._data, self._size, self._retry, self._pending = b"", [], 0, None, False
         return event
+
+
+def _parts(line: bytes | bytearray) -> tuple[bytes, bytes]:
+    """The field and the value of a line."""
+    if isinstance(line, bytes):
+        field, _, value = line.partition(b":")
+        return field, value.removeprefix(b" ")
+    # It came in pieces, so it may be long: each of those would copy it.
+    colon = line.find(b":")
+    end = colon if colon >= 0 else len(line)
+    begin = end + (2 if line[end + 1 : end + 2] == b" " else 1)
+    with memoryview(line) as received:
+        return bytes(received[:end]), bytes(received[begin:])
 
 
 def on_one_line(encoded: bytes) -> bytes:

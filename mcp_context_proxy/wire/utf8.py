@@ -14,8 +14,11 @@ def is_utf8(data: bytes) -> bool:
     """Whether it is all UTF-8."""
     if data.isascii():
         return True
-    decode = _Decoder().decode
     try:
+        if len(data) <= PIECE_BYTES:
+            str(data, "utf-8")
+            return True
+        decode = _Decoder().decode
         for start in range(0, len(data), PIECE_BYTES):
             end = start + PIECE_BYTES
             decode(data[start:end], final=end >= len(data))
