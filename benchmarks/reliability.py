@@ -20,7 +20,7 @@ from pathlib import Path
 from faulty_bench import FaultyBench, children_of, is_ready, processor_seconds, rss_mib, terminate
 from figures import Figure, measured
 from overload import backlog, crowds, deaf, floods
-from raw_clients import HttpClient, call_params, frame
+from raw_clients import HttpClient, StdioClient, call_params, frame
 from stores import damage, kills, store
 from subjects import free_port, listening, proxy_command, tool_name
 
@@ -135,34 +135,35 @@ def stop(bench: FaultyBench, rounds: int) -> list[Figure]:
     """Stopping with servers that ignore the end of their input, SIGTERM and SIGINT; idle, then with calls."""
     deaf = {f"deaf{n}": {"mode": "ignore-sigterm"} for n in range(SERVERS)}
     idle, busy = bench.faulty(deaf), bench.faulty(deaf | {"hangs": {"mode": "hang-call"}})
-    values: dict[int, list[float]] = {0: [], UNDER_WAY: []}
-    left = 0
-    for _ in range(rounds):
-        for under_way, found in values.items():
-            client = bench.proxy(busy if under_way else idle)
-            client.open()
-            client.until(lambda client: len(client.request("tools/list")["tools"]) >= 3, 120)
-            client.until(lambda client: len(children_of(client.process.pid)) >= SERVERS, 300)
-            # Each has to have come so far as to be deaf.
-            client.until(lambda client: is_ready(client, f"deaf{SERVERS - 1}__safe"), 120)
-            if under_way:
-                client.until(lambda client: is_ready(client, "hangs__safe"), 120)
-                for number in range(under_way):
-                    client.send(
-                        frame(10**7 + number, "tools/call", call_params("hangs__tool_000", nonce="n"))
-                    )
-                time.sleep(SETTLED_SECONDS)
-            children = children_of(client.process.pid)
-            began = time.perf_counter()
-            client.process.send_signal(signal.SIGTERM)
-            client.process.wait(60)
-            found.append(time.perf_counter() - began)
-            left += sum(Path(f"/proc/{child}").exists() for child in children)
+    left: list[int] = []
+    still = [_stopped(bench.proxy(idle), left) for _ in range(rounds)]
+    calling = [_stopped(bench.proxy(busy), left, UNDER_WAY) for _ in range(rounds)]
     return [
-        Figure(f"exit with {SERVERS} deaf servers", values[0], "s", 6.0),
-        Figure(f"exit with {UNDER_WAY} calls under way, too", values[UNDER_WAY], "s", 15.0),
-        Figure("processes left", [left], "", 0),
+        Figure(f"exit with {SERVERS} deaf servers", still, "s", 6.0),
+        Figure(f"exit with {UNDER_WAY} calls under way, too", calling, "s", 15.0),
+        Figure("processes left", [len(left)], "", 0),
     ]
+
+
+def _stopped(client: StdioClient, left: list[int], under_way: int = 0) -> float:
+    """Seconds in which a proxy ends with all its servers up and so many calls; adds what is left of those."""
+    client.open()
+    client.until(lambda client: len(client.request("tools/list")["tools"]) >= 3, 120)
+    client.until(lambda client: len(children_of(client.process.pid)) >= SERVERS, 300)
+    # Each has to have come so far as to be deaf.
+    client.until(lambda client: is_ready(client, f"deaf{SERVERS - 1}__safe"), 120)
+    if under_way:
+        client.until(lambda client: is_ready(client, "hangs__safe"), 120)
+        for number in range(under_way):
+            client.send(frame(10**7 + number, "tools/call", call_params("hangs__tool_000", nonce="n")))
+        time.sleep(SETTLED_SECONDS)
+    children = children_of(client.process.pid)
+    began = time.perf_counter()
+    client.process.send_signal(signal.SIGTERM)
+    client.process.wait(60)
+    seconds = time.perf_counter() - began
+    left += [child for child in children if Path(f"/proc/{child}").exists()]
+    return seconds
 
 
 def idle(bench: FaultyBench, rounds: int) -> list[Figure]:

@@ -197,7 +197,7 @@ def result_type(result: Members) -> str:
     return envelope.text(result.get("resultType")) or "complete"
 
 
-def upward(method: str, result: bytes | Raw, era: Era, server_info: Raw) -> bytes:
+def upward(method: str, result: bytes, era: Era, server_info: Raw) -> bytes:
     """Fit a downstream result to the era of the client, changing nothing else.
 
     Args:
@@ -230,12 +230,12 @@ def _bounded_ttl(raw: Raw | None) -> Raw:
     return envelope.raw(LONGEST_TTL_MS) if longer else Raw(said)
 
 
-def _to_handshake(method: str, parts: Members, result: bytes | Raw) -> bytes:
+def _to_handshake(method: str, parts: Members, result: bytes) -> bytes:
     meta = meta_of(parts)
     structured = parts.get("structuredContent")
     wrap = method == "tools/call" and structured is not None and not envelope.starts_with(structured, b"{")
     if not wrap and SERVER_INFO_KEY not in meta and not any(key in parts for key in MODERN_ONLY_RESULT_KEYS):
-        return bytes(result)
+        return result
     for key in MODERN_ONLY_RESULT_KEYS:
         parts.pop(key, None)
     if wrap:

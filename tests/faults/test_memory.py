@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from faults.harness import SAFE, faulty, nonce, rss, twin
+from support.fronts import EVERY_FRONT, opening
 from support.ledger import until
-from support.proxies import command, http_proxy, inside
+from support.proxies import HttpProxy, http_proxy, inside
 from support.raw_client import RawClient
 from support.servers import Workshop
-from support.wires import http, stdio
+from support.wires import http
 
 pytestmark = pytest.mark.anyio
 
@@ -25,26 +25,32 @@ ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workshop, Path]]:
     folder = tmp_path_factory.mktemp("memory")
     workshop = Workshop(folder)
     with twin(folder / "ledger", size=LARGE_BYTES) as base:
         workshop.server("pipe").settings = faulty("huge-result", folder / "ledger", size=LARGE_BYTES)
         workshop.server("url").settings = {"url": f"{base}/huge-result/mcp"}
-        yield workshop.config(expose={"mode": "all"}, search={"warm_up": False})
+        yield workshop, workshop.config(expose={"mode": "all"}, search={"warm_up": False})
 
 
-@asynccontextmanager
-async def opened(front: str, config: Path) -> AsyncIterator[tuple[RawClient, int]]:
-    """A client of a proxy, and the process of that."""
-    if front == "stdio":
-        async with stdio(command(config)) as client:
-            assert client.process is not None
-            yield client, client.process.pid
-    else:
-        with http_proxy(config) as proxy:
-            async with http(proxy.base) as client:
-                yield client, proxy.process.pid
+@pytest.fixture(scope="module")
+def served(setup: tuple[Workshop, Path]) -> Iterator[HttpProxy]:
+    with http_proxy(setup[1]) as proxy:
+        yield proxy
+
+
+@pytest.fixture(**EVERY_FRONT)
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[RawClient]:
+    async with opening(request) as opened:
+        yield opened
+
+
+@pytest.fixture
+def pid(client: RawClient, request: pytest.FixtureRequest) -> int:
+    """Of the proxy that the client speaks with."""
+    process = client.process or request.getfixturevalue("served").process
+    return int(process.pid)
 
 
 def forget_peak(pid: int) -> None:
@@ -59,19 +65,17 @@ def peak(pid: int) -> int:
 
 
 @pytest.mark.parametrize("server", ["pipe", "url"])
-@pytest.mark.parametrize("front", ["stdio", "http"])
 async def test_a_result_as_large_as_may_be_is_held_twice_at_most(
-    config: Path, front: str, server: str
+    client: RawClient, pid: int, server: str
 ) -> None:
     tool, grown, lengths = f"{server}__tool_000", [], set()
-    async with opened(front, config) as (client, pid):
-        await client.until_listed(tool)
-        for _ in range(ROUNDS):
-            before = rss(pid)
-            forget_peak(pid)
-            result = await client.call(tool, {"nonce": nonce()})
-            grown.append(peak(pid) - before)
-            lengths.add(len(result["content"][0]["text"]))
+    await client.until_listed(tool)
+    for _ in range(ROUNDS):
+        before = rss(pid)
+        forget_peak(pid)
+        result = await client.call(tool, {"nonce": nonce()})
+        grown.append(peak(pid) - before)
+        lengths.add(len(result["content"][0]["text"]))
 
     assert lengths == {LARGE_BYTES}
     assert min(grown) < 2.5 * LARGE_BYTES
