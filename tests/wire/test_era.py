@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import Raw
 
 from mcp_context_proxy.wire import envelope, era
 from mcp_context_proxy.wire.era import Era
@@ -157,7 +156,7 @@ def test_upward_to_the_handshake_era_nothing_of_the_modern_one_is_left() -> None
 def test_upward_to_the_handshake_era_what_needs_no_change_is_the_bytes_that_came() -> None:
     came = b'{ "content" : [ ], "structuredContent": {"n": 1.0e-07} }'
 
-    assert era.upward("tools/call", Raw(came), Era.HANDSHAKE, INFO) == came
+    assert era.upward("tools/call", came, Era.HANDSHAKE, INFO) == came
 
 
 @pytest.mark.parametrize("structured", [[1], "x", 7, None, True], ids=repr)
@@ -175,7 +174,7 @@ def test_upward_to_the_handshake_era_structured_content_that_is_nowhere_else_bec
     came = b'{"content":[ ' + image + b' ],"structuredContent":["caf\xc3\xa9", 1.0e-07]}'
     bare = {"content": [], "structuredContent": [{"n": 1}]}
 
-    fitted = era.upward("tools/call", Raw(came), Era.HANDSHAKE, INFO)
+    fitted = era.upward("tools/call", came, Era.HANDSHAKE, INFO)
 
     assert image in fitted
     assert json.loads(fitted)["content"][1] == {"type": "text", "text": '["café", 1.0e-07]'}
