@@ -20,23 +20,22 @@ import definitions
 from figures import Figure, percentile, table
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides, configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.embedding.remembered import RememberedQueries
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder, RememberedQueries
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, reference, rule, tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.background import packaged_background
+from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.query_vectors import query_vectors
+from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.store import Store, open_store
 
 SERVERS, TOOLS_EACH, DOCUMENTS = 60, 50, 300
@@ -74,7 +73,7 @@ class Subject:
             self.records,
             configured(config),
             Costs(TokenCounter()),
-            Companions(Expander(self.engine.index_of, self.queries), {}),
+            ContextExpander(Expander(self.engine.index_of, self.queries), {}),
         )
 
     async def _nothing_starts(self, seconds: float) -> None:

@@ -23,9 +23,8 @@ from subjects import Workbench, answers, tool_name
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.statistics.inventory import Inventory
-from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.statistics.retention import Retention
+from mcp_context_proxy.statistics.recorder import StatisticsRetention, UsageRecorder
+from mcp_context_proxy.statistics.report import Inventory
 from mcp_context_proxy.store import open_store
 
 BAR_MS = 0.05
@@ -82,7 +81,7 @@ def _p50_ms(client: StdioClient, calls: int) -> float:
 
 async def recorder() -> float:
     """Milliseconds that the event loop spends on one call."""
-    retention = Retention.of(Limits())
+    retention = StatisticsRetention.of(Limits())
     with open_store("memory") as store:
         inventory = Inventory(store.statistics, lambda: Snapshot(0, ()), lambda _: 0, lambda _: False)
         usage = UsageRecorder(store.statistics, retention, inventory)

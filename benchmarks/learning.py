@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.evaluation.comparison import Difference
-from mcp_context_proxy.evaluation.corpus import read_corpus
-from mcp_context_proxy.evaluation.queries import read_queries
-from mcp_context_proxy.evaluation.replay import MEASURES, Stage, in_random_order, replay
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.evaluation.data import read_corpus, read_queries
+from mcp_context_proxy.evaluation.replay import MEASURES, ReplayStage, in_random_order, replay
+from mcp_context_proxy.evaluation.run import MeasureDifference
 from mcp_context_proxy.retrieval import ADAPTIVE
 from mcp_context_proxy.store import open_store
 
@@ -63,13 +62,13 @@ def rows(folder: Path, store: Path | None) -> list[str]:
     return [row(folder.name, stage) for stage in stages]
 
 
-def row(name: str, stage: Stage) -> str:
+def row(name: str, stage: ReplayStage) -> str:
     measured = stage.measures[MEASURES[0]].difference.queries
     figures = " | ".join(spoken(stage.measures[measure]) for measure in MEASURES)
     return f"| {name} | {measured:,} | {stage.revealed:.0%} ({stage.used:,}) | {stage.pairs:,} | {figures} |"
 
 
-def spoken(one: Difference) -> str:
+def spoken(one: MeasureDifference) -> str:
     gain = one.difference
     points = f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
     return f"{one.first:.3f} | {one.second:.3f} | {points}"

@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 from catalogs import LISTS, lists_in, snapshot
 
-from mcp_context_proxy.evaluation.evaluation import TOOLS
-from mcp_context_proxy.evaluation.queries import Query
+from mcp_context_proxy.evaluation.data import EvalQuery
+from mcp_context_proxy.evaluation.run import TOOLS
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import EmbedTexts, Engine, SearchOptions
-from mcp_context_proxy.retrieval.background import packaged_background
-from mcp_context_proxy.retrieval.fitting import needed
+from mcp_context_proxy.retrieval.relevance import needed, packaged_background
 from mcp_context_proxy.retrieval.text import chunks
 
 JUDGED = Path(__file__).with_name("judged.jsonl")
@@ -65,7 +64,7 @@ HEAD = (
 
 ACCIDENTS = "by accident"
 
-Named = tuple[str, Snapshot, list[Query]]
+Named = tuple[str, Snapshot, list[EvalQuery]]
 Put = tuple[Snapshot, Sequence[str]]
 """A catalog and the texts of the queries put to it."""
 
@@ -211,14 +210,14 @@ def _told(accidents: Asked) -> str:
     )
 
 
-def _answerable(own: Sequence[Sequence[Query]], catalog: Snapshot) -> list[str]:
+def _answerable(own: Sequence[Sequence[EvalQuery]], catalog: Snapshot) -> list[str]:
     """The queries all of whose needs a catalog, or a part of it, can serve; a sample of each set."""
     there = {(tool.server, tool.name) for tool in catalog.tools.values()}
     served = [[query for query in queries if all(need & there for need in query.needs)] for queries in own]
     return [query.text for queries in served for query in _sample(queries)]
 
 
-def _sample(queries: Sequence[Query]) -> Sequence[Query]:
+def _sample(queries: Sequence[EvalQuery]) -> Sequence[EvalQuery]:
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
 
 

@@ -25,11 +25,11 @@ import numpy as np
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.evaluation.evaluation import evaluate, measured, tools_of
-from mcp_context_proxy.evaluation.queries import Query
+from mcp_context_proxy.evaluation.data import EvalQuery
+from mcp_context_proxy.evaluation.run import evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import ADAPTIVE, EmbedTexts, Engine
-from mcp_context_proxy.retrieval.background import packaged_background
+from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.store import open_store
 
 TOOLS = 50
@@ -123,7 +123,7 @@ def costs(one: PublicSet, catalog: EmbedTexts, queries: EmbedTexts) -> list[str]
     return [f"{clean:.1f}", *(f"{drop:+.1f}" for drop in drops)]
 
 
-def poisoned(style: Style, known: Sequence[Query], chance: random.Random) -> list[Tool]:
+def poisoned(style: Style, known: Sequence[EvalQuery], chance: random.Random) -> list[Tool]:
     """The tools of the poisoner."""
     count = min(style.queries, len(known))
     texts = [[query.text for query in chance.sample(known, count)] for _ in range(TOOLS)]

@@ -20,16 +20,13 @@ from baselines import PlainBM25, Ranked, SeedDesign
 from nothing_fits import calibration
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.evaluation.corpus import read_corpus
-from mcp_context_proxy.evaluation.evaluation import evaluate, measured, tools_of
-from mcp_context_proxy.evaluation.intervals import Estimate, estimate, macro_estimate
-from mcp_context_proxy.evaluation.metrics import recall
-from mcp_context_proxy.evaluation.queries import Query, read_queries
-from mcp_context_proxy.evaluation.run import Answer
+from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
+from mcp_context_proxy.evaluation.metrics import Estimate, estimate, macro_estimate, recall
+from mcp_context_proxy.evaluation.run import Answer, evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE, EmbedTexts, Engine
-from mcp_context_proxy.retrieval.background import packaged_background
-from mcp_context_proxy.retrieval.fusion import count_selected
+from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import count_selected
 from mcp_context_proxy.retrieval.terms import telling_words
 from mcp_context_proxy.store import open_store
 
@@ -66,7 +63,7 @@ class PublicSet:
 
     name: str
     snapshot: Snapshot
-    queries: list[Query]
+    queries: list[EvalQuery]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,7 @@ def measure_set(one: PublicSet, catalog: EmbedTexts, remembering: EmbedTexts) ->
     return Measured(one, rows, hybrid.answers)
 
 
-def answer(query: Query, rank: Callable[[str, int], Ranked]) -> Answer:
+def answer(query: EvalQuery, rank: Callable[[str, int], Ranked]) -> Answer:
     return Answer(query.text, rank(query.text, DEPTH), DEPTH, fits=True)
 
 

@@ -34,19 +34,17 @@ from catalogs import LISTS, Copies, lists_in, snapshot, with_one_change
 from figures import machine
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.free_memory import keep_little
-from mcp_context_proxy.front.process import spare_the_collector
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
-from mcp_context_proxy.retrieval.background import packaged_background
-from mcp_context_proxy.retrieval.fusion import LEXICAL_FACTOR
+from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.query_vectors import query_vectors
-from mcp_context_proxy.retrieval.synonyms import SHARE, synonyms
-from mcp_context_proxy.retrieval.terms import query_terms
-from mcp_context_proxy.retrieval.traits import DESTRUCTIVE, tag_label
+from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
+from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
+from mcp_context_proxy.retrieval.terms import SHARE, query_terms, synonyms
 from mcp_context_proxy.store import open_store
+from mcp_context_proxy.system.process import freeze_gc, limit_malloc_arenas
 
 SIZES = (1_000, 3_000, 10_000, 100_000)
 QUERIES = (
@@ -141,7 +139,7 @@ def first_search(engine: Engine, model: LazyModel, catalog: Snapshot) -> None:
 
 
 def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
-    keep_little()  # as a proxy does
+    limit_malloc_arenas()  # as a proxy does
     catalog, model = snapshot(size, lists_in(folder)), LazyModel()
     queries = QueryEmbedder(model)
     queries.embed(["the model is loaded"])
@@ -149,7 +147,7 @@ def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
         vectors = Copies(CachedEmbedder(model, store.vectors))
         engine = Engine(vectors, queries)
         # As a proxy does when its servers have settled: what they listed is there to stay.
-        spare_the_collector()
+        freeze_gc()
         idle, _ = anyio.run(stalls, partial(time.sleep, 1))
         stall, words_s = anyio.run(stalls, partial(engine.index, catalog))
         times = latencies(lambda query: engine.search(query, catalog))

@@ -24,14 +24,14 @@ from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.options import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.evaluation.data import EvalQuery, ToolKey
 from mcp_context_proxy.evaluation.metrics import complete, recall
-from mcp_context_proxy.evaluation.queries import Query, ToolKey
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
-from mcp_context_proxy.retrieval.background import packaged_background
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
+from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.store import open_store
 
 TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
@@ -41,7 +41,7 @@ EXPANSIONS = tuple(
 )
 HISTORIES = (0, 1, 2, 3)
 
-Select = Callable[[Query], Sequence[Tool]]
+Select = Callable[[EvalQuery], Sequence[Tool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ class Subject:
         more = self.expander.expand(found, query, self.of.snapshot, options, lambda _item: True)
         return [*found, *(one.item for one in more if isinstance(one.item, Tool))]
 
-    def quality(self, select: Select, queries: Sequence[Query] | None = None) -> Quality:
+    def quality(self, select: Select, queries: Sequence[EvalQuery] | None = None) -> Quality:
         """Of what is selected for the queries that need something."""
         rows = [self._row(query, select(query)) for query in queries or self.of.queries if query.needs]
         return Quality(*map(float, np.mean(np.array(rows, np.float64), axis=0)))
 
-    def _row(self, query: Query, tools: Iterable[Tool]) -> tuple[float, float, float, float]:
+    def _row(self, query: EvalQuery, tools: Iterable[Tool]) -> tuple[float, float, float, float]:
         tools = list(tools)
         keys: list[ToolKey] = [(tool.server, tool.name) for tool in tools]
         tokens = self.costs.of_all(tools)
@@ -191,7 +191,7 @@ def history(subjects: Sequence[Subject]) -> list[str]:
     texts = [query.text for query in subject.of.queries]
     place = {id(query): at for at, query in enumerate(subject.of.queries)}
 
-    def select(query: Query, steps: int) -> list[Tool]:
+    def select(query: EvalQuery, steps: int) -> list[Tool]:
         at = place[id(query)]
         return subject.search(query.text, NORMAL, texts[max(0, at - steps) : at][::-1])
 

@@ -32,8 +32,8 @@ from subjects import SERVERS, Workbench
 
 from mcp_context_proxy import Interactions
 from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.interactions.interaction import Interaction
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.interactions.memory import Interaction
 from mcp_context_proxy.learning.pairs import MOST_PAIRS, key_of
 from mcp_context_proxy.store import LearnedRow, open_store
 

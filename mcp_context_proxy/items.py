@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-if TYPE_CHECKING:  # importing numpy costs more than all else a command that never searches needs
+if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 JSON: TypeAlias = Any
 """Decoded JSON whose shape is somebody else's."""

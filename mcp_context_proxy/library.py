@@ -15,33 +15,33 @@ from typing import Any, Literal
 
 import msgspec
 
-from mcp_context_proxy.catalog.fingerprints import fingerprint
-from mcp_context_proxy.catalog.naming import exposed_name
-from mcp_context_proxy.closing import Closing
+from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import engine
-from mcp_context_proxy.context.background import OnProgress
-from mcp_context_proxy.context.companions import Companions
+from mcp_context_proxy.context.background_indexing import OnProgress
 from mcp_context_proxy.context.cost import Costs
+from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.options import DomainOptions, DomainOverrides, Overrides, configured
-from mcp_context_proxy.context.records import RequestRecords
-from mcp_context_proxy.context.request import ContextItem, Draft, Mode, RequestContext
+from mcp_context_proxy.context.records import ContextItem, Draft, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher, Snapshots
-from mcp_context_proxy.context.selection import Request
+from mcp_context_proxy.context.selection import SelectionRequest
 from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.context.session import Sessions, key_of
-from mcp_context_proxy.embedding.cache import CachedEmbedder
-from mcp_context_proxy.embedding.lazy import LazyModel
-from mcp_context_proxy.embedding.opening import open_model
-from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.embedding.remembered import RememberedQueries
+from mcp_context_proxy.embedding.embeddings import (
+    CachedEmbedder,
+    LazyModel,
+    QueryEmbedder,
+    RememberedQueries,
+    open_model,
+)
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.standalone import Interactions
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Source, Tool
-from mcp_context_proxy.retrieval.background import fitting_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
+from mcp_context_proxy.retrieval.relevance import fitting_for
 from mcp_context_proxy.store import IN_MEMORY, open_store
+from mcp_context_proxy.system.clock import Closing
 
 __all__ = [
     "Catalog",
@@ -174,7 +174,7 @@ class ContextEngine(engine.ContextEngine, Closing):
             RequestRecords(config.limits, None),
             configured(config),
             Costs(TokenCounter()),
-            Companions(Expander(retrieval.index_of, queries), config.context.expansion_rules),
+            ContextExpander(Expander(retrieval.index_of, queries), config.context.expansion_rules),
         )
         self._model = model
         self._given: tuple[tuple[Item, ...], Catalog] = ((), Catalog())
@@ -204,7 +204,7 @@ class ContextEngine(engine.ContextEngine, Closing):
         numbers = DomainOptions(top_k, top_n, include_score)
         options = replace(self._options, tools=numbers, documents=numbers)
         snapshot = await self._local.ready(catalog)
-        request, draft = Request(query, "context", options), Draft(query, "context", None, options)
+        request, draft = SelectionRequest(query, "context", options), Draft(query, "context", None, options)
         selected = await self._local.off_loop(partial(self._selection.select, request, snapshot, draft))
         return list(selected.context.items)
 

@@ -71,7 +71,7 @@ PROMISES = (
         "a bound is "
         "refused in words and never buffered.",
         (
-            "wire/test_framing.py::test_a_line_that_never_ends_is_not_kept",
+            "protocol/test_framing.py::test_a_line_that_never_ends_is_not_kept",
             "downstream/test_answers.py::test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit",
             "downstream/test_calls.py::test_what_a_server_does_not_read_is_bounded_in_bytes",
             "downstream/test_calls.py::test_a_server_that_asks_without_reading_leaves_no_tasks_behind",
@@ -118,7 +118,7 @@ PROMISES = (
         "also not encoded.",
         (
             MODES,
-            "authorization/test_proxy.py::test_a_token_that_its_server_tells_is_in_no_error_and_no_log",
+            "oauth/test_proxy.py::test_a_token_that_its_server_tells_is_in_no_error_and_no_log",
             "config/test_redaction.py::test_any_secret_is_found_however_it_is_written",
             "config/test_redaction.py::test_a_traceback_in_the_log_is_redacted",
             "config/test_secrets.py::test_arguments_that_are_named_like_secrets_and_passwords_of_urls_are_secrets",
@@ -247,10 +247,10 @@ PROMISES = (
         "A server leads a login to no address that is nearer to this machine than its own, and to none that "
         "tells a machine its credentials, whatever a name stands for at which moment.",
         (
-            "authorization/test_reach.py::test_a_server_elsewhere_never_leads_to_this_machine",
-            "authorization/test_reach.py::test_nobody_leads_to_what_tells_a_machine_its_credentials",
-            "authorization/test_reach.py::test_what_a_name_stands_for_is_looked_up_once_and_connected_to",
-            "authorization/test_reach.py::test_a_renewal_goes_no_nearer_than_the_login_went",
+            "oauth/test_reach.py::test_a_server_elsewhere_never_leads_to_this_machine",
+            "oauth/test_reach.py::test_nobody_leads_to_what_tells_a_machine_its_credentials",
+            "oauth/test_reach.py::test_what_a_name_stands_for_is_looked_up_once_and_connected_to",
+            "oauth/test_reach.py::test_a_renewal_goes_no_nearer_than_the_login_went",
         ),
     ),
     Promise(

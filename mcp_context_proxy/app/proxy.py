@@ -1,57 +1,169 @@
-"""All parts of a proxy, connected, and the one task group that owns what runs."""
+"""All parts of a proxy, connected, and the one task group that owns what runs.
+
+Keeps the catalog up to date with servers and folders, and tells whoever serves from it of changes.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from mcp_context_proxy.app.answering import gateway
-from mcp_context_proxy.app.measuring import Measuring
-from mcp_context_proxy.app.remembering import Remembering
-from mcp_context_proxy.app.searching import Searching
-from mcp_context_proxy.app.upkeep import Upkeep
+from mcp_context_proxy.app.build import Measuring, Remembering, Searching, gateway
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.catalog.documents import DocumentFolder
-from mcp_context_proxy.catalog.library import DocumentLibrary
-from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.config import Config, DocumentsConfig
-from mcp_context_proxy.config.redaction import redact_logs
 from mcp_context_proxy.config.reload import Reloader, Standing
-from mcp_context_proxy.config.secrets import all_secrets_of
-from mcp_context_proxy.context.background import Indexed
-from mcp_context_proxy.context.companions import Companions
+from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
+from mcp_context_proxy.context.background_indexing import Indexed
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.handles import Handles
+from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
-from mcp_context_proxy.context.session import Sessions
+from mcp_context_proxy.context.session import Handles, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.downstream.memory import Memory
-from mcp_context_proxy.embedding.remembered import Lookups
+from mcp_context_proxy.downstream.listing_cache import ListingCache
+from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Kind, Snapshot
-from mcp_context_proxy.server import context_prompt, meta_tools
-from mcp_context_proxy.server.broadcast import Broadcast
-from mcp_context_proxy.server.changes import Changes
+from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.server import meta_definitions, prompts
 from mcp_context_proxy.server.forwarding import Forwarder
-from mcp_context_proxy.server.open_sessions import OpenSessions
-from mcp_context_proxy.server.parked import ParkedCalls
-from mcp_context_proxy.server.tools import ToolList
-from mcp_context_proxy.statistics.counters import CacheCounts
-from mcp_context_proxy.threads import in_thread
-from mcp_context_proxy.wire.envelope import Members
+from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, SessionNotifications
+from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.statistics.figures import CacheCounts
+from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
     from mcp_context_proxy.store import Store
+
+
+READING_SECONDS: Final = 0.25
+"""For the documents to be read before hosts are served: some hundreds. More are served once all are read."""
+
+
+class CatalogRefresh:
+    """The catalog follows its servers and folders from `run` on."""
+
+    def __init__(self, catalog: Catalog, fleet: Fleet, library: DocumentLibrary) -> None:
+        """Prepare to follow.
+
+        Args:
+            catalog: Is kept current.
+            fleet: The downstream servers.
+            library: The folders of documents.
+        """
+        self._catalog, self._fleet, self._library = catalog, fleet, library
+        self._stale, self._other_folders = anyio.Event(), anyio.Event()
+        self._documents_read = anyio.Event()
+        self._waited = False
+        self._refreshed: list[Callable[[Snapshot], None]] = []
+        self._changed: list[Callable[[], None]] = []
+        self._rewritten: list[Callable[[str], None]] = []
+
+    def when_refreshed(self, callback: Callable[[Snapshot], None]) -> None:
+        """Call with every new snapshot; it must not block."""
+        self._refreshed.append(callback)
+
+    def when_changed(self, callback: Callable[[], None]) -> None:
+        """Call when hosts may have to be told that the catalog is another."""
+        self._changed.append(callback)
+
+    def when_rewritten(self, callback: Callable[[str], None]) -> None:
+        """Call with the URI of every document whose text has changed."""
+        self._rewritten.append(callback)
+
+    def mark_stale(self) -> None:
+        """Have the catalog made anew soon."""
+        self._stale.set()
+
+    async def recall(self) -> None:
+        """Know what servers listed the last time."""
+        await self._fleet.recall()
+
+    async def begun(self) -> None:
+        """Wait until `run` knows the documents, unless there are very many."""
+        with anyio.move_on_after(READING_SECONDS):
+            await self._documents_read.wait()
+        self._waited = True
+        self._catalog.refresh()
+
+    async def run(self) -> None:
+        """Know the documents; keep the catalog current until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch_documents)
+            while True:
+                await self._stale.wait()
+                self._stale = anyio.Event()
+                await self._refresh()
+                self._tell()
+
+    async def reread(self) -> None:
+        """Read the documents again, whatever was noticed of them, and know all there is now."""
+        await in_thread(self._library.reload)
+        await self._refresh()
+        self._tell()
+
+    async def other_folders(self) -> None:
+        """Read the folders of documents that are configured from now on, and watch those."""
+        await in_thread(self._library.reload)
+        self._other_folders.set()
+
+    async def settled(self) -> None:
+        """Wait until all is read and every server is ready or has failed once, and the catalog knows it."""
+        await self._documents_read.wait()
+        await self._fleet.settled()
+        await self._refresh()
+
+    async def caught_up(self, seconds: float) -> None:
+        """Wait, no longer than `seconds`, for servers still starting; those that came are in the catalog."""
+        if not self._fleet.starting and self._documents_read.is_set():
+            return
+        with anyio.move_on_after(seconds):
+            await self._documents_read.wait()
+            await self._fleet.settled()
+        await self._refresh()
+        self._tell()
+
+    async def _refresh(self) -> None:
+        await in_thread(self._catalog.refresh)
+        for refreshed in self._refreshed:
+            refreshed(self._catalog.snapshot)
+
+    def _tell(self) -> None:
+        for changed in self._changed:
+            changed()
+
+    async def _watch_documents(self) -> None:
+        """Read the folders that are configured, and watch them, until others are."""
+        await in_thread(self._library.reload)
+        self._documents_read.set()
+        if self._waited:
+            self.mark_stale()
+        while True:
+            self._other_folders = anyio.Event()
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch, self._library, self._documents_changed)
+                await self._other_folders.wait()
+                group.cancel_scope.cancel()
+
+    async def _documents_changed(self, changes: DocumentChanges) -> None:
+        for uri in changes.changed:
+            for rewritten in self._rewritten:
+                rewritten(uri)
+        self.mark_stale()
+
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +183,15 @@ class Proxy:
         self.searcher = self.searching.searcher
         self.library = DocumentLibrary(_folders(config.documents), config.limits)
         self.fleet = Fleet(
-            config.servers.values(), config.limits, self._on_stale, self._on_event, Memory(store.listings)
+            config.servers.values(),
+            config.limits,
+            self._on_stale,
+            self._on_event,
+            ListingCache(store.listings),
         )
         self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library)
-        self.catalog.reserved = meta_tools.RESERVED | {context_prompt.NAME}
-        self.upkeep = Upkeep(self.catalog, self.fleet, self.library)
+        self.catalog.reserved = meta_definitions.RESERVED | {prompts.NAME}
+        self.upkeep = CatalogRefresh(self.catalog, self.fleet, self.library)
         self._warm = False
         remembers = config.interactions.enabled
         self.remembering = Remembering(config, store, self.searching.model) if remembers else None
@@ -86,7 +202,7 @@ class Proxy:
         self.handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
         self.records = RequestRecords(config.limits, kept)
         costs = Costs(TokenCounter())
-        self.companions = Companions(self.searching.expander, config.context.expansion_rules)
+        self.companions = ContextExpander(self.searching.expander, config.context.expansion_rules)
         self.contexts = ContextEngine(
             self.catalog,
             self.searcher,
@@ -104,7 +220,7 @@ class Proxy:
             self.fleet,
             self.contexts,
             self.handles,
-            meta_tools.definitions(self.setup),
+            meta_definitions.definitions(self.setup),
             self.searching.working_set,
         )
         self.measuring = Measuring(
@@ -116,12 +232,12 @@ class Proxy:
             for name, lookups in self.searching.lookups.items():
                 self.measuring.usage.counters.caches[name] = partial(_counts, lookups)
         self.open_sessions = OpenSessions()
-        self.broadcast = Broadcast(self.open_sessions)
-        self.changes = Changes(self.catalog, self.tool_list, self.open_sessions)
+        self.broadcast = SessionNotifications(self.open_sessions)
+        self.changes = ChangeNotifier(self.catalog, self.tool_list, self.open_sessions)
         self.upkeep.when_refreshed(self._index)
         self.upkeep.when_changed(self.changes.catalog_changed)
         self.upkeep.when_rewritten(self.changes.resource_updated)
-        self.parked = ParkedCalls(config.limits.parked_calls, config.limits.ask_seconds)
+        self.parked = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
         self.forwarder = Forwarder(self.parked)
         self.gateway = gateway(self)
 
@@ -167,7 +283,7 @@ class Proxy:
         if self.remembering is not None:
             self.remembering.configure(config)
         self.catalog.configure(config.expose, config.limits)
-        self.tool_list.configure(config.expose, meta_tools.definitions(self.setup))
+        self.tool_list.configure(config.expose, meta_definitions.definitions(self.setup))
         self.searcher.configure(config)
         self.contexts.configure(configured(config))
         self.companions.configure(config.context.expansion_rules)
@@ -255,6 +371,6 @@ def _folders(entries: Iterable[DocumentsConfig]) -> list[DocumentFolder]:
     ]
 
 
-def _setup(config: Config, recall: bool) -> meta_tools.Setup:
+def _setup(config: Config, recall: bool) -> meta_definitions.Setup:
     servers = tuple(name for name, server in config.servers.items() if server.enabled)
-    return meta_tools.Setup(servers, bool(config.documents), config.context.manage_tool, recall)
+    return meta_definitions.Setup(servers, bool(config.documents), config.context.manage_tool, recall)

@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from mcp_context_proxy.catalog import definitions, naming
-from mcp_context_proxy.catalog.definitions import UnfitError
-from mcp_context_proxy.catalog.fingerprints import fingerprint, steady
-from mcp_context_proxy.catalog.lookalikes import lookalikes
+from mcp_context_proxy.catalog import definitions
+from mcp_context_proxy.catalog.definitions import UnfitError, fingerprint, lookalikes, steady
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
-from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.protocol import envelope
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +131,7 @@ class Catalog:
             del tools[self._limits.tools :]
         if not self._expose.prefix:
             pairs = [(tool.server, tool.name) for tool in tools]
-            names = naming.bare_names(pairs, self.reserved, self._expose.max_name_length)
+            names = definitions.bare_names(pairs, self.reserved, self._expose.max_name_length)
             tools = [replace(tool, exposed_name=names[tool.server, tool.name]) for tool in tools]
         return _unique(tools, lambda tool: tool.exposed_name, "tool", findings)
 
@@ -191,7 +189,7 @@ class Catalog:
         tool = Tool(
             server=config.name,
             name=name,
-            exposed_name=naming.exposed_name(config.name, name, self._expose.max_name_length),
+            exposed_name=definitions.exposed_name(config.name, name, self._expose.max_name_length),
             description=envelope.text(envelope.members(fitted.definition).get("description")) or "",
             definition=fitted.definition,
             fingerprint=fingerprint(config.name, definition),
@@ -226,9 +224,9 @@ class Catalog:
         length = self._expose.max_name_length
         pairs = [(server, name) for server, name, _ in found]
         names = (
-            {pair: naming.exposed_name(*pair, length) for pair in pairs}
+            {pair: definitions.exposed_name(*pair, length) for pair in pairs}
             if self._expose.prefix
-            else naming.bare_names(pairs, self.reserved, length)
+            else definitions.bare_names(pairs, self.reserved, length)
         )
         prompts = [
             Prompt(server, name, names[server, name], definition) for server, name, definition in found

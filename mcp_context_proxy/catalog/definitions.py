@@ -3,23 +3,46 @@
 Schemas are measured, never validated, resolved or compiled, and nothing they refer to is fetched. Texts lose
 the characters that a person does not see. What a call depends on, such as a property's name, cannot be
 changed: a tool that hides something there is withheld. What needs no mending stays the bytes it is.
+
+Names that hosts see: ``<server>__<tool>``, valid everywhere, unique, and the same on every start.
+
+A name depends on its own server and tool alone, never on what else is in the catalog, so it stays when
+other servers come and go. Whatever could make two pairs meet in one name (a character that had to be
+replaced, a cut, an underscore beside the separator) brings a short hash of the original pair with it.
+
+Names that a person takes for one another: they differ in case, a hyphen, or letters of another script.
+
+What a definition says, in whichever order and with whichever spaces it says it.
+
+A server may write the members of an object in another order each time; that is no change. Everything else
+is, also what no parser shows: a definition that names a member twice goes by its bytes.
+
+Definitions as hosts see them: the bytes that came, with only the name changed.
+
+The one addition: an ``inputSchema`` without ``type`` gets ``"type": "object"``, which the protocol demands
+and without which hosts refuse the whole list. Some published servers leave it out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.envelope import Members
-from mcp_context_proxy.wire.nesting import nests_deeper
-from mcp_context_proxy.wire.text import clean
+from mcp_context_proxy.items import Prompt, Resource, Tool
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.validation import nests_deeper
 
 SCHEMAS = ("inputSchema", "outputSchema")
 
@@ -174,3 +197,157 @@ def keyed(
 def withheld(position: int, what: str, reason: str) -> str:
     """What is said of an entry that nobody is shown."""
     return f"entry {position} of its {what} is withheld: {reason}"
+
+
+SEPARATOR = "__"
+HASH_LENGTH = 6
+"""Hexadecimal digits of the hash in a name: 1 in 16 million that two altered names of one shape meet."""
+
+_VALID = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
+_INVALID_CHARACTER = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def exposed_name(server: str, name: str, max_length: int) -> str:
+    """The exposed name of a tool or prompt.
+
+    Args:
+        server: Key of the server; holds no separator.
+        name: As the server itself names it; any text.
+        max_length: Longest name allowed, in characters.
+    """
+    plain = f"{server}{SEPARATOR}{name}"
+    ambiguous = server.endswith("_") or name.startswith("_")
+    if _VALID.fullmatch(plain) and len(plain) <= max_length and not ambiguous:
+        return plain
+    cleaned = _INVALID_CHARACTER.sub("_", plain)
+    if not _VALID.match(cleaned):
+        cleaned = "_" + cleaned
+    return _with_hash(cleaned, f"{server}\0{name}", max_length)
+
+
+def _with_hash(text: str, original: str, max_length: int) -> str:
+    """`text` with a hash of `original` in it, cut in the middle so that both ends stay readable."""
+    digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_LENGTH]
+    room = max_length - len(digest) - 1
+    if len(text) <= room:
+        return f"{text}_{digest}"
+    room -= 1
+    head = room - room // 3
+    return f"{text[:head]}_{digest}_{text[len(text) - (room - head) :]}"
+
+
+def bare_names(
+    pairs: Sequence[tuple[str, str]], reserved: Iterable[str], max_length: int
+) -> dict[tuple[str, str], str]:
+    """Names without prefix where these are valid and unique; the prefixed name elsewhere.
+
+    Args:
+        pairs: Server and own name of everything in the catalog.
+        reserved: Names that are taken by the proxy itself.
+        max_length: Longest name allowed, in characters.
+    """
+    count = Counter(name for _, name in pairs)
+    prefixed = {(server, name): exposed_name(server, name, max_length) for server, name in pairs}
+    # A tool may be named like another server's tool with its prefix.
+    taken = {*reserved, *prefixed.values()}
+    return {
+        (server, name): name
+        if count[name] == 1 and name not in taken and len(name) <= max_length and _VALID.fullmatch(name)
+        else prefixed[server, name]
+        for server, name in pairs
+    }
+
+
+_LETTERS: Final = dict(
+    zip(
+        # Cyrillic, then Greek, in small letters.
+        "аеорсухіјѕһԁԛԝкмтв" + "αορνικτυχγ",
+        "aeopcyxijshdqwkmtb" + "aopviktuxy",
+        strict=True,
+    )
+)
+"""Those that are drawn like Latin ones."""
+
+_SEPARATORS: Final = dict.fromkeys("-./ ", "_")
+_DIGITS: Final = {"0": "o", "1": "l"}
+
+LOOKALIKES_NAMED: Final = 5
+"""Of a group; more say nothing new."""
+
+_TABLE: Final = str.maketrans({**_LETTERS, **_SEPARATORS, **_DIGITS})
+
+
+def lookalikes(names: Iterable[str]) -> Iterator[str]:
+    """What is to be said of each group of tools whose names look alike."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[_seen(name)].append(name)
+    for group in groups.values():
+        if len(group) > 1:
+            more = ", ..." if len(group) > LOOKALIKES_NAMED else ""
+            yield f"tools whose names look alike: {', '.join(map(repr, group[:LOOKALIKES_NAMED]))}{more}"
+
+
+def _seen(name: str) -> str:
+    """What is left of a name for somebody who reads it in passing."""
+    folded = name.lower() if name.isascii() else unicodedata.normalize("NFKC", name).casefold()
+    return folded.translate(_TABLE)
+
+
+Defined = TypeVar("Defined", bound=Tool | Resource | Prompt)
+
+_ESCAPED_COLONS: Final = (b"\\u003a", b"\\u003A")
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def fingerprint(server: str, definition: bytes) -> str:
+    """SHA-256 (hex) over the server and all members of a definition. Some 15 µs for 1.5 KB."""
+    return hashlib.sha256(server.encode() + b"\0" + canonical(definition)).hexdigest()
+
+
+def canonical(definition: bytes) -> bytes:
+    """JSON without spaces, its members sorted; the bytes themselves where that would say less."""
+    try:
+        encoded = _encode(msgspec.json.decode(definition))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return definition
+    # One colon for each member, and those in texts, unless they are escaped: fewer, and a member is gone.
+    whole = encoded.count(b":") == definition.count(b":")
+    return encoded if whole and not any(each in definition for each in _ESCAPED_COLONS) else definition
+
+
+def steady(before: Mapping[str, Defined], now: Mapping[str, Defined]) -> dict[str, Defined]:
+    """What there is now; each is the object that it was before where it says the same.
+
+    So nothing is made, announced or refused anew because a server wrote it down in another order.
+    """
+    return {key: _steady(before.get(key), item) for key, item in now.items()}
+
+
+def _steady(known: Defined | None, item: Defined) -> Defined:
+    if known is None or known is item or known == item:
+        return item
+    if replace(known, definition=item.definition) != item:
+        return item
+    # A tool's fingerprint, which is the same, has said it already.
+    same = isinstance(item, Tool) or canonical(known.definition) == canonical(item.definition)
+    return known if same else item
+
+
+def tool_definition(tool: Tool) -> Raw:
+    """The definition of a tool under its exposed name."""
+    members = envelope.members(tool.definition)
+    members["name"] = envelope.raw(tool.exposed_name)
+    schema = envelope.members(members["inputSchema"])
+    if "type" not in schema:
+        typed: Members = {"type": Raw(b'"object"')}
+        members["inputSchema"] = envelope.raw({**typed, **schema})
+    return envelope.raw(members)
+
+
+def prompt_definition(prompt: Prompt) -> Raw:
+    """The definition of a prompt under its exposed name."""
+    members = envelope.members(prompt.definition)
+    members["name"] = envelope.raw(prompt.exposed_name)
+    return envelope.raw(members)

@@ -1,15 +1,21 @@
-"""``demo``: the proxy at work in front of the example servers, spoken to as a host speaks to it."""
+"""``demo``: the proxy at work in front of the example servers, spoken to as a host speaks to it.
+
+What the demo runs in: a temporary folder with a configuration of the example servers, gone afterwards.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import anyio
@@ -17,29 +23,119 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy import examples
-from mcp_context_proxy.cli import hits
-from mcp_context_proxy.cli.demo_setup import (
-    DEADLINE_SECONDS,
-    DemoError,
-    Stage,
-    connected,
-    failure,
-    proxy_command,
-    stage,
-)
-from mcp_context_proxy.cli.hits import Hit
-from mcp_context_proxy.cli.progress import indexing
-from mcp_context_proxy.cli.running import run
-from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
+from mcp_context_proxy.cli import search
+from mcp_context_proxy.cli.options import run
+from mcp_context_proxy.cli.search import Hit
+from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, one_line, results
 from mcp_context_proxy.config import default_path
+from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.examples.data import VARIABLE
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.shared.dispatcher import ProgressFnT
     from mcp.types import CallToolResult, Tool
 
-    from mcp_context_proxy.context.background import OnProgress
+    from mcp_context_proxy.context.background_indexing import OnProgress
     from mcp_context_proxy.embedding.tokens import TokenCounter
+
+
+LOG_SHOWN: Final = 15
+"""Lines of the proxy's own messages that are shown when it fails."""
+
+DEADLINE_SECONDS: Final = 60.0
+"""For the whole demo: it takes a few seconds, and must not hang on a machine where something is broken."""
+
+
+class DemoError(ContextProxyError):
+    """The demo could not be shown; the text has the proxy's own messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoStage:
+    """The temporary folder and what is in it."""
+
+    folder: Path
+    config: Path
+    log: Path
+    """What the proxy writes to stderr."""
+
+    @property
+    def data(self) -> Path:
+        """Where the example servers keep what they are given."""
+        return self.folder / "data"
+
+
+@contextmanager
+def stage() -> Iterator[DemoStage]:
+    """A folder for one run of the demo.
+
+    Raises:
+        DemoError: there is no place for one.
+    """
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="mcp-context-proxy-demo-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise DemoError(f"the demo needs a temporary folder, and there can be none: {error}") from None
+    with temporary as name:
+        folder = Path(name)
+        made = DemoStage(folder, folder / "config.toml", folder / "proxy.log")
+        made.config.write_text(_config(made), encoding="utf-8")
+        yield made
+
+
+@asynccontextmanager
+async def connected(command: Sequence[str], stage: DemoStage, log: TextIO) -> AsyncIterator[Client]:
+    """The SDK's client to a server over stdio, as a host would start it."""
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    program, *args = command
+    # In the temporary folder: in the user's, a file named like a Python module would be imported instead.
+    server = StdioServerParameters(
+        command=program, args=args, env={**os.environ, VARIABLE: str(stage.data)}, cwd=stage.folder
+    )
+    async with Client(stdio_client(server, errlog=log)) as client:
+        yield client
+
+
+def proxy_command(stage: DemoStage) -> list[str]:
+    """The proxy in front of the example servers."""
+    return [sys.executable, "-m", "mcp_context_proxy", "--config", str(stage.config)]
+
+
+def failure(stage: DemoStage, error: BaseException) -> DemoError:
+    """What went wrong, with the last the proxy had to say."""
+    lines = stage.log.read_text(encoding="utf-8", errors="replace").splitlines() if stage.log.exists() else []
+    reason = str(error) or type(error).__name__
+    return DemoError("\n  ".join([f"the demo failed: {reason}", *lines[-LOG_SHOWN:]]))
+
+
+def _config(stage: DemoStage) -> str:
+    lines = ["[store]", f"path = {_toml(str(stage.folder / 'store.sqlite3'))}"]
+    # What is shown must not depend on how fast the machine is.
+    lines += ["[limits]", f"indexing_wait_seconds = {DEADLINE_SECONDS:.1f}"]
+    for name, (program, *args) in examples.servers().items():
+        lines += [
+            f"[servers.{name}]",
+            f"command = {_toml(program)}",
+            f"args = {_toml(args)}",
+            f"env = {_table({VARIABLE: str(stage.data)})}",
+            f"cwd = {_toml(str(stage.folder))}",
+        ]
+    for kind, folder in examples.documents().items():
+        lines += ["[[documents]]", f"kind = {_toml(kind)}", f"path = {_toml(str(folder))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: str | list[str]) -> str:
+    """Strings of JSON are strings of TOML; a dollar in a path is no variable."""
+    return json.dumps(value, ensure_ascii=False).replace("${", "$${")
+
+
+def _table(table: Mapping[str, str]) -> str:
+    return "{ " + ", ".join(f"{key} = {_toml(value)}" for key, value in table.items()) + " }"
+
 
 SEARCHES: Final = (
     "write down what we agreed on in the meeting",
@@ -72,7 +168,7 @@ class Offer:
 
 
 @click.command("demo")
-def command() -> None:
+def demo_command() -> None:
     """Show the proxy at work in front of the example servers. Offline; nothing is kept."""
     run(_demo, results())
 
@@ -97,7 +193,7 @@ async def _demo(console: Terminal) -> None:
     _show_next(console, anyio.current_time() - began)
 
 
-async def _play(console: Terminal, made: Stage, log: TextIO) -> None:
+async def _play(console: Terminal, made: DemoStage, log: TextIO) -> None:
     with ExitStack() as starting:
         starting.enter_context(messages().status("Starting the proxy and the example servers"))
         async with connected(proxy_command(made), made, log) as client:
@@ -109,7 +205,7 @@ async def _play(console: Terminal, made: Stage, log: TextIO) -> None:
             await _show_calls(console, client)
 
 
-async def _offers(made: Stage) -> list[Offer]:
+async def _offers(made: DemoStage) -> list[Offer]:
     """Connect to each server directly, as a host does that has no proxy."""
     found: dict[str, Offer] = {}
 
@@ -219,9 +315,9 @@ def _show_search(console: Terminal, data: Mapping[str, Any], milliseconds: float
     tools = [one for one in found if one["type"] == "tool"]
     documents = [one for one in found if one["type"] != "tool"]
     for rank, one in enumerate(tools[:SHOWN], 1):
-        hits.show_one(console, rank, Hit.of_data(one))
+        search.show_one(console, rank, Hit.of_data(one))
     for one in documents[:1]:
-        hits.show_one(console, "+", Hit.of_data(one))
+        search.show_one(console, "+", Hit.of_data(one))
 
 
 async def _show_calls(console: Terminal, client: Client) -> None:

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Final, cast
 import anyio.to_thread
 import click
 
-from mcp_context_proxy.cli import progress
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config
-from mcp_context_proxy.cli.running import run
+from mcp_context_proxy.cli import terminal
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config, run
 from mcp_context_proxy.cli.terminal import Terminal, counted, messages, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine, Method, SearchOptions
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.evaluation.comparison import Difference
-    from mcp_context_proxy.evaluation.evaluation import Evaluation, Report
-    from mcp_context_proxy.evaluation.intervals import Estimate
-    from mcp_context_proxy.evaluation.replay import Stage
+    from mcp_context_proxy.evaluation.metrics import Estimate
+    from mcp_context_proxy.evaluation.replay import ReplayStage
+    from mcp_context_proxy.evaluation.run import Evaluation, MeasureDifference, Report
+
 
 FILE = click.Path(path_type=Path)
 
@@ -51,7 +50,7 @@ SPOKEN: Final = {
 @click.option("--run", "run_file", type=FILE, help="Write the rankings here, one JSON line per query.")
 @click.option("--store", type=FILE, help="Keep the vectors of CORPUS here from one run to the next.")
 @click.pass_context
-def command(
+def eval_command(
     ctx: click.Context,
     config_path: Path | None,
     files: tuple[Path, ...],
@@ -109,10 +108,8 @@ def _replay(
     config: Config, files: tuple[Path, ...], shuffle: bool, top_k: int, store: Path | None, as_json: bool
 ) -> None:
     from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-    from mcp_context_proxy.embedding.opening import open_model
-    from mcp_context_proxy.embedding.queries import QueryEmbedder
-    from mcp_context_proxy.evaluation.corpus import read_corpus
-    from mcp_context_proxy.evaluation.queries import read_queries
+    from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
+    from mcp_context_proxy.evaluation.data import read_corpus, read_queries
     from mcp_context_proxy.evaluation.replay import in_random_order, replay
     from mcp_context_proxy.store import open_store
 
@@ -122,7 +119,7 @@ def _replay(
             f"a log of {len(log)} queries says nothing; at least {SHORTEST_LOG} are needed"
         )
     model = LazyModel(partial(open_model, config))
-    with open_store(store or "memory") as opened, progress.indexing(messages(), "Replaying") as report:
+    with open_store(store or "memory") as opened, terminal.indexing(messages(), "Replaying") as report:
         stages = replay(
             CachedEmbedder(model, opened.vectors),
             QueryEmbedder(model),
@@ -147,12 +144,10 @@ def _of_corpus(
     config: Config, corpus: Path, queries_file: Path, method: Method, top_k: int, store: Path | None
 ) -> Evaluation:
     from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-    from mcp_context_proxy.embedding.opening import open_model
-    from mcp_context_proxy.embedding.queries import QueryEmbedder
-    from mcp_context_proxy.evaluation.corpus import read_corpus
-    from mcp_context_proxy.evaluation.evaluation import evaluate
-    from mcp_context_proxy.evaluation.queries import read_queries
-    from mcp_context_proxy.retrieval.background import fitting_for
+    from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
+    from mcp_context_proxy.evaluation.data import read_corpus, read_queries
+    from mcp_context_proxy.evaluation.run import evaluate
+    from mcp_context_proxy.retrieval.relevance import fitting_for
     from mcp_context_proxy.store import open_store
 
     snapshot, queries = read_corpus(corpus), read_queries(queries_file)
@@ -164,30 +159,30 @@ def _of_corpus(
             QueryEmbedder(model),
             fitting_for(config.embedding),
         )
-        with progress.indexing(messages()) as report:
+        with terminal.indexing(messages()) as report:
             engine.index(snapshot, report)
         return evaluate(engine, snapshot, queries, replace(ADAPTIVE, method=method), top_k)
 
 
 async def _of_servers(config: Config, queries_file: Path, method: Method, top_k: int) -> Evaluation:
     from mcp_context_proxy import app
-    from mcp_context_proxy.evaluation.evaluation import evaluate
-    from mcp_context_proxy.evaluation.queries import read_queries
+    from mcp_context_proxy.evaluation.data import read_queries
+    from mcp_context_proxy.evaluation.run import evaluate
 
     queries = read_queries(queries_file)
     numbers = config.search.resolved("tools", config.embedding.packaged)
     options = SearchOptions(numbers.top_k, numbers.top_n, numbers.include_score, method=method)
     console = messages()
     async with app.open_proxy(config) as proxy:
-        await progress.settle(proxy, console)
-        await progress.index(proxy, console)
+        await terminal.settle(proxy, console)
+        await terminal.index(proxy, console)
         measured = partial(evaluate, proxy.searching.engine, proxy.catalog.snapshot, queries, options, top_k)
         return await anyio.to_thread.run_sync(measured)
 
 
 def _compare(files: tuple[Path, ...], as_json: bool) -> None:
-    from mcp_context_proxy.evaluation.comparison import compare_files
-    from mcp_context_proxy.evaluation.queries import read_queries
+    from mcp_context_proxy.evaluation.data import read_queries
+    from mcp_context_proxy.evaluation.run import compare_files
 
     _expect(files, (2, 3), "--compare takes two runs, and the QUERIES that say what is needed")
     first, second, *queries = files
@@ -215,7 +210,7 @@ def _row(name: str, at: Estimate) -> tuple[str, str, str]:
     return SPOKEN.get(name, name), f"{at.mean:.3f}", f"[{at.low:.3f}, {at.high:.3f}]"
 
 
-def _show_stages(console: Terminal, stages: Sequence[Stage]) -> None:
+def _show_stages(console: Terminal, stages: Sequence[ReplayStage]) -> None:
     measured = next(iter(stages[0].measures.values())).difference.queries
     console.say(f"queries measured: {measured:,}; the learned tier off and on")
     console.say()
@@ -237,7 +232,7 @@ def _show_stages(console: Terminal, stages: Sequence[Stage]) -> None:
     console.columns([head, *rows], right=(0, 1, 2, 4, 5, 6))
 
 
-def _show_differences(console: Terminal, found: Mapping[str, Difference]) -> None:
+def _show_differences(console: Terminal, found: Mapping[str, MeasureDifference]) -> None:
     rows = [
         (
             SPOKEN.get(name, name),

@@ -10,16 +10,14 @@ import anyio.to_thread
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import progress
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config
-from mcp_context_proxy.cli.running import run
-from mcp_context_proxy.cli.server_facts import failure
-from mcp_context_proxy.cli.terminal import counted, messages, results
+from mcp_context_proxy.cli import terminal
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config, run
+from mcp_context_proxy.cli.terminal import counted, failure, messages, results
 from mcp_context_proxy.config import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
+class IndexReport:
     """What was indexed."""
 
     tools: int
@@ -38,7 +36,7 @@ class Indexed:
 @click.option("--rebuild", is_flag=True, help="Forget every vector in the store first.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context
-def command(ctx: click.Context, config_path: Path | None, rebuild: bool, as_json: bool) -> None:
+def index_command(ctx: click.Context, config_path: Path | None, rebuild: bool, as_json: bool) -> None:
     """Index all tools, rules and references ahead of the first search."""
     done = run(_index, load_config(ctx, config_path), rebuild)
     if as_json:
@@ -49,18 +47,18 @@ def command(ctx: click.Context, config_path: Path | None, rebuild: bool, as_json
         ctx.exit(1)
 
 
-async def _index(config: Config, rebuild: bool) -> Indexed:
+async def _index(config: Config, rebuild: bool) -> IndexReport:
     from mcp_context_proxy import app
 
     console = messages()
     async with app.open_proxy(config) as proxy:
-        await progress.settle(proxy, console)
+        await terminal.settle(proxy, console)
         began = time.perf_counter()
         if rebuild:
             await anyio.to_thread.run_sync(proxy.store.vectors.clear)
-        await progress.index(proxy, console)
+        await terminal.index(proxy, console)
         snapshot, error = proxy.catalog.snapshot, proxy.searching.model.error
-        return Indexed(
+        return IndexReport(
             tools=len(snapshot.tools),
             documents=len(snapshot.documents),
             seconds=time.perf_counter() - began,
@@ -72,7 +70,7 @@ async def _index(config: Config, rebuild: bool) -> Indexed:
         )
 
 
-def _show(done: Indexed) -> None:
+def _show(done: IndexReport) -> None:
     console = results()
     for name, cause in done.failed.items():
         console.prose(Text(f"server {name} has failed and was not indexed: {cause}", style="yellow"))

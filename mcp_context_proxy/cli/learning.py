@@ -15,10 +15,11 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, one_line, results
 from mcp_context_proxy.errors import DataFileError
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.embedding.queries import QueryEmbedder
+    from mcp_context_proxy.embedding.embeddings import QueryEmbedder
     from mcp_context_proxy.learning.pairs import Pair
     from mcp_context_proxy.learning.tier import LearnedTier
     from mcp_context_proxy.store import ToolSessionStore
+
 
 FILE = click.Path(path_type=Path)
 SHOWN: Final = 10
@@ -28,7 +29,7 @@ SHOWN: Final = 10
 @click.group("learning", invoke_without_command=True)
 @config_option
 @click.pass_context
-def command(ctx: click.Context, config_path: Path | None) -> None:
+def learning_command(ctx: click.Context, config_path: Path | None) -> None:
     """What use has taught: which tools were used for which queries.
 
     Without a command: stats. A running proxy that shares the store notices a change within seconds.
@@ -36,7 +37,7 @@ def command(ctx: click.Context, config_path: Path | None) -> None:
     open_group(ctx, config_path, stats)
 
 
-@command.command("stats")
+@learning_command.command("stats")
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context
@@ -63,7 +64,7 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
         _show(console, best[:SHOWN], now)
 
 
-@command.command("export")
+@learning_command.command("export")
 @config_option
 @click.argument("file", type=FILE, required=False)
 @click.pass_context
@@ -82,7 +83,7 @@ def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> N
         raise DataFileError(file, None, f"it cannot be written ({error.strerror or error})") from None
 
 
-@command.command("import")
+@learning_command.command("import")
 @config_option
 @click.argument("file", type=FILE)
 @click.pass_context
@@ -91,10 +92,10 @@ def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
 
     Of a pair that is known already, the more certain one stays.
     """
-    from mcp_context_proxy.evaluation.lines import read_lines
-    from mcp_context_proxy.learning.exchange import Line, imported
+    from mcp_context_proxy.evaluation.data import read_lines
+    from mcp_context_proxy.learning.exchange import PairLine, imported
 
-    lines = [line for _, line in read_lines(file, Line)]
+    lines = [line for _, line in read_lines(file, PairLine)]
     with _opened(ctx, config_path) as (tier, model, _, _):
         try:
             taken = imported(lines, model)
@@ -108,7 +109,7 @@ def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
             console.say(f"{counted(left, 'pair')} without text are of another model and were left out.")
 
 
-@command.command("forget")
+@learning_command.command("forget")
 @config_option
 @click.option("--tool", help="What was learned of this tool, by the name that hosts see, or its own.")
 @click.option("--query", help="What was learned of this query, and of others that mean the same.")
@@ -138,8 +139,7 @@ def _opened(
 
     from mcp_context_proxy.app import store_location
     from mcp_context_proxy.embedding import LazyModel
-    from mcp_context_proxy.embedding.opening import open_model
-    from mcp_context_proxy.embedding.queries import QueryEmbedder
+    from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
     from mcp_context_proxy.learning.tier import LearnedTier
     from mcp_context_proxy.store import open_store
 

@@ -1,4 +1,7 @@
-"""``login``: allows the proxy to use a server, in a browser."""
+"""``login``: allows the proxy to use a server, in a browser.
+
+``logout``: forgets a login, and has the authorization server forget it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ import anyio
 import anyio.to_thread
 import click
 
-from mcp_context_proxy.cli.options import config_option, load_config
-from mcp_context_proxy.cli.running import run
+from mcp_context_proxy.cli.options import config_option, load_config, run
 from mcp_context_proxy.config import Config, ServerConfig
 
 LOGIN_SECONDS: Final = 600.0
@@ -23,7 +25,7 @@ LOGIN_SECONDS: Final = 600.0
 @config_option
 @click.option("--no-browser", is_flag=True, help="Only print the address to open.")
 @click.pass_context
-def command(ctx: click.Context, server: str, config_path: Path | None, no_browser: bool) -> None:
+def login_command(ctx: click.Context, server: str, config_path: Path | None, no_browser: bool) -> None:
     """Log in to SERVER, a server at a URL that asks for it (OAuth).
 
     Opens a browser and waits for it to come back to a port of this machine. The token is kept in a file that
@@ -54,16 +56,16 @@ def remote(config: Config, name: str) -> ServerConfig:
 
 
 async def _log_in(config: ServerConfig, with_browser: bool) -> None:
-    from mcp_context_proxy.sdk import load_oauth
+    from mcp_context_proxy.system.threads import load_oauth
 
     await load_oauth()
-    from mcp_context_proxy.authorization import grants, loopback
-    from mcp_context_proxy.authorization.credentials import CredentialFile
     from mcp_context_proxy.errors import AuthorizationError
+    from mcp_context_proxy.oauth import login
+    from mcp_context_proxy.oauth.credentials import CredentialFile
 
     file = CredentialFile(config)
     if config.oauth is not None and config.oauth.grant == "client_credentials":
-        credentials = await grants.prove_ourselves(config)
+        credentials = await login.prove_ourselves(config)
     else:
 
         async def send(address: str) -> None:
@@ -72,12 +74,40 @@ async def _log_in(config: ServerConfig, with_browser: bool) -> None:
                 await anyio.to_thread.run_sync(webbrowser.open, address)
 
         port = 0 if config.oauth is None else config.oauth.redirect_port
-        async with loopback.listening(config.name, port) as waiting:
+        async with login.listening(config.name, port) as waiting:
             with anyio.move_on_after(LOGIN_SECONDS) as scope:
-                person = grants.Person(waiting.redirect_uri, send, waiting.answer)
-                credentials = await grants.log_in(config, person)
+                person = login.Person(waiting.redirect_uri, send, waiting.answer)
+                credentials = await login.log_in(config, person)
         if scope.cancelled_caught:
             raise AuthorizationError(config.name, f"nobody logged in within {LOGIN_SECONDS:g} s")
     async with file.locked():
         await anyio.to_thread.run_sync(file.write, credentials)
     click.echo(f"Logged in to {config.name} at {credentials.issuer}. The token is kept in {file.path}.")
+
+
+@click.command("logout")
+@click.argument("server")
+@config_option
+@click.pass_context
+def logout_command(ctx: click.Context, server: str, config_path: Path | None) -> None:
+    """Forget the login to SERVER: its token is revoked, where that is possible, and deleted."""
+    run(_log_out, remote(load_config(ctx, config_path), server))
+
+
+async def _log_out(config: ServerConfig) -> None:
+    from mcp_context_proxy.system.threads import load_oauth
+
+    await load_oauth()
+    from mcp_context_proxy.oauth import token_endpoint
+    from mcp_context_proxy.oauth.credentials import CredentialFile
+
+    file = CredentialFile(config)
+    async with file.locked():
+        credentials = await anyio.to_thread.run_sync(file.read)
+        was_there = await anyio.to_thread.run_sync(file.delete)
+    if not was_there:
+        click.echo(f"There was no login to {config.name}.")
+        return
+    revoked = credentials is not None and await token_endpoint.revoke(config, credentials)
+    told = "revoked and deleted" if revoked else "deleted; where it was given it may be good until it expires"
+    click.echo(f"Logged out of {config.name}. Its token is {told}.")

@@ -1,33 +1,144 @@
-"""``search``: what a model would find, and why."""
+"""``search``: what a model would find, and why.
+
+How what a search found reads in a terminal: rank, score, name, then what it is and why it was found.
+
+The options that narrow a search down, for every command that searches.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import hits, progress
-from mcp_context_proxy.cli.hits import Hit
-from mcp_context_proxy.cli.narrowing import constraints_of, narrowing_options
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config
-from mcp_context_proxy.cli.running import run
-from mcp_context_proxy.cli.server_facts import failure
-from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
+from mcp_context_proxy.cli import terminal
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config, run
+from mcp_context_proxy.cli.terminal import Terminal, counted, failure, messages, one_line, results
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.constraints import Constraints
+from mcp_context_proxy.context.constraints import MIN_CALLS, Constraints
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import Kind
-from mcp_context_proxy.retrieval.ranking import Ranking, Result
-from mcp_context_proxy.retrieval.traits import described
+from mcp_context_proxy.items import Document, Kind
+from mcp_context_proxy.retrieval.item_metadata import described
+from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.server import rendering
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config.settings import RerankMode
-    from mcp_context_proxy.context.found import Found
+    from mcp_context_proxy.context.search import Found
     from mcp_context_proxy.rerank.reranker import Reranking
+
+
+INDENT: Final = 12
+"""Where names begin, after rank and score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One found item, for a person."""
+
+    name: str
+    """Under which it is called or read."""
+    description: str
+    score: float
+    why: str
+
+    @classmethod
+    def of(cls, result: Result) -> Self:
+        """From a search in this process."""
+        item = result.item
+        if isinstance(item, Document):
+            return cls(item.uri, one_line(item.description), result.score, result.why)
+        return cls(item.exposed_name, one_line(item.description), result.score, result.why)
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> Self:
+        """From the structured answer of ``search_available_tools``."""
+        name = str(data.get("uri") or data["name"])
+        return cls(name, one_line(str(data["description"])), float(data["score"]), str(data["why"]))
+
+
+def show_one(console: Terminal, rank: int | str, hit: Hit) -> None:
+    """Show one hit: its name, what it is on one line, and why it was found."""
+    console.say(f"{rank:>4}  {hit.score:4.2f}  ", Text(hit.name, style="bold cyan"))
+    if hit.description:
+        console.short(hit.description, INDENT)
+    console.prose(Text(f"why: {one_line(hit.why)}", style="dim"), INDENT, hanging=5)
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--server", help="Only tools of this server."),
+    click.option("--category", help="Only items of this category."),
+    click.option("--tag", "tags", multiple=True, help="Only items with this tag; given again, with both."),
+    click.option(
+        "--any-tag", "any_tags", multiple=True, help="Only items with this tag; given again, with either."
+    ),
+    click.option("--language", help="Only items with this tag, too."),
+    click.option("--read-only", is_flag=True, help="Only tools that say they change nothing."),
+    click.option(
+        "--exclude-destructive", is_flag=True, help="Only tools that say they undo and overwrite nothing."
+    ),
+    click.option(
+        "--open-world/--closed-world",
+        default=None,
+        help="Only tools that reach beyond their server, or only those that say they do not.",
+    ),
+    click.option(
+        "--max-latency-ms",
+        type=click.FloatRange(min=0, min_open=True),
+        help="No tools of whose calls more than 5 % took longer.",
+    ),
+    click.option(
+        "--min-success-rate",
+        type=click.FloatRange(0, 1),
+        help="No tools of whose calls a smaller share succeeded.",
+    ),
+    click.option(
+        "--min-calls",
+        type=click.IntRange(1),
+        default=MIN_CALLS,
+        show_default=True,
+        help="Calls from which on that share is known.",
+    ),
+    click.option("--strict", is_flag=True, help="No tools of whose calls too little is known, either."),
+)
+
+
+def narrowing_options(command: Command) -> Command:
+    """Give a command the options; it takes them as keywords, for `constraints_of`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def constraints_of(config: Config, given: dict[str, Any]) -> Constraints:
+    """The constraints of the options that were given.
+
+    Raises:
+        click.BadParameter: there is no such server in the configuration, or it is switched off.
+    """
+    _check_server(config, given["server"])
+    return Constraints(**given)
+
+
+def _check_server(config: Config, server: str | None) -> None:
+    if server is None:
+        return
+    if server in config.servers:
+        if not config.servers[server].enabled:
+            raise click.BadParameter(f"server {server!r} is switched off", param_hint="--server")
+        return
+    nearest = difflib.get_close_matches(server, config.servers, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise click.BadParameter(
+        f"there is no server {server!r}.{hint} There are: {', '.join(config.servers)}", param_hint="--server"
+    )
 
 
 @click.command("search")
@@ -50,7 +161,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--explain", is_flag=True, help="Show how each score came about.")
 @click.pass_context
-def command(
+def search_command(
     ctx: click.Context,
     /,
     config_path: Path | None,
@@ -90,15 +201,15 @@ async def _search(
     from mcp_context_proxy import app
     from mcp_context_proxy.context.options import DomainOverrides, Overrides, configured, overridden
     from mcp_context_proxy.context.search import Scope
-    from mcp_context_proxy.rerank.doubt import CANDIDATES
+    from mcp_context_proxy.rerank.reranker import CANDIDATES
 
     console = messages()
     async with app.open_proxy(config) as proxy:
-        await progress.settle(proxy, console)
+        await terminal.settle(proxy, console)
         failed = {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
         for name, cause in failed.items():
             console.say(Text(f"server {name} has failed and was not searched: {cause}", style="yellow"))
-        await progress.index(proxy, console)
+        await terminal.index(proxy, console)
         if constraints.of_calls and proxy.measuring.usage is not None:
             await proxy.measuring.usage.caught_up()
         number = DomainOverrides(top_n=top)
@@ -184,7 +295,7 @@ def _show_all(console: Terminal, title: str, ranked: tuple[Result, ...], explain
     if title:
         console.section(title)
     for rank, result in enumerate(ranked, 1):
-        hits.show_one(console, rank, Hit.of(result))
+        show_one(console, rank, Hit.of(result))
         if explain:
             _explain(console, result)
 
@@ -194,11 +305,9 @@ def _explain(console: Terminal, result: Result) -> None:
     need = f", need {result.need:.3f}" if result.need > 0 else ""
     learned = f", learned {result.learned:.3f}" if result.learned > 0 else ""
     new = f", new {result.novelty:.3f}" if result.novelty > 0 else ""
-    console.say(f"meaning {meaning}, words {result.lexical:.2f}{need}{learned}{new}", indent=hits.INDENT)
+    console.say(f"meaning {meaning}, words {result.lexical:.2f}{need}{learned}{new}", indent=INDENT)
     rows = [(f"{added:.2f}", field, term) for field, term, added in result.terms]
-    console.columns(rows, indent=hits.INDENT + 2, right=(0,))
+    console.columns(rows, indent=INDENT + 2, right=(0,))
     for label, text in (("serves", result.serves), ("query", result.matched), ("text", result.chunk)):
         if text:
-            console.prose(
-                Text(f"{label}: {one_line(text)}", style="dim"), hits.INDENT, hanging=len(label) + 2
-            )
+            console.prose(Text(f"{label}: {one_line(text)}", style="dim"), INDENT, hanging=len(label) + 2)

@@ -17,7 +17,8 @@ from mcp_context_proxy.items import IncludeMode
 
 if TYPE_CHECKING:
     from mcp_context_proxy.statistics.report import SearchReport, ToolReport
-    from mcp_context_proxy.store.usage import DefinitionRow
+    from mcp_context_proxy.store.rows import DefinitionRow
+
 
 WIDE: Final = 100
 """Width from which there is room for the columns that matter less."""
@@ -35,10 +36,12 @@ FAILING: Final = 0.1
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Tools that are listed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, with all tools.")
 @click.pass_context
-def command(ctx: click.Context, config_path: Path | None, period: str, limit: int, as_json: bool) -> None:
+def stats_command(
+    ctx: click.Context, config_path: Path | None, period: str, limit: int, as_json: bool
+) -> None:
     """Show how tools and searches did, what was saved, and which tools were never called."""
     from mcp_context_proxy.app import store_location
-    from mcp_context_proxy.statistics.period import seconds_of
+    from mcp_context_proxy.statistics.figures import seconds_of
     from mcp_context_proxy.statistics.report import Reports
     from mcp_context_proxy.store import open_store
 

@@ -1,19 +1,40 @@
 """What a person reads: plain text where the output is no terminal, never cut where a name would be lost.
 
 Texts of servers come from strangers: they are cleaned of what a terminal would obey, and are never markup.
+
+What may be told of a server: where it is and how it failed, never its secrets.
+
+Left out are the environment and the headers; replaced are values that came from variables, credentials in
+URLs, and arguments that by their name are secrets.
+
+What is being waited for, shown on stderr while it lasts; silent where that is no terminal.
 """
 
 from __future__ import annotations
 
 import io
+import re
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Final, NoReturn, TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
+import anyio
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from mcp_context_proxy.wire.text import clean
+from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config.secrets import Redactor, secret_arguments, secrets_of
+from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.lifecycle import ServerState
+from mcp_context_proxy.protocol.text import clean
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.context.background_indexing import OnProgress
+
 
 GAP: Final = 2
 """Spaces between two columns."""
@@ -131,3 +152,114 @@ def counted(number: int, what: str) -> str:
 
 def _text(cell: Cell) -> Text:
     return Text(cell) if isinstance(cell, str) else cell.copy()
+
+
+HIDDEN: Final = "***"
+
+STDERR_SHOWN: Final = 5
+"""Lines of a failed server's last output."""
+
+_REDACTED: Final = r"\[redacted [^\]]*\]"
+_USER_INFO: Final = re.compile(rf"(?<=://)(?:{_REDACTED}|[^/?#\s@])+@")
+_QUERY: Final = re.compile(rf"(?<=://)((?:{_REDACTED}|[^\s?#])*)\?(?:{_REDACTED}|[^\s#'\"])*")
+
+
+def address(config: ServerConfig) -> str:
+    """The command line, or the URL."""
+    if config.url is not None:
+        return redacted(config, config.url)
+    words = [config.command or "", *_without_secrets(config.args)]
+    return redacted(config, shlex.join(words).replace(f"'{HIDDEN}'", HIDDEN))
+
+
+def failure(client: DownstreamClient) -> str:
+    """Why a server is not ready; empty when it is, or was never started."""
+    return (
+        ""
+        if client.state in {ServerState.READY, ServerState.ASLEEP}
+        else redacted(client.config, client.cause)
+    )
+
+
+def last_output(client: DownstreamClient) -> tuple[str, ...]:
+    """The last lines a server wrote to stderr; those it repeats at each restart once."""
+    lines = dict.fromkeys(redacted(client.config, line) for line in reversed(client.stderr))
+    return tuple(lines)[:STDERR_SHOWN][::-1]
+
+
+def strays(client: DownstreamClient) -> tuple[str, ...]:
+    """What a server printed first to stdout that is no message."""
+    return tuple(redacted(client.config, line) for line in client.strays)
+
+
+def marked(strays: Iterable[str]) -> Iterator[str]:
+    """The stray lines for a person, who sees them beside lines from stderr."""
+    return (f"stdout: {line}" for line in strays)
+
+
+def findings(proxy: Proxy) -> Iterator[tuple[str, str]]:
+    """What was withheld or cut of what servers listed, and why, with the server; '' where it is of none."""
+    for finding in proxy.catalog.snapshot.findings:
+        server, colon, message = finding.partition(": ")
+        known = bool(colon) and server in proxy.fleet.clients
+        yield (server, one_line(message)) if known else ("", one_line(finding))
+
+
+def redacted(config: ServerConfig, text: str) -> str:
+    """A text without this server's secrets, harmless and on one line."""
+    text = Redactor(secrets_of(config))(text)
+    return one_line(_QUERY.sub(rf"\1?{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", text)))
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    shown = [*arguments]
+    for position, _, value in secret_arguments(arguments):
+        shown[position] = shown[position].removesuffix(value) + HIDDEN
+    return shown
+
+
+NAMED: Final = 4
+"""Servers that the line names; of more, it gives the number."""
+
+
+async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
+    """Wait until each server is ready or has failed once; return the seconds it took, by server."""
+    began = anyio.current_time()
+    waiting = dict.fromkeys(proxy.fleet.clients)
+    seconds: dict[str, float] = {}
+    with console.status(_starting(list(waiting))) as status:
+
+        async def wait(client: DownstreamClient) -> None:
+            await client.settled()
+            seconds[client.name] = anyio.current_time() - began
+            del waiting[client.name]
+            status.update(_starting(list(waiting)))
+
+        async with anyio.create_task_group() as group:
+            for client in proxy.fleet.clients.values():
+                group.start_soon(wait, client)
+        await proxy.settled()
+    return seconds
+
+
+async def index(proxy: Proxy, console: Console) -> None:
+    """Index all there is."""
+    with indexing(console) as report:
+        await proxy.searcher.index(proxy.catalog.snapshot, report)
+
+
+@contextmanager
+def indexing(console: Console, what: str = "Indexing") -> Iterator[OnProgress]:
+    """A bar that is gone when the work is done; takes how many texts are indexed, of how many."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _starting(names: list[str]) -> str:
+    if not names:
+        return "Reading what there is"
+    named = ", ".join(names[:NAMED])
+    more = len(names) - NAMED
+    return f"Starting {named} and {more} more" if more > 0 else f"Starting {named}"

@@ -1,9 +1,6 @@
 """The configuration: loaded once from one file, checked whole, frozen afterwards."""
 
-from mcp_context_proxy.config.limits import Limits
-from mcp_context_proxy.config.load import load
-from mcp_context_proxy.config.locate import default_path, find
-from mcp_context_proxy.config.servers import OAuthConfig, ServerConfig, ToolConfig
+from mcp_context_proxy.config.load import default_path, find, load
 from mcp_context_proxy.config.settings import (
     Config,
     ContextConfig,
@@ -15,10 +12,14 @@ from mcp_context_proxy.config.settings import (
     HttpConfig,
     InteractionsConfig,
     LearningConfig,
+    Limits,
+    OAuthConfig,
     RerankConfig,
     SearchConfig,
+    ServerConfig,
     StatisticsConfig,
     StoreConfig,
+    ToolConfig,
 )
 
 __all__ = [

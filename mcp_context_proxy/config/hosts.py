@@ -2,6 +2,11 @@
 
 Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Code writes ``servers``, or
 ``mcp.servers`` among its settings. Everything else in such a file is the host's and is not looked at.
+
+Environment variables in values: ``${VAR}``, ``${VAR:-default}``, and VS Code's ``${env:VAR}``.
+
+``$${`` writes a literal ``${``; any other ``$`` stays as it is, since passwords contain them.
+A default counts when the variable is unset or empty, as in a shell. Pure: the environment is passed in.
 """
 
 from __future__ import annotations
@@ -9,12 +14,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from mcp_context_proxy.config.source import Source, dotted
-from mcp_context_proxy.config.toml_lines import KeyPath
+from mcp_context_proxy.config.source import ConfigSource, KeyPath, dotted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
 Warn: TypeAlias = Callable[[str], None]
@@ -61,7 +65,7 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def from_host(source: Source, warn: Warn) -> tuple[Source, list[ConfigProblem]]:
+def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[ConfigProblem]]:
     """The servers of a host's file as our tables, and what is wrong with their shape.
 
     Raises:
@@ -90,7 +94,7 @@ def from_host(source: Source, warn: Warn) -> tuple[Source, list[ConfigProblem]]:
     return replace(source, tables={"servers": servers}), problems
 
 
-def _given_twice(source: Source, place: KeyPath) -> list[ConfigProblem]:
+def _given_twice(source: ConfigSource, place: KeyPath) -> list[ConfigProblem]:
     """Repeated keys among the servers; what is inside a repeated one is not told again."""
     told: list[KeyPath] = []
     problems = []
@@ -125,7 +129,11 @@ def _distinct(wish: str, name: str) -> str:
 
 
 def _entry(
-    source: Source, path: KeyPath, place: KeyPath, entry: Mapping[str, Any], problems: list[ConfigProblem]
+    source: ConfigSource,
+    path: KeyPath,
+    place: KeyPath,
+    entry: Mapping[str, Any],
+    problems: list[ConfigProblem],
 ) -> dict[str, Any]:
     server: dict[str, Any] = {}
     for key, value in entry.items():
@@ -138,7 +146,9 @@ def _entry(
     return server
 
 
-def _transport(source: Source, path: KeyPath, server: dict[str, Any], problems: list[ConfigProblem]) -> None:
+def _transport(
+    source: ConfigSource, path: KeyPath, server: dict[str, Any], problems: list[ConfigProblem]
+) -> None:
     """Hosts spell transports in many ways, or leave the kind of a URL to be guessed."""
     written = server.pop("transport", None)
     if written is None:
@@ -179,3 +189,65 @@ def _at(tables: Mapping[str, Any], place: KeyPath) -> Any:
     for part in place:
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+_REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
+_VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+_HOST_VARIABLE: Final = re.compile(
+    r"workspaceFolder\w*|userHome|cwd|pathSeparator|file([A-Z]\w*)?|config:.*|command:.*"
+)
+"""What VS Code replaces by itself; here it would only ever be an undefined variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedValue:
+    """A text with its references replaced, or what stood in the way."""
+
+    text: str
+    variables: tuple[tuple[str, str], ...]
+    """(name, value) of each variable that was read."""
+    problems: tuple[str, ...]
+
+
+def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
+    """Replace every reference in `text`."""
+    variables: list[tuple[str, str]] = []
+    problems: list[str] = []
+
+    def value_of(match: re.Match[str]) -> str:
+        if match["escape"]:
+            return "${"
+        if match["open"]:
+            problems.append("'${' has no matching '}'; write '$${' for a literal '${'")
+            return ""
+        return _lookup(match["body"], environ, variables, problems)
+
+    return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))
+
+
+def _lookup(
+    body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[str]
+) -> str:
+    found = _VARIABLE.fullmatch(body)
+    if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
+        problems.append(_foreign(body))
+        return ""
+    name, default = found["name"], found["default"]
+    value = environ.get(name)
+    if value or (value is not None and default is None):
+        variables.append((name, value))
+        return value
+    if default is None:
+        problems.append(f"environment variable {name} is not set; set it, or write ${{{name}:-default}}")
+    return default or ""
+
+
+def _foreign(body: str) -> str:
+    if body.startswith("input:"):
+        return (
+            f"${{{body}}} asks the person in VS Code, which is not possible here; "
+            f"put the value in an environment variable and write ${{env:NAME}}"
+        )
+    if _HOST_VARIABLE.fullmatch(body):
+        return f"${{{body}}} is known to VS Code only; write the value out, or use an environment variable"
+    return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"

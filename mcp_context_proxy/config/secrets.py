@@ -1,14 +1,205 @@
-"""What of a configuration is secret: values of variables, what is named like a secret, passwords in URLs."""
+"""Replaces secrets in what people and models read: logs, error texts, a server's last words.
+
+Known values are replaced wherever they stand, also encoded, by the name of the variable they came from; what
+merely looks like a credential is replaced too.
+
+What of a configuration is secret: values of variables, what is named like a secret, passwords in URLs.
+
+What whoever starts the proxy has to know although nothing is wrong, such as where it is served.
+"""
 
 from __future__ import annotations
 
+import base64
+import html
+import json
+import logging
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
-from urllib.parse import unquote, unquote_plus
+from typing import AnyStr, Final
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from mcp_context_proxy.config.servers import ServerConfig
-from mcp_context_proxy.config.settings import Config
+from mcp_context_proxy.config.settings import Config, ServerConfig
+
+SHORTEST: Final = 6
+"""Characters a value must have to be looked for: shorter ones occur in innocent text."""
+
+LEARNED: Final = 32
+"""Values that are learned while the proxy runs, such as tokens, which others follow: the latest are kept."""
+
+_SPARED_IN_URLS: Final = ("", "/", "!'()*", ";,/?:@&=+$#!'()*")
+"""What Python, and JavaScript's ``encodeURIComponent`` and ``encodeURI``, leave as it is."""
+_PERCENT: Final = re.compile("%[0-9A-F]{2}")
+
+_LOOKS_SECRET: Final = re.compile(
+    r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+    r"|(?<=Bearer )[\w.~+/=-]{16,}",
+)
+"""Tokens of well-known services, JSON web tokens, bearer tokens."""
+
+Secret = tuple[str, str]
+"""A name, which may be shown, and a value, which may not."""
+
+
+class Redactor:
+    """Replaces secrets in text."""
+
+    def __init__(self, secrets: Iterable[Secret], learned: int = LEARNED) -> None:
+        """Know `secrets`, and so many of those that are learned."""
+        self._secrets = dict.fromkeys(secrets)
+        self._learned: deque[Secret] = deque(maxlen=learned)
+        self._forms: list[Secret] | None = None
+        self._forms_in_json: list[tuple[bytes, bytes]] | None = None
+
+    def know(self, secrets: Iterable[Secret]) -> None:
+        """Know these, too, here alone and for good."""
+        self._secrets |= dict.fromkeys(secrets)
+        self._forms = self._forms_in_json = None
+
+    def learn(self, secrets: Iterable[Secret]) -> None:
+        """Know these, too, here and in what is logged; of those that were learned, only the latest."""
+        new = [secret for secret in secrets if secret not in self._learned]
+        if new:
+            self.remember(new)
+            for known in _log_filters():
+                known.redact.remember(new)
+
+    def remember(self, secrets: Iterable[Secret]) -> None:
+        """Know these, too, here alone and until many others have followed."""
+        self._learned.extend(secrets)
+        self._forms = self._forms_in_json = None
+
+    def __call__(self, text: str) -> str:
+        """The text without secrets."""
+        for form, shown in self._known():
+            if form in text:
+                text = text.replace(form, shown)
+        return _LOOKS_SECRET.sub("[redacted]", text)
+
+    def json(self, data: bytes) -> bytes:
+        """Encoded JSON without the known secrets."""
+        for form, shown in self._known_in_json():
+            if form in data:
+                data = data.replace(form, shown)
+        return data
+
+    def _known(self) -> list[Secret]:
+        """Forms and what is shown for them, the longest first; computed when something is to be redacted."""
+        if self._forms is None:
+            found = {
+                (form, f"[redacted {name}]")
+                for name, value in (*self._secrets, *self._learned)
+                for form in _forms(value)
+                if len(form) >= SHORTEST
+            }
+            self._forms = _longest_first(found)
+        return self._forms
+
+    def _known_in_json(self) -> list[tuple[bytes, bytes]]:
+        """The same within the strings of encoded JSON."""
+        if self._forms_in_json is None:
+            found = {
+                (_bytes(written), json.dumps(shown).encode()[1:-1])
+                for form, shown in self._known()
+                for written in (form, *_in_json(form))
+            }
+            self._forms_in_json = _longest_first(found)
+        return self._forms_in_json
+
+
+def _longest_first(found: Iterable[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr, AnyStr]]:
+    return sorted(found, key=lambda pair: (-len(pair[0]), pair))
+
+
+def _forms(value: str) -> Iterator[str]:
+    """How a value may stand in a text: as it is, quoted, encoded, and by the line where it has several."""
+    lines = [line for line in value.splitlines() if line.strip() != value.strip()]
+    for plain in (value, *lines):
+        yield plain
+        # What nobody sees is taken out of many a text before its secrets are.
+        yield "".join(filter(str.isprintable, plain))
+        yield from _in_urls(plain)
+        for quoted in _in_json(plain):
+            yield quoted
+            yield from _in_json(quoted)
+        for literal in (repr(plain), ascii(plain), repr(_bytes(plain))[1:]):
+            yield literal[1:-1]
+        yield from (
+            html.escape(plain),
+            html.escape(plain, quote=False),
+            html.escape(plain).replace("x27", "39"),
+        )
+    data = _bytes(value)
+    yield data.hex()
+    yield data.hex().upper()
+    yield from _in_base64(data)
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character, as JSON can write one
+        return text.encode("utf-8", "surrogatepass")
+
+
+def _in_urls(plain: str) -> Iterator[str]:
+    for quoted in (quote_plus(_bytes(plain)), *(quote(_bytes(plain), safe) for safe in _SPARED_IN_URLS)):
+        yield quoted
+        yield _PERCENT.sub(lambda found: found[0].lower(), quoted)
+
+
+def _in_json(plain: str) -> tuple[str, str]:
+    return json.dumps(plain)[1:-1], json.dumps(plain, ensure_ascii=False)[1:-1]
+
+
+def _in_base64(data: bytes) -> Iterator[str]:
+    """By itself, and as a part of something: ``user:password`` in basic authentication, say."""
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        yield encode(data).decode().rstrip("=")
+        for before in range(3):
+            whole = encode(bytes(before) + data).decode().rstrip("=")
+            # Without the characters that also depend on what stands before and after.
+            first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
+            yield whole[first:last]
+
+
+class RedactingFilter(logging.Filter):
+    """Redacts every message that is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.redact = Redactor((), 4 * LEARNED)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Replace the message by its redacted form; always log it."""
+        message = record.getMessage()
+        redacted = self.redact(message)
+        if redacted != message:
+            record.msg, record.args = redacted, ()
+        if record.exc_info and not record.exc_text:
+            # A formatter takes the text where there is one, and would render the exception itself otherwise.
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = self.redact(record.exc_text)
+        return True
+
+
+def redact_logs(secrets: Iterable[Secret]) -> None:
+    """Keep these out of all that is logged, for good: what they were used for may speak of them later."""
+    known = tuple(secrets)
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(one, RedactingFilter) for one in handler.filters):
+            handler.addFilter(RedactingFilter())
+    for one in _log_filters():
+        one.redact.know(known)
+
+
+def _log_filters() -> list[RedactingFilter]:
+    handlers = logging.getLogger().handlers
+    return [known for handler in handlers for known in handler.filters if isinstance(known, RedactingFilter)]
+
 
 _TELLING: Final = re.compile(r"token|secret|key|passw|pwd|credential|auth|cookie", re.IGNORECASE)
 """Names of variables, headers and parameters of URLs whose literal values are secrets."""
@@ -70,3 +261,7 @@ def _in_url(text: str) -> Iterator[tuple[str, str]]:
         if _TELLING.search(name):
             yield name, value
             yield name, unquote_plus(value)
+
+
+NOTICE: Final = 35
+"""A level of logging: shown wherever warnings are, and not called one."""

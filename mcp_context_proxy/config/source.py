@@ -1,4 +1,14 @@
-"""One configuration file as it stands: read within bounds, parsed, and able to say where a key is."""
+"""One configuration file as it stands: read within bounds, parsed, and able to say where a key is.
+
+On which line each key of a TOML text stands; `tomllib` does not tell.
+
+Only for text that `tomllib` has accepted: it reads structure and skips values. On anything it does not
+know it stops and returns what it has, because a missing line number must never become a failure.
+
+JSON as hosts write it, with comments and trailing commas, and the line of each key.
+
+Comments and trailing commas become spaces, so that every position stays what a person sees.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +17,235 @@ import os
 import re
 import stat
 import tomllib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from mcp_context_proxy.config.json_text import json_lines, plain_json
-from mcp_context_proxy.config.toml_lines import KeyPath, toml_lines
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""``("servers", "github", "args", 0)``."""
+
+_BLANK: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_SPACE: Final = re.compile(r"[ \t]*")
+_KEY: Final = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
+_STRING: Final = re.compile(
+    r'''"""(?:[^\\]|\\.)*?"""(?:"{0,2})|\'\'\'.*?\'\'\'(?:'{0,2})|"(?:[^"\\\n]|\\.)*"|'[^'\n]*\'''', re.DOTALL
+)
+_SCALAR: Final = re.compile(r"[^,\]}#\n]+")
+
+
+def toml_lines(text: str) -> dict[KeyPath, int]:
+    """The 1-based line of each table, key and array element."""
+    scanner = _Scanner(text)
+    with suppress(_UnknownError, ValueError, RecursionError):
+        scanner.run()
+    return scanner.lines
+
+
+class _UnknownError(Exception):
+    """Something that is not the TOML this scanner knows."""
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.lines: dict[KeyPath, int] = {}
+        self._newlines = [match.start() for match in re.finditer("\n", text)]
+        self._counts: dict[KeyPath, int] = {}
+
+    def run(self) -> None:
+        table: KeyPath = ()
+        self._skip(_BLANK)
+        while self.at < len(self.text):
+            if self.text[self.at] == "[":
+                table = self._header()
+            else:
+                self._pair(table)
+            self._skip(_BLANK)
+
+    def _header(self) -> KeyPath:
+        start, repeated = self.at, self.text.startswith("[[", self.at)
+        self.at += 2 if repeated else 1
+        parts = self._key()
+        self._expect("]]" if repeated else "]")
+        path: KeyPath = ()
+        for part in parts[:-1]:
+            path = self._element((*path, part))
+            self._note(path, start)
+        path = (*path, parts[-1])
+        if repeated:
+            self._note(path, start)
+            self._counts[path] = self._counts.get(path, 0) + 1
+        path = self._element(path)
+        self._note(path, start)
+        return path
+
+    def _element(self, path: KeyPath) -> KeyPath:
+        """In an array of tables a name means its latest element."""
+        count = self._counts.get(path, 0)
+        return (*path, count - 1) if count else path
+
+    def _pair(self, table: KeyPath) -> None:
+        start, path = self.at, table
+        for part in self._key():
+            path = (*path, part)
+            self._note(path, start)
+        self._expect("=")
+        self._skip(_SPACE)
+        self._value(path)
+
+    def _key(self) -> list[str]:
+        parts = []
+        while True:
+            self._skip(_SPACE)
+            parts.append(_plain(self._take(_KEY)))
+            self._skip(_SPACE)
+            if not self.text.startswith(".", self.at):
+                return parts
+            self.at += 1
+
+    def _value(self, path: KeyPath) -> None:
+        first = self.text[self.at : self.at + 1]
+        if first == "[":
+            self._array(path)
+        elif first == "{":
+            self._inline_table(path)
+        elif first and first in "\"'":
+            self._take(_STRING)
+        else:
+            self._take(_SCALAR)
+
+    def _array(self, path: KeyPath) -> None:
+        self.at += 1
+        index = 0
+        while not self._closed("]"):
+            self._note((*path, index), self.at)
+            self._value((*path, index))
+            self._separator()
+            index += 1
+
+    def _inline_table(self, path: KeyPath) -> None:
+        self.at += 1
+        while not self._closed("}"):
+            self._pair(path)
+            self._separator()
+
+    def _closed(self, bracket: str) -> bool:
+        self._skip(_BLANK)
+        if not self.text.startswith(bracket, self.at):
+            return False
+        self.at += 1
+        return True
+
+    def _separator(self) -> None:
+        self._skip(_BLANK)
+        if self.text.startswith(",", self.at):
+            self.at += 1
+
+    def _expect(self, token: str) -> None:
+        self._skip(_SPACE)
+        if not self.text.startswith(token, self.at):
+            raise _UnknownError
+        self.at += len(token)
+
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self.text, self.at)
+        self.at = match.end() if match else self.at
+
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        match = pattern.match(self.text, self.at)
+        if match is None:
+            raise _UnknownError
+        self.at = match.end()
+        return match[0]
+
+    def _note(self, path: KeyPath, at: int) -> None:
+        self.lines.setdefault(path, bisect_right(self._newlines, at - 1) + 1)
+
+
+def _plain(key: str) -> str:
+    if key[0] == "'":
+        return key[1:-1]
+    return str(tomllib.loads(f"key = {key}")["key"]) if key[0] == '"' else key
+
+
+_COMMENT: Final = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|//[^\n]*+|/\*.*?\*/', re.DOTALL)
+_TRAILING_COMMA: Final = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|,(?=\s*+[\]}])')
+_VISIBLE: Final = re.compile(r"\S")
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
+
+
+def plain_json(text: str) -> str:
+    """`text` as strict JSON of the same length."""
+    return _TRAILING_COMMA.sub(_blank, _COMMENT.sub(_blank, text))
+
+
+def _blank(match: re.Match[str]) -> str:
+    return match[1] or re.sub(r"[^\n]", " ", match[0])
+
+
+@dataclass(slots=True)
+class JsonLines:
+    """Where the keys of a JSON text are."""
+
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    """1-based line of each key and array element."""
+    duplicates: list[tuple[KeyPath, int]] = field(default_factory=list)
+    """Keys given again, with the line of the repetition."""
+
+
+def json_lines(plain: str) -> JsonLines:
+    """The lines of a text that `json.loads` has accepted."""
+    found = JsonLines()
+    newlines = [match.start() for match in re.finditer("\n", plain)]
+    for path, at in _keys(plain):
+        line = bisect_right(newlines, at - 1) + 1
+        if path in found.lines:
+            found.duplicates.append((path, line))
+        found.lines[path] = line
+    return found
+
+
+def _keys(plain: str) -> Iterator[tuple[KeyPath, int]]:
+    """Each key with its position. `path` is where we are; an index as its last part means: in an array."""
+    path: list[str | int] = []
+    key_next = False
+    for match in _TOKEN.finditer(plain):
+        token = match[0]
+        if token == "{":
+            path.append("")
+            key_next = True
+        elif token == "[":
+            path.append(0)
+            yield tuple(path), _next(plain, match.end())
+        elif token in "}]" and path:
+            path.pop()
+            key_next = False
+        elif token == "," and path and isinstance(path[-1], int):
+            path[-1] += 1
+            yield tuple(path), _next(plain, match.end())
+        elif token == ",":
+            key_next = True
+        elif key_next and path:
+            path[-1] = _decoded(token)
+            key_next = False
+            yield tuple(path), match.start()
+
+
+def _next(plain: str, at: int) -> int:
+    found = _VISIBLE.search(plain, at)
+    return found.start() if found else at
+
+
+def _decoded(token: str) -> Any:
+    return json.loads(token, strict=False)
+
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Of a configuration file. A host's settings file also holds histories and grows to many megabytes."""
@@ -29,7 +259,7 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConfigSource:
     """The tables of one file, before anything about their content is known."""
 
     file: Path
@@ -72,7 +302,7 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def read(file: Path) -> Source:
+def read(file: Path) -> ConfigSource:
     """Read and parse `file`.
 
     Raises:
@@ -137,14 +367,14 @@ def _text(file: Path) -> str:
         raise _failure(file, line, "is not UTF-8 text; save it with that encoding") from None
 
 
-def _parse_toml(file: Path, text: str) -> Source:
+def _parse_toml(file: Path, text: str) -> ConfigSource:
     try:
         tables = tomllib.loads(text)
     except RecursionError:
         raise _failure(file, None, "is nested too deeply") from None
     except ValueError as error:
         raise _toml_failure(file, text, str(error)) from None
-    return Source(file, tables, False, cache(lambda: toml_lines(text)))
+    return ConfigSource(file, tables, False, cache(lambda: toml_lines(text)))
 
 
 def _toml_failure(file: Path, text: str, message: str) -> ConfigError:
@@ -164,7 +394,7 @@ def _toml_failure(file: Path, text: str, message: str) -> ConfigError:
     )
 
 
-def _parse_json(file: Path, text: str) -> Source:
+def _parse_json(file: Path, text: str) -> ConfigSource:
     plain = plain_json(text)
     repeated: list[str] = []
 
@@ -186,7 +416,7 @@ def _parse_json(file: Path, text: str) -> Source:
     if not isinstance(tables, dict):
         raise _failure(file, 1, "must hold a JSON object")
     found = cache(lambda: json_lines(plain))
-    return Source(
+    return ConfigSource(
         file, tables, True, lambda: found().lines, duplicates=tuple(found().duplicates) if repeated else ()
     )
 

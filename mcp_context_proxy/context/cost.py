@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from mcp_context_proxy.catalog.exposed import tool_definition
+from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Document, Item, Snapshot
 

@@ -2,6 +2,8 @@
 
 A request never fails because selection did: then the session's items are served, and the record says why.
 Runs on the event loop; what blocks is done by what it is given.
+
+What the answer of a call says, for the next selection: its texts, cut. Answers are never learned from.
 """
 
 from __future__ import annotations
@@ -11,25 +13,52 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
+import msgspec
 
 from mcp_context_proxy.config.settings import RerankMode
-from mcp_context_proxy.context import answers, session_items
-from mcp_context_proxy.context.background import OnProgress
-from mcp_context_proxy.context.companions import Companions
+from mcp_context_proxy.context import session as context_session
+from mcp_context_proxy.context.background_indexing import OnProgress
 from mcp_context_proxy.context.cost import Costs
+from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.explanation import Explanation, explain
 from mcp_context_proxy.context.options import NO_OVERRIDES, ContextOptions, Overrides, overridden
-from mcp_context_proxy.context.records import RequestRecords
-from mcp_context_proxy.context.request import ContextItem, Draft, Origin, RequestContext
+from mcp_context_proxy.context.records import ContextItem, Draft, Origin, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, Snapshots
-from mcp_context_proxy.context.selection import Request, Selected, Selection
+from mcp_context_proxy.context.selection import Selected, Selection, SelectionRequest
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, Snapshot, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
-from mcp_context_proxy.rerank.doubt import CANDIDATES
-from mcp_context_proxy.rerank.judge import Judge
-from mcp_context_proxy.rerank.reranker import Reranker
+from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
+from mcp_context_proxy.rerank.reranker_model import RerankerModel
+
+CHARACTERS = 2000
+"""Of an answer that are looked at: four chunks, some 10 ms of embedding."""
+
+ANSWER_BYTES = 1_000_000
+"""An answer that is longer is not looked at: decoding it would hold up everybody."""
+
+
+class _Content(msgspec.Struct):
+    text: str = ""
+
+
+class _ToolAnswer(msgspec.Struct):
+    content: list[_Content] = []
+    isError: bool = False  # noqa: N815 - the protocol's word
+
+
+def text_of(result: bytes) -> str | None:
+    """The texts of a call's result; None where it has none, or failed."""
+    if len(result) > ANSWER_BYTES:
+        return None
+    try:
+        answer = msgspec.json.decode(result, type=_ToolAnswer)
+    except msgspec.DecodeError:
+        return None
+    text = "\n".join(content.text for content in answer.content)[:CHARACTERS]
+    return None if answer.isError or not text.strip() else text
+
 
 RELATED = 20
 """Items that are named as near to one: a screen."""
@@ -66,7 +95,7 @@ class ContextEngine:
         records: RequestRecords,
         options: ContextOptions,
         costs: Costs,
-        companions: Companions,
+        companions: ContextExpander,
         reranker: Reranker | None = None,
         working_set: WorkingSet | None = None,
     ) -> None:
@@ -117,7 +146,7 @@ class ContextEngine:
         remember: bool = True,
         on_progress: OnProgress | None = None,
         rerank: RerankMode | None = None,
-        client: Judge | None = None,
+        client: RerankerModel | None = None,
         listed: Collection[str] | None = None,
         owner: str | None = None,
     ) -> Selected:
@@ -144,7 +173,7 @@ class ContextEngine:
         options = overridden(self._options, of_session, overrides)
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
         scope = replace(scope or EVERYTHING, without=view.removed)
-        request = Request(query, origin, options, view, scope, listed)
+        request = SelectionRequest(query, origin, options, view, scope, listed)
         filters = scope.constraints.applied()
         draft = Draft(query, origin, view.id, options, filters=filters, owner=owner)
         try:
@@ -165,11 +194,11 @@ class ContextEngine:
 
     async def _selected(
         self,
-        request: Request,
+        request: SelectionRequest,
         snapshot: Snapshot,
         draft: Draft,
         rerank: RerankMode | None,
-        client: Judge | None,
+        client: RerankerModel | None,
     ) -> Selected:
         """The context of a request, with the order of another model where that is wanted."""
         selection, off_loop, reranker = self._selection, self._searcher.off_loop, self._reranker
@@ -198,7 +227,7 @@ class ContextEngine:
         as_configured = None if self._reranker is None else self._reranker.mode
         selected = await self.select(query, session, overrides, remember=False, rerank=as_configured)
         context, snapshot = selected.context, selected.snapshot
-        item = session_items.resolve(snapshot, kind, name, server)
+        item = context_session.resolve(snapshot, kind, name, server)
 
         def explained() -> Explanation:
             ranking = self._searcher.rank(query, kind, snapshot, context.options)
@@ -215,7 +244,7 @@ class ContextEngine:
             UnknownItemError: there is no such item.
         """
         snapshot = await self._searcher.ready(self._catalog)
-        item = session_items.resolve(snapshot, kind, name, server)
+        item = context_session.resolve(snapshot, kind, name, server)
         return await self._searcher.off_loop(partial(self._selection.related, item, snapshot, limit))
 
     async def current(
@@ -271,7 +300,7 @@ class ContextEngine:
         Raises:
             UnknownItemError: there is no such item.
         """
-        session_items.add(session, session_items.resolve(self._catalog.snapshot, kind, name, server))
+        context_session.add(session, context_session.resolve(self._catalog.snapshot, kind, name, server))
 
     def remove(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
         """Remove an item from a session by hand: it is in none of its contexts until it is added again.
@@ -279,12 +308,12 @@ class ContextEngine:
         Raises:
             UnknownItemError: there is no such item.
         """
-        session_items.remove(session, session_items.resolve(self._catalog.snapshot, kind, name, server))
+        context_session.remove(session, context_session.resolve(self._catalog.snapshot, kind, name, server))
 
     def called(self, session: SessionContext, tool: Tool, result: bytes) -> None:
         """A tool was called in a session: it stays selected for a while, and its answer may bring others."""
         options = overridden(self._options, session.overrides)
-        session.called(tool, answers.text_of(result) if options.expand_results else None)
+        session.called(tool, text_of(result) if options.expand_results else None)
 
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
         """The latest request contexts, of one session (by public id) or of all, newest first."""

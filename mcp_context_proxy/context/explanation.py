@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mcp_context_proxy.context.options import DomainOptions
-from mcp_context_proxy.context.request import ContextItem, Mode, RequestContext
+from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext
 from mcp_context_proxy.context.session import key_of
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Tool
-from mcp_context_proxy.retrieval.explanation import SUSPECTED
-from mcp_context_proxy.retrieval.ranking import Ranking, Result
+from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking, Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,29 +1,167 @@
-"""Runs searches: off the event loop, a few at a time, with progress for whoever waits."""
+"""Runs searches: off the event loop, a few at a time, with progress for whoever waits.
+
+What a search found, in both domains, and what its constraints kept it from finding.
+
+Answers that are given again: for the same question, as long as nothing has changed that they depend on.
+
+One state of things at a time: with another one all is forgotten, so nothing here is ever outdated.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context import constraints, known_values
-from mcp_context_proxy.context.background import BackgroundIndexing, Indexed, OnProgress
+from mcp_context_proxy.context import constraints
+from mcp_context_proxy.context.background_indexing import BackgroundIndexing, Indexed, OnProgress
 from mcp_context_proxy.context.constraints import NO_CONSTRAINTS, Constraints, Figures
-from mcp_context_proxy.context.found import Excluded, Found
 from mcp_context_proxy.context.options import ContextOptions, DomainOptions, configured
-from mcp_context_proxy.context.remembered import RememberedAnswers
 from mcp_context_proxy.context.session import ItemKey
-from mcp_context_proxy.items import DOCUMENT_KINDS, Kind, Snapshot
+from mcp_context_proxy.embedding.embeddings import Lookups
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Item, Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.filters import Filters
-from mcp_context_proxy.retrieval.ranking import Ranking, SearchOptions
-from mcp_context_proxy.threads import in_thread
+from mcp_context_proxy.retrieval.results import Ranking, Result, SearchOptions
+from mcp_context_proxy.system.threads import in_thread
+
+NO_FILTERS = Filters()
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Something that would have been found without the constraints."""
+
+    result: Result
+    failed: tuple[str, ...]
+    """Names of the constraints that it does not meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found in both domains."""
+
+    tools: Ranking
+    documents: Ranking | None
+    """None when no documents were searched."""
+    snapshot: Snapshot
+    """What was searched."""
+    brought: tuple[Result, ...] = ()
+    """What was not found itself, and comes with what was."""
+    constraints: Constraints = NO_CONSTRAINTS
+    filters: Filters = NO_FILTERS
+    """What the constraints came to."""
+    excluded: tuple[Excluded, ...] = ()
+    """Where they leave nothing that fits: what would have, best first."""
+
+    @property
+    def known(self) -> int:
+        """Items there are to search."""
+        return len(self.snapshot.tools) + len(self.snapshot.documents)
+
+    @property
+    def considered(self) -> int:
+        """Items that met the constraints."""
+        return self.tools.considered + (self.documents.considered if self.documents else 0)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What was selected: tools, best first, then documents, then what comes with them."""
+        return self.tools.results + (self.documents.results if self.documents else ()) + self.brought
+
+    @property
+    def near_misses(self) -> tuple[Result, ...]:
+        """Where no tool fits: what comes nearest, tools, then documents if they do not fit either."""
+        if self.tools.results:
+            return ()
+        documents = self.documents.near_misses if self.documents else ()
+        return self.tools.near_misses + documents
+
+    @property
+    def note(self) -> str | None:
+        """What a person should know about how this was found."""
+        return self.tools.note or (self.documents.note if self.documents else None)
+
+    @property
+    def filter_note(self) -> str | None:
+        """What the constraints left out, for who reads the answer; None where they left what fits."""
+        if not self.constraints or self.results:
+            return None
+        asked = ", ".join(f"{name} {said(value)}" for name, value in self.constraints.applied().items())
+        if self.considered:
+            items = "1 item" if self.considered == 1 else f"{self.considered:,} items"
+            note = f"Nothing fits among the {items} that the filters leave ({asked})."
+        else:
+            note = f"No item meets the filters ({asked})."
+        if not self.excluded:
+            return note
+        named = (f"{_name(one.result.item)} (by {', '.join(one.failed)})" for one in self.excluded)
+        return f"{note} Left out by them: {'; '.join(named)}."
+
+
+def said(value: object) -> str:
+    """The value of a filter, for a person."""
+    if isinstance(value, list):
+        return "+".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _name(item: Item) -> str:
+    return item.uri if isinstance(item, Document) else item.exposed_name
+
+
+ANSWERS: Final = 256
+"""Some 10 kB each; between two changes nobody asks more."""
+
+SECONDS: Final = 3600.0
+"""What use has taught fades with time; in an hour by a five-hundredth."""
+
+Answer = TypeVar("Answer")
+
+
+class ResultCache(Generic[Answer]):
+    """Answers by question. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._state: object = None
+        self._answers: OrderedDict[Hashable, tuple[float, Answer]] = OrderedDict()
+        self.lookups = Lookups()
+
+    def get(self, state: object, question: Hashable) -> Answer | None:
+        """The answer to a question in a state of things; None where there is none."""
+        with self._lock:
+            if state != self._state:
+                self._state = state
+                self._answers.clear()
+            since, answer = self._answers.get(question, (-SECONDS, None))
+            if answer is not None and self._clock() - since >= SECONDS:
+                del self._answers[question]
+                answer = None
+            self.lookups.count(hits=0 if answer is None else 1, of=1)
+            if answer is not None:
+                self._answers.move_to_end(question)
+            return answer
+
+    def put(self, state: object, question: Hashable, answer: Answer) -> None:
+        """Remember the answer to a question in a state of things, unless there is another one by now."""
+        with self._lock:
+            if state != self._state:
+                return
+            self._answers[question] = self._clock(), answer
+            self._answers.move_to_end(question)
+            if len(self._answers) > ANSWERS:
+                self._answers.popitem(last=False)
+
 
 STARTING_PATIENCE_SECONDS = 1.0
 """How long a search waits for servers that are still starting: a host's first question should not miss
@@ -87,7 +225,7 @@ class Searcher:
             figures: What is known of tools from their calls, now.
         """
         self._engine, self._caught_up, self._figures = engine, caught_up, figures
-        self.remembered = RememberedAnswers[Found]()
+        self.remembered = ResultCache[Found]()
         self.configure(config)
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
         self._indexing = BackgroundIndexing(engine, open_model)
@@ -131,7 +269,7 @@ class Searcher:
             await self.off_loop(partial(self._check, scope.constraints, snapshot))
 
     def _check(self, wanted: Constraints, snapshot: Snapshot) -> None:
-        known_values.check(wanted, snapshot, self._servers, self._engine.index_of(snapshot).has_label)
+        constraints.check(wanted, snapshot, self._servers, self._engine.index_of(snapshot).has_label)
 
     async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
         """What to search: servers that are still starting, and indexing, are waited for a moment."""

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.redaction import Redactor
-from mcp_context_proxy.downstream import negotiation
-from mcp_context_proxy.downstream.channel import OpenChannel
-from mcp_context_proxy.downstream.link import Link, Notify, Outgoing
-from mcp_context_proxy.downstream.negotiation import Introduction
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream import era_negotiation
+from mcp_context_proxy.downstream.era_negotiation import Introduction
+from mcp_context_proxy.downstream.jsonrpc import Peer
+from mcp_context_proxy.downstream.link import Link, Notify, OpenChannel, Outgoing
 from mcp_context_proxy.downstream.output import Output
-from mcp_context_proxy.downstream.peer import Peer
-from mcp_context_proxy.downstream.questions import CANCELLED, Answer, Questions
+from mcp_context_proxy.downstream.server_requests import CANCELLED, Answer, ServerRequests
 from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (
     AuthorizationError,
@@ -31,11 +30,12 @@ from mcp_context_proxy.errors import (
     RemoteError,
     ServerUnavailableError,
 )
-from mcp_context_proxy.sdk import load_sdk
-from mcp_context_proxy.wire.envelope import Members, RequestId
+from mcp_context_proxy.protocol.envelope import Members, RequestId
+from mcp_context_proxy.system.threads import load_sdk
 
 if TYPE_CHECKING:
     import httpx2
+
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Inbound:
 
     on_notification: Notify
     answer: Answer
-    capabilities: Mapping[str, Any] = field(default_factory=lambda: negotiation.SHARED_CAPABILITIES)
+    capabilities: Mapping[str, Any] = field(default_factory=lambda: era_negotiation.SHARED_CAPABILITIES)
     """Declared in the handshake; the modern era declares with each request."""
 
 
@@ -70,7 +70,7 @@ class Connected:
     link: Link
     introduction: Introduction
     loss: Loss
-    questions: Questions | None = None
+    questions: ServerRequests | None = None
     """What the server asks; None where it cannot ask."""
 
     async def settled(self, seconds: float) -> None:
@@ -105,7 +105,7 @@ async def connect(
     if config.transport != "stdio" or sys.platform == "win32":
         await load_sdk()
     if config.transport != "stdio":
-        from mcp_context_proxy.authorization.bearer import authorization  # noqa: PLC0415 - imports the SDK
+        from mcp_context_proxy.oauth.bearer import authorization  # noqa: PLC0415 - imports the SDK
 
         auth = authorization(config, redact.learn)
     if config.transport == "http" and config.era == "modern":
@@ -158,19 +158,19 @@ async def _connect_in_its_era(
 async def _connect_modern(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, inbound: Inbound, seconds: float
 ) -> AsyncIterator[Connected]:
-    from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
+    from mcp_context_proxy.downstream.http_modern import open_modern_http  # noqa: PLC0415 - imports the SDK
 
     async with open_modern_http(config, limits, auth, inbound.on_notification) as link:
-        yield Connected(link, await negotiation.discover(link, seconds), Loss())
+        yield Connected(link, await era_negotiation.discover(link, seconds), Loss())
 
 
 async def _answers_now(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> bool:
     """Whether a server at a URL that ignored the probe was only slow: asked again, it answers."""
-    from mcp_context_proxy.downstream.http import open_modern_http  # noqa: PLC0415 - imports the SDK
+    from mcp_context_proxy.downstream.http_modern import open_modern_http  # noqa: PLC0415 - imports the SDK
 
     async with open_modern_http(config, limits, auth, lambda method, params: None) as link:
         try:
-            await negotiation.discover(link, limits.probe_seconds)
+            await era_negotiation.discover(link, limits.probe_seconds)
         except (RemoteError, BadAnswerError):
             return True
         except DownstreamError:
@@ -183,7 +183,7 @@ async def _connect_duplex(
     config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, inbound: Inbound
 ) -> AsyncIterator[Connected]:
     async with anyio.create_task_group() as group:
-        questions = Questions(group, inbound.answer, limits.ask_seconds)
+        questions = ServerRequests(group, inbound.answer, limits.ask_seconds)
 
         def on_request(request_id: RequestId, method: str, params: Members) -> None:
             questions.take(peer, request_id, method, params)
@@ -231,14 +231,14 @@ def _open_channel(
     if config.transport == "stdio" and sys.platform != "win32":
         return open_stdio(config, limits, output, peer.receive)
     if config.transport == "http":
-        from mcp_context_proxy.downstream.session_http import open_session_http  # noqa: PLC0415 - as below
+        from mcp_context_proxy.downstream.http_session import open_session_http  # noqa: PLC0415 - as below
 
         return open_session_http(config, limits, auth, peer)
     if config.transport == "sse":
         from mcp_context_proxy.downstream.sse import open_sse  # noqa: PLC0415 - imports the SDK
 
         return open_sse(config, limits, auth, peer)
-    from mcp_context_proxy.downstream.sdk_streams import open_sdk_channel  # noqa: PLC0415 - imports the SDK
+    from mcp_context_proxy.downstream.sdk_stdio import open_sdk_channel  # noqa: PLC0415 - imports the SDK
 
     return open_sdk_channel(config, peer.receive)
 
@@ -248,8 +248,8 @@ async def _negotiate(
 ) -> Introduction:
     if config.transport == "http":
         # The modern probe was a plain POST; this transport is for the handshake only.
-        return await negotiation.initialize(peer, limits, capabilities)
-    return await negotiation.negotiate(peer, config, limits, capabilities)
+        return await era_negotiation.initialize(peer, limits, capabilities)
+    return await era_negotiation.negotiate(peer, config, limits, capabilities)
 
 
 def _refuses_us(error: Exception) -> bool:

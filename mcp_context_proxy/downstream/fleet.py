@@ -10,18 +10,17 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.difference import same_connection
-from mcp_context_proxy.downstream.announcements import OnEvent
+from mcp_context_proxy.config.reload import same_connection
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.condition import State
+from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.downstream.memory import Memory
-from mcp_context_proxy.downstream.starts import Starts
+from mcp_context_proxy.downstream.listing_cache import ListingCache
+from mcp_context_proxy.downstream.server_notifications import OnEvent
 from mcp_context_proxy.errors import ServerUnavailableError
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FleetChange:
     """What a new configuration did to the servers, by name."""
 
     started: tuple[str, ...] = ()
@@ -55,7 +54,7 @@ class Fleet:
         limits: Limits,
         on_change: Callable[[], None] = lambda: None,
         on_event: OnEvent | None = None,
-        memory: Memory | None = None,
+        memory: ListingCache | None = None,
     ) -> None:
         """Prepare a client for each enabled server; see `DownstreamClient` for the callbacks."""
         self._limits, self._on_change, self._on_event, self._memory = limits, on_change, on_event, memory
@@ -68,7 +67,7 @@ class Fleet:
         """Started with a changed configuration, and not yet in their predecessors' places."""
         self._retiring: set[DownstreamClient] = set()
         self._group: TaskGroup | None = None
-        self.starts = Starts(limits.starts_at_once)
+        self.starts = StartLimiter(limits.starts_at_once)
         """Says when servers are started."""
 
     def client(self, name: str) -> DownstreamClient:
@@ -141,10 +140,12 @@ class Fleet:
     def starting(self) -> tuple[str, ...]:
         """Servers whose first attempt to connect is not over."""
         return tuple(
-            name for name, client in self.clients.items() if client.state in {State.WAITING, State.STARTING}
+            name
+            for name, client in self.clients.items()
+            if client.state in {ServerState.WAITING, ServerState.STARTING}
         )
 
-    def apply(self, configs: Iterable[ServerConfig], limits: Limits) -> Difference:
+    def apply(self, configs: Iterable[ServerConfig], limits: Limits) -> FleetChange:
         """Follow a changed configuration, without waiting for what that takes.
 
         A server whose connection is the same keeps it. One that is to be connected differently is replaced
@@ -169,7 +170,7 @@ class Fleet:
         self.clients = clients
         kept = len(wanted) - len(started) - len(restarted)
         self._on_change()
-        return Difference(tuple(started), tuple(restarted), tuple(stopped), kept)
+        return FleetChange(tuple(started), tuple(restarted), tuple(stopped), kept)
 
     def _follow(self, serving: DownstreamClient, config: ServerConfig) -> bool:
         """Have the server run as configured; whether that takes another connection."""

@@ -1,6 +1,8 @@
 """What a connection to a downstream server can do, whatever transport carries it.
 
 A link sends requests and hands their raw results back. It does not list, retry, reconnect or interpret.
+
+What carries frames to a server, whatever the transport; what comes back is handed to a `Peer`.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import anyio
 from msgspec import Raw
 
-from mcp_context_proxy.wire.envelope import NO_PARAMS, Members
-from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
+from mcp_context_proxy.protocol.eras import Era
 
 Notify = Callable[[str, Members], None]
 """Takes a notification's method and params. Must not block."""
@@ -88,3 +91,84 @@ class Link(Protocol):
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
         """Send a notification; it is dropped when the connection is lost."""
         ...
+
+
+class FrameChannel(Protocol):
+    """Carries frames to the other side."""
+
+    async def send(self, frame: bytes) -> None:
+        """Send one frame; waits while the other side does not read.
+
+        Raises:
+            ConnectionError: the channel is closed, and nothing of the frame was sent.
+        """
+        ...
+
+    def send_nowait(self, frame: bytes) -> None:
+        """Send one frame without waiting; it may be dropped when the other side does not read."""
+        ...
+
+    def give_up(self, cause: str) -> None:
+        """Treat the channel as lost."""
+        ...
+
+
+class OpenChannel(FrameChannel, Protocol):
+    """One that is open until it ends."""
+
+    @property
+    def killed(self) -> bool:
+        """Whether the other side was ended from outside."""
+        ...
+
+    async def until_ended(self) -> None:
+        """Wait until it has ended."""
+        ...
+
+    async def wait_closed(self) -> str:
+        """Wait until it has ended; say how, as the verb of a sentence."""
+        ...
+
+
+class Ending:
+    """How a channel ends to where nothing is known of a process: the part that all such have in common."""
+
+    killed = False
+
+    def __init__(self) -> None:
+        """It is open."""
+        self._cause = "closed the connection"
+        self._ended = anyio.Event()
+
+    def give_up(self, cause: str) -> None:
+        """Treat the channel as lost: what comes over it is of no use."""
+        self._cause = cause
+        self._end()
+
+    async def until_ended(self) -> None:
+        """See `OpenChannel`."""
+        await self._ended.wait()
+
+    async def wait_closed(self) -> str:
+        """See `OpenChannel`."""
+        await self.until_ended()
+        return self._cause
+
+    def _end(self) -> None:
+        self._ended.set()
+
+
+class NoChannel:
+    """Stands in until a peer is attached."""
+
+    async def send(self, frame: bytes) -> None:
+        """Refuse."""
+        raise ConnectionError("is not connected yet")
+
+    def send_nowait(self, frame: bytes) -> None:
+        """Drop one frame."""
+        del frame
+
+    def give_up(self, cause: str) -> None:
+        """Do nothing: there is nothing to lose."""
+        del cause

@@ -18,12 +18,12 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import bodies, http_client, statuses
-from mcp_context_proxy.downstream.channel import Ending
-from mcp_context_proxy.downstream.streams import Answers
+from mcp_context_proxy.downstream import http_client
+from mcp_context_proxy.downstream.http_session import Answers
+from mcp_context_proxy.downstream.link import Ending
 from mcp_context_proxy.errors import DownstreamError
-from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.events import Event
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.framing import Event
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class SseChannel(Ending):
             return False
 
         try:
-            await bodies.read_events(stream, self._server, self._limits.sse_event_bytes, take)
+            await http_client.read_events(stream, self._server, self._limits.sse_event_bytes, take)
         except (httpx2.HTTPError, DownstreamError, ValueError) as error:
             self._cause = f"broke off the event stream ({http_client.told(error)})"
         finally:
@@ -117,11 +117,11 @@ class SseChannel(Ending):
                 async with self._client.stream(
                     "POST", self._address, content=frame, headers=headers
                 ) as answer:
-                    await bodies.read(answer, self._server, RECEIPT_BYTES)
+                    await http_client.read(answer, self._server, RECEIPT_BYTES)
                 if answer.status_code in UNKNOWN:
                     self.give_up(f"took no message (HTTP status {answer.status_code})")
                 elif not answer.is_success:
-                    self._fail(frame, statuses.without_message(self._server, answer.status_code))
+                    self._fail(frame, http_client.without_message(self._server, answer.status_code))
         except httpx2.HTTPError as error:
             self._fail(frame, http_client.refusal(error, self._server, self._address) or error)
         except DownstreamError as error:

@@ -3,6 +3,10 @@
 The child gets its own process group and a short list of environment variables; its stdout is framed and
 bounded; its stderr is always drained and its end kept for diagnosis. On the way out the group is ended:
 end of input, then SIGTERM, then SIGKILL, each after a bounded wait.
+
+Waits for the exit of a child: told by the kernel where that is possible, found by looking elsewhere.
+
+Hundreds of children that do nothing must cost nothing; to look at each twice a second is percents of a core.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import IO, cast
@@ -20,13 +25,49 @@ from typing import IO, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.descriptors import shortage
-from mcp_context_proxy.downstream import exits, groups
-from mcp_context_proxy.downstream.flow import gate
+from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.output import Output
-from mcp_context_proxy.threads import in_thread
-from mcp_context_proxy.wire.framing import LineFramer, Oversized
-from mcp_context_proxy.wire.pipes import FlowControl, PipeReader, write_line
+from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, Oversized, PipeReader, write_line
+from mcp_context_proxy.system import process_groups
+from mcp_context_proxy.system.process import shortage
+from mcp_context_proxy.system.threads import in_thread
+
+FIRST_LOOK_SECONDS = 0.0025
+"""Before the first look; each further one takes twice as long, up to what is asked for."""
+
+
+async def exited(process: subprocess.Popen[bytes], look_seconds: float) -> None:
+    """Wait until a child has exited.
+
+    Args:
+        process: The child.
+        look_seconds: How often it is looked at, at most, where that has to be.
+    """
+    if process.poll() is not None:
+        return
+    descriptor = _descriptor(process.pid)
+    if descriptor is None:
+        delay = FIRST_LOOK_SECONDS
+        while process.poll() is None:
+            await anyio.sleep(delay)
+            delay = min(2 * delay, look_seconds)
+        return
+    try:
+        await anyio.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+    process.wait()
+
+
+def _descriptor(pid: int) -> int | None:
+    """Becomes readable when the child exits; None where there is no such thing, or none is left for this."""
+    if sys.platform != "linux" or shortage():
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
 
 INHERITED_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 """All that a child inherits; anything else it needs is named in its ``env``. The SDK's list."""
@@ -168,7 +209,7 @@ class StdioChannel:
         async with anyio.create_task_group() as group:
 
             async def until_exited() -> None:
-                await exits.exited(self._process, DEATH_POLL_SECONDS)
+                await exited(self._process, DEATH_POLL_SECONDS)
                 # While the host reads nothing, neither is what the child said.
                 await gate.wait()
                 with anyio.move_on_after(LAST_WORDS_SECONDS):
@@ -190,11 +231,11 @@ class StdioChannel:
         """Wait until the child is gone, or has closed its output or its input; say which, for a person."""
         await self.until_ended()
         with anyio.move_on_after(EXIT_CODE_SECONDS):
-            await exits.exited(self._process, EXIT_POLL_SECONDS)
+            await exited(self._process, EXIT_POLL_SECONDS)
         if self._writer.closed.is_set() and not self._given_up:
             # Both ends are closed, as by an exit: on a busy machine it takes longer to show.
             with anyio.move_on_after(EXIT_SECONDS):
-                await exits.exited(self._process, EXIT_POLL_SECONDS)
+                await exited(self._process, EXIT_POLL_SECONDS)
         self._over.set()
         if not (unended := cast("LineFramer", self._framer).unended).startswith(b"{"):
             self._output.strays.add(unended)
@@ -220,15 +261,15 @@ class StdioChannel:
             # where the child has closed it: asyncio would tell of the end twice, and fail over the second.
             self._stdin.abort()
         with anyio.move_on_after(grace_seconds):
-            await exits.exited(self._process, EXIT_POLL_SECONDS)
+            await exited(self._process, EXIT_POLL_SECONDS)
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
             with anyio.move_on_after(grace_seconds):
-                await exits.exited(self._process, EXIT_POLL_SECONDS)
+                await exited(self._process, EXIT_POLL_SECONDS)
         # Also when the child has gone: whoever it left behind in its group would live on.
         self._signal(signal.SIGKILL)
-        groups.ended(self._process.pid)
-        await exits.exited(self._process, EXIT_POLL_SECONDS)
+        process_groups.ended(self._process.pid)
+        await exited(self._process, EXIT_POLL_SECONDS)
         for transport in self._transports:
             transport.close()
         # Who was cancelled while connecting had not given all of them to the loop yet.
@@ -269,7 +310,7 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
         )
     if refusal := shortage():
         raise ConnectionError(f"cannot start {program}: {refusal}")
-    groups.guard()
+    process_groups.guard()
     try:
         process = subprocess.Popen(
             [program, *config.args],
@@ -283,5 +324,5 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise ConnectionError(f"cannot start {program}: {error.strerror or error}") from error
-    groups.started(process.pid)
+    process_groups.started(process.pid)
     return process

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from mcp_context_proxy.config import EmbeddingConfig, Limits
-from mcp_context_proxy.config.redaction import Redactor
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 
@@ -60,7 +60,7 @@ class _Item(msgspec.Struct):
     index: int | None = None
 
 
-class _Answer(msgspec.Struct):
+class _EmbeddingsAnswer(msgspec.Struct):
     data: list[_Item]
 
 
@@ -212,7 +212,7 @@ class EndpointModel:
 
     def _vectors(self, content: bytes, count: int, dimensions: int | None) -> Matrix:
         try:
-            items = msgspec.json.decode(content, type=_Answer).data
+            items = msgspec.json.decode(content, type=_EmbeddingsAnswer).data
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise self._error(f"its answer is not what the API says ({error})", NOT_OURS) from error
         if len(items) != count:

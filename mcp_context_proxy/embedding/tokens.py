@@ -13,9 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mcp_context_proxy.embedding.folder import PACKAGED_MODEL
-from mcp_context_proxy.embedding.manifest import TOKENIZER
-from mcp_context_proxy.embedding.runtime import open_vocabulary
+from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, TOKENIZER
+from mcp_context_proxy.embedding.model import open_vocabulary
 
 PUNCTUATION = 4
 """Characters of punctuation to a token. Over 1,035 real definitions the whole is then 5 % above Claude's last

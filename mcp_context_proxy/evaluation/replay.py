@@ -15,13 +15,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.evaluation.comparison import Difference, differences
-from mcp_context_proxy.evaluation.evaluation import TOOLS, answer_of, measured, tools_of
-from mcp_context_proxy.evaluation.queries import Query, ToolKey
+from mcp_context_proxy.evaluation.data import EvalQuery, ToolKey
+from mcp_context_proxy.evaluation.run import (
+    TOOLS,
+    MeasureDifference,
+    answer_of,
+    differences,
+    measured,
+    tools_of,
+)
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.learning.kept_pairs import QueryModel
-from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
-from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.pair_store import QueryModel
+from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import EmbedTexts, Engine, SearchOptions
 from mcp_context_proxy.store import open_store
@@ -42,7 +47,7 @@ MEASURES: Final = ("recall@5", "ndcg@10")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ReplayStage:
     """What was measured when a share of the log had been used."""
 
     revealed: float
@@ -50,7 +55,7 @@ class Stage:
     """Queries."""
     pairs: int
     """Learned from them, and not forgotten since."""
-    measures: dict[str, Difference]
+    measures: dict[str, MeasureDifference]
     """With the learned tier off, on, and the difference, query by query."""
 
 
@@ -79,7 +84,7 @@ class QueryVectors:
         return self.vectors(texts)[1]
 
 
-def in_random_order(queries: Sequence[Query]) -> list[Query]:
+def in_random_order(queries: Sequence[EvalQuery]) -> list[EvalQuery]:
     """A log for queries that have no order; always the same one."""
     return random.Random(SHUFFLED).sample(list(queries), len(queries))
 
@@ -88,11 +93,11 @@ def replay(
     catalog: EmbedTexts,
     model: QueryModel,
     snapshot: Snapshot,
-    log: Sequence[Query],
+    log: Sequence[EvalQuery],
     options: SearchOptions,
     depth: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> list[Stage]:
+) -> list[ReplayStage]:
     """Measure what use teaches, by share of the log that was used. Blocks.
 
     Args:
@@ -140,7 +145,7 @@ def replay(
                 _use(tier, learning, snapshot, log[at], options, tools, f"session {at}")
                 step()
             used = until
-            stages.append(Stage(share, used, len(tier.pairs), differences(off, rows(learning))))
+            stages.append(ReplayStage(share, used, len(tier.pairs), differences(off, rows(learning))))
     return stages
 
 
@@ -157,7 +162,7 @@ def _use(
     tier: LearnedTier,
     engine: Engine,
     snapshot: Snapshot,
-    query: Query,
+    query: EvalQuery,
     options: SearchOptions,
     tools: frozenset[ToolKey],
     session: str,

@@ -2,34 +2,236 @@
 
 Requests that the gateway answers go straight from frame to frame; the SDK sees what is its to decide:
 negotiation, pings, subscriptions, and every message that is not in order.
+
+The host of a conversation, as a request sees it: what it said of itself, and how it is told and asked.
+
+Requests that are made of a host, and its replies to them.
+
+What a conversation with a host needs of the way to it, whatever that is.
+
+Passes on to the SDK what is its to decide, and to the host what it says to that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
+from anyio.streams.memory import MemoryObjectReceiveStream
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.downstream.rate import Bucket
-from mcp_context_proxy.front.channel import Channel
-from mcp_context_proxy.front.host import Host
-from mcp_context_proxy.front.questions import Questions
-from mcp_context_proxy.front.sdk_side import SdkSide
-from mcp_context_proxy.server.gateway import ANNOUNCED, Gateway
-from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import INVALID_REQUEST, Envelope, Members, RequestError, RequestId
-from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.downstream.backpressure import Bucket
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, Members, RequestError, RequestId
+from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.validation import holds_more
+from mcp_context_proxy.server.gateway import ANNOUNCED, Drain, Gateway
 
 if TYPE_CHECKING:
+    from mcp.shared.message import SessionMessage
     from mcp_types import JSONRPCMessage
 
     from mcp_context_proxy.server.sdk import SdkServer
+
+
+class HostChannel(Protocol):
+    """Takes frames for one host."""
+
+    async def send(self, frame: bytes) -> None:
+        """Write one frame; waits while the host does not read. Dropped when the host is gone."""
+        ...
+
+    def send_nowait(self, frame: bytes) -> bool:
+        """Write one frame unless the host is not reading; whether it was written."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Read nothing more of the host for now."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        ...
+
+
+ASK_PREFIX = "ask-"
+"""Ids of requests we make of the host start so; the SDK's are numbers."""
+
+
+class HostRequests:
+    """Those of one conversation."""
+
+    def __init__(self, channel: HostChannel) -> None:
+        self._channel = channel
+        self._open: dict[str, asyncio.Future[bytes]] = {}
+        self._count = 0
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Make a request of the host; see `Caller.ask`."""
+        self._count += 1
+        request_id = f"{ASK_PREFIX}{self._count}"
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._open[request_id] = future
+        try:
+            await self._channel.send(envelope.request(request_id, method, params))
+            return await future
+        except asyncio.CancelledError:
+            cancelled = envelope.notification("notifications/cancelled", {"requestId": request_id})
+            self._channel.send_nowait(cancelled)
+            raise
+        finally:
+            del self._open[request_id]
+
+    def answer(self, message: Envelope) -> bool:
+        """Take a reply; whether it was one to a request that was made here."""
+        future = self._open.get(message.id) if isinstance(message.id, str) else None
+        if future is None:
+            return False
+        if future.done():
+            return True
+        if message.result is not UNSET:
+            future.set_result(bytes(message.result))
+        else:
+            error = envelope.decode_error(message.error) if message.error is not UNSET else envelope.Error()
+            data = None if error.data is UNSET else error.data
+            future.set_exception(RequestError(error.code, error.message or "no result", data))
+        return True
+
+
+class Host:
+    """The host, for the length of one request. Implements `Caller`."""
+
+    __slots__ = (
+        "_channel",
+        "_questions",
+        "capabilities",
+        "client_info",
+        "era",
+        "principal",
+        "released",
+        "session",
+    )
+
+    def __init__(
+        self,
+        channel: HostChannel,
+        questions: HostRequests,
+        spoken: Era,
+        session: Session | None,
+        said: tuple[Raw | None, Raw | None],
+        principal: str | None,
+    ) -> None:
+        self._channel, self._questions, self.era, self.session = channel, questions, spoken, session
+        self.capabilities, self.client_info = said
+        self.principal = principal
+        self.released = anyio.Event()
+        """Set when nobody here needs what the request came with any more."""
+
+    def notify(self, method: str, params: Members) -> None:
+        """Write a notification, or drop it when the host is not reading."""
+        self._channel.send_nowait(envelope.notification(method, params))
+
+    def passed_on(self) -> None:
+        """See `Caller.passed_on`."""
+        self.released.set()
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Make a request of the host; see `Caller.ask`."""
+        return await self._questions.ask(method, params)
+
+
+SDK_QUEUE = 1024
+"""Messages that wait for the SDK; it takes few, and a host that sends more requests gets an error."""
+
+MOST_VALUES = 10_000
+"""In a message that the SDK reads whole, which takes it a tenth of the time that nobody should wait. What is
+negotiated, announced and answered by people has a hundred."""
+
+TOO_MUCH = f"message of more than {MOST_VALUES:,} values, which no message of its kind needs"
+
+
+class SdkSide:
+    """The SDK's part of one conversation."""
+
+    def __init__(
+        self,
+        channel: HostChannel,
+        drain: Drain,
+        spoke: Callable[[JSONRPCMessage], None],
+        settled: Callable[[RequestId], None],
+    ) -> None:
+        """Relay to `channel`.
+
+        Args:
+            channel: To the host.
+            drain: Is kept busy by what is not answered.
+            spoke: Hears of each message of the SDK before it is written.
+            settled: Hears of each request that is answered, or never will be.
+        """
+        self._channel, self._drain, self._spoke, self._settled = channel, drain, spoke, settled
+        self._with_sdk: dict[RequestId, ExitStack] = {}
+        self._to_sdk, self._for_sdk = anyio.create_memory_object_stream["SessionMessage | Exception"](
+            SDK_QUEUE
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether all requests that were passed on are answered."""
+        return not self._with_sdk
+
+    def has(self, request_id: RequestId | None) -> bool:
+        """Whether a request that was passed on is not answered yet."""
+        return request_id in self._with_sdk
+
+    async def run(self, server: SdkServer) -> None:
+        """Serve until cancelled."""
+        to_host, for_host = anyio.create_memory_object_stream["SessionMessage"](SDK_QUEUE)
+        async with anyio.create_task_group() as group, self._to_sdk, self._for_sdk, to_host, for_host:
+            group.start_soon(self._relay, for_host)
+            options = server.create_initialization_options()
+            group.start_soon(server.run, self._for_sdk, to_host, options)
+            await anyio.sleep_forever()
+
+    def take(self, frame: bytes) -> str | None:
+        """Pass a message on; what is wrong with it, where it is not passed on and has to be answered."""
+        from mcp.shared.message import SessionMessage  # noqa: PLC0415 - loaded while the servers start
+        from mcp_types import JSONRPCRequest, jsonrpc_message_adapter  # noqa: PLC0415
+
+        if holds_more(frame, MOST_VALUES):
+            return TOO_MUCH
+        try:
+            message = jsonrpc_message_adapter.validate_json(frame, by_name=False)
+        except ValueError:
+            return "message that is not JSON-RPC"
+        try:
+            self._to_sdk.send_nowait(SessionMessage(message))
+        except anyio.WouldBlock:
+            return "request more than can be queued" if isinstance(message, JSONRPCRequest) else None
+        if isinstance(message, JSONRPCRequest):
+            self._with_sdk.setdefault(message.id, ExitStack()).enter_context(self._drain.busy())
+        return None
+
+    def settle(self, request_id: RequestId | None) -> None:
+        """A request that was passed on is answered, or never will be."""
+        if request_id is not None and (held := self._with_sdk.pop(request_id, None)) is not None:
+            held.close()
+            self._settled(request_id)
+
+    async def _relay(self, for_host: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        async for item in for_host:
+            message = item.message
+            self._spoke(message)
+            await self._channel.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+            if not hasattr(message, "method"):
+                self.settle(message.id)
+
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +249,7 @@ class Conversation:
         self,
         gateway: Gateway,
         limits: Limits,
-        channel: Channel,
+        channel: HostChannel,
         answer: Callable[[bytes], Awaitable[None]],
         principal: str | None = None,
     ) -> None:
@@ -66,7 +268,7 @@ class Conversation:
         """Of those that are not cancelled: an id is free as soon as that is."""
         self._idle = anyio.Event()
         self._ended = False
-        self._questions = Questions(channel)
+        self._questions = HostRequests(channel)
         self._sdk = SdkSide(channel, gateway.drain, self._spoke, self._settled)
         self._complaints = Bucket(1.0, COMPLAINTS)
         self._announced: set[str] = set()
@@ -151,11 +353,11 @@ class Conversation:
         spoken, session = Era.HANDSHAKE, self._session
         said = self._handshake.get("capabilities"), self._handshake.get("clientInfo")
         if "_meta" in params:
-            meta = era.meta_of(params)
-            if era.is_modern(meta):
+            meta = eras.meta_of(params)
+            if eras.is_modern(meta):
                 spoken, session = Era.MODERN, None
-                said = meta[era.CLIENT_CAPABILITIES_KEY], meta.get(era.CLIENT_INFO_KEY)
-            elif era.VERSION_KEY in meta:
+                said = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
+            elif eras.VERSION_KEY in meta:
                 return None
         if spoken is Era.HANDSHAKE and session is None:
             return None

@@ -1,11 +1,20 @@
-"""The HTTP front: streamable HTTP in both eras at ``/mcp``, HTTP+SSE at ``/sse``, health at ``/healthz``."""
+"""The HTTP front: streamable HTTP in both eras at ``/mcp``, HTTP+SSE at ``/sse``, health at ``/healthz``.
+
+Says once in a while that connections cannot be accepted, where asyncio says so thousands of times.
+
+It tries as often as connections may be waiting, each second, and writes a traceback for each: that takes a
+processor, and a disk.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import anyio
@@ -19,18 +28,41 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Lifespan
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.descriptors import for_hosts
-from mcp_context_proxy.downstream.rate import Bucket
-from mcp_context_proxy.front.bodies import WholeBodies
-from mcp_context_proxy.front.connections import HEADER_BYTES, bounded
-from mcp_context_proxy.front.events import MESSAGES_PATH, EventStreams
-from mcp_context_proxy.front.guard import HEALTH_PATH, Guard, Policy
-from mcp_context_proxy.front.guesses import GUESSES, GUESSES_PER_SECOND, Guesses
-from mcp_context_proxy.front.messages import PostedMessages
-from mcp_context_proxy.front.sessions import Sessions
-from mcp_context_proxy.front.shortage import told_seldom
-from mcp_context_proxy.front.unsent import Unsent
+from mcp_context_proxy.downstream.backpressure import Bucket
+from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
+from mcp_context_proxy.front.http_connections import HEADER_BYTES, WriteBacklog, bounded
+from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
+from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
+from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.system.process import for_hosts
+
+TELL_SECONDS = 60.0
+"""Between two lines of the log that say so."""
+
+_MESSAGE = "socket.accept() out of system resource"
+"""Asyncio's own words: there is nothing else to know it by."""
+
+
+@contextmanager
+def throttle_accept_errors() -> Iterator[None]:
+    """While it is entered, the event loop reports it here."""
+    loop, told_at = asyncio.get_running_loop(), -TELL_SECONDS
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal told_at
+        if context.get("message") != _MESSAGE:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - told_at >= TELL_SECONDS:
+            told_at = time.monotonic()
+            logger.warning("hosts have to wait to be connected: %s", context.get("exception"))
+
+    loop.set_exception_handler(handle)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(None)
+
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +100,11 @@ def application(
         async with sessions.run():
             yield
 
-    streamable = PostedMessages(Sessions(StreamableHTTPASGIApp(sessions), limits), server.relayed)
+    streamable = PostedMessages(HttpSessions(StreamableHTTPASGIApp(sessions), limits), server.relayed)
     routes = [
-        Route("/mcp", Guesses(streamable, guesses)),
+        Route("/mcp", SessionRateLimit(streamable, guesses)),
         Route("/sse", events, methods=["GET"]),
-        Mount(MESSAGES_PATH, app=Guesses(events.message, guesses)),
+        Mount(MESSAGES_PATH, app=SessionRateLimit(events.message, guesses)),
         *more,
     ]
     return guarded(routes, policy, health, limits, lifespan)
@@ -139,7 +171,7 @@ async def serve(
 ) -> None:
     """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
     limits = limits.model_copy(update={"http_connections": for_hosts(limits.http_connections)})
-    unsent = Unsent(limits.stalled_seconds)
+    unsent = WriteBacklog(limits.stalled_seconds)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -167,6 +199,6 @@ async def serve(
 
         group.start_soon(stop_on_cancel)
         group.start_soon(unsent.watch)
-        with told_seldom(), anyio.CancelScope(shield=True):
+        with throttle_accept_errors(), anyio.CancelScope(shield=True):
             await http.serve(sockets=[bound])
         group.cancel_scope.cancel()

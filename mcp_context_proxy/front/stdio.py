@@ -1,22 +1,175 @@
-"""The stdio front: one host at the other end of the process's standard streams."""
+"""The stdio front: one host at the other end of the process's standard streams.
+
+The process's own standard input and output as a bounded frame channel on the event loop (POSIX).
+
+Hosts connect pipes. A file, a terminal or the null device, which an event loop cannot wait for, is copied
+from or to a pipe by a thread, so that a person can try the proxy from a shell.
+
+While it is open, file descriptor 0 reads nothing and 1 writes to stderr: neither a stray print nor a child
+can touch the protocol.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
 import logging
+import os
+import shutil
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.downstream.flow import Backlog
+from mcp_context_proxy.downstream.backpressure import Backlog
 from mcp_context_proxy.front.conversation import Conversation
-from mcp_context_proxy.front.pipes import StandardPipes, open_standard_pipes
+from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
+from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, Oversized, PipeReader, write_line
 from mcp_context_proxy.server.gateway import Gateway
-from mcp_context_proxy.wire.envelope import INVALID_REQUEST
-from mcp_context_proxy.wire.framing import Oversized
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.sdk import SdkServer
+
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the host reads."""
+
+COPY_SECONDS = 2.0
+"""For what is written to be copied to a file or a terminal at the end."""
+
+Receive = Callable[[bytes | Oversized], None]
+
+
+class StandardPipes:
+    """Frames in and out over the process's standard streams."""
+
+    def __init__(
+        self, read_fd: int, writer: FlowControl, out: asyncio.WriteTransport, copying: threading.Thread | None
+    ) -> None:
+        self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
+        self._turn = anyio.Lock()
+        self._reader: PipeReader | None = None
+        self._into: asyncio.ReadTransport | None = None
+
+    async def read(self, message_bytes: int, receive: Receive) -> None:
+        """Hand frames to `receive` until the end of input."""
+        framer = LineFramer(message_bytes)
+
+        def feed(data: bytes) -> None:
+            for frame in framer.feed(data):
+                receive(frame)
+
+        self._reader = reader = PipeReader(feed)
+        loop = asyncio.get_running_loop()
+        self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
+        await reader.ended.wait()
+
+    def pause_reading(self) -> None:
+        """Read nothing more of the host for now."""
+        if self._into is not None and self._into.is_reading():
+            self._into.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._into is not None and not self._into.is_closing() and not self._into.is_reading():
+            self._into.resume_reading()
+
+    async def stalled(self, seconds: float) -> None:
+        """Wait until the host has taken nothing for `seconds`, though the pipe is full."""
+        loop = asyncio.get_running_loop()
+        unsent, since = 0, loop.time()
+        while loop.time() - since < seconds:
+            await anyio.sleep(min(LOOK_SECONDS, seconds / 4))
+            left = self._out.get_write_buffer_size()
+            if self._writer.writable.is_set() or left < unsent:
+                since = loop.time()
+            unsent = left
+        if not self._out.is_closing():
+            self._out.abort()
+
+    def close(self) -> None:
+        """Close both directions."""
+        if self._into is None:
+            os.close(self._read_fd)
+        else:
+            self._into.close()
+        self._out.close()
+        if self._copying is not None:
+            self._copying.join(COPY_SECONDS)
+
+    async def send(self, frame: bytes) -> None:
+        """Write one frame; waits while the host does not read. Dropped when the host is gone."""
+        if self._writer.writable.is_set() and not self._turn.locked():
+            self._write(frame)
+            return
+        # One after the other: once there is room, the first frame may fill it.
+        async with self._turn:
+            await self._writer.writable.wait()
+            self._write(frame)
+
+    def send_nowait(self, frame: bytes) -> bool:
+        """Write one frame unless the host is not reading; whether it was written."""
+        if not self._writer.writable.is_set():
+            return False
+        self._write(frame)
+        return True
+
+    async def flush(self) -> None:
+        """Wait until all is written, or the host is gone."""
+        self._out.set_write_buffer_limits(0, 0)
+        await self._writer.writable.wait()
+
+    def _write(self, frame: bytes) -> None:
+        if not self._writer.closed.is_set():
+            write_line(self._out, frame)
+
+
+@asynccontextmanager
+async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
+    """Take the standard streams over. Nothing is read before `StandardPipes.read`."""
+    loop = asyncio.get_running_loop()
+    read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    copying = None
+    if not _is_pipe(read_fd):
+        source, (read_fd, sink) = read_fd, os.pipe()
+        _start_copying(source, sink)
+    if not _is_pipe(write_fd):
+        sink, (source, write_fd) = write_fd, os.pipe()
+        copying = _start_copying(source, sink)
+    writer = FlowControl()
+    out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
+    pipes = StandardPipes(read_fd, writer, out, copying)
+    try:
+        yield pipes
+    finally:
+        pipes.close()
+
+
+def _is_pipe(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _start_copying(source: int, sink: int) -> threading.Thread:
+    thread = threading.Thread(target=_copy, args=(source, sink), daemon=True)
+    thread.start()
+    return thread
+
+
+def _copy(source: int, sink: int) -> None:
+    """Copy until the end, or until one side is gone; then close both."""
+    with open(source, "rb", 0) as reading, open(sink, "wb", 0) as writing, contextlib.suppress(OSError):
+        shutil.copyfileobj(reading, writing)
+
 
 logger = logging.getLogger(__name__)
 

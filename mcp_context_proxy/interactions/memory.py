@@ -2,24 +2,263 @@
 
 Blocking and thread-safe. What is kept is in the store first and embedded afterwards: an interaction without
 an embedding is never lost, only left out of searches by meaning, and counted there.
+
+What an interaction is, and what a search through them answers. Frozen values.
+
+The embeddings of interactions in memory, as searches compare them: the store's, followed change by change.
+
+A search reads only what has come since the one before it, from whichever process; ten thousand take 15 MB.
+
+How much an interaction counts after some time. Pure.
+
+The text of an interaction as it is kept: without secrets and what nobody sees, and of a bounded length.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, Self, TypeVar
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar
 
-from mcp_context_proxy.clock import time_of_day
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.embedding.embedder import Embedder
+from mcp_context_proxy.embedding.embedder import Embedder, is_unit
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.interactions.content import plain
-from mcp_context_proxy.interactions.decay import DECAY_PER_DAY, SECONDS_A_DAY
-from mcp_context_proxy.interactions.interaction import Interaction, Recall, Recollection, agent_named
-from mcp_context_proxy.interactions.vectors import InteractionVectors
-from mcp_context_proxy.store import InteractionScope, InteractionStore
+from mcp_context_proxy.items import Vector
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.retrieval.vectors import dots
+from mcp_context_proxy.store import InteractionRow as Interaction
+from mcp_context_proxy.store import InteractionScope, InteractionStore, InteractionVector
+from mcp_context_proxy.system.clock import time_of_day
+
+__all__ = ["CALL", "MESSAGE", "SEARCH", "Interaction", "Method", "Recall", "Recollection", "agent_named"]
+
+SEARCH: Final = "search"
+CALL: Final = "call"
+MESSAGE: Final = "message"
+"""Types that the proxy itself knows; clients may post others."""
+
+AGENT_CHARACTERS: Final = 100
+"""Of an agent's name: what a line shows."""
+
+UNNAMED: Final = "unknown"
+"""The agent that did not say who it is."""
+
+Method: TypeAlias = Literal["semantic", "recent"]
+"""How interactions were found: by meaning and age; or, where no embedding can be had, the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recollection:
+    """An interaction that was found."""
+
+    interaction: Interaction
+    score: float | None
+    """``cosine * time_decay_factor ** days``; None where nothing could be compared."""
+    cosine: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What a search through interactions found."""
+
+    results: tuple[Recollection, ...]
+    """Best first."""
+    method: Method
+    known: int
+    """Interactions there are, of the agent and type that were asked for."""
+    without_embedding: int
+    """How many of them have none, so that they were left out of a search by meaning."""
+    note: str | None = None
+    """What whoever asked should know about how this was found."""
+
+
+def agent_named(name: str | None) -> str:
+    """The name of an agent as it is kept: on one line, without what nobody sees."""
+    return " ".join(clean(name or "").split())[:AGENT_CHARACTERS].strip() or UNNAMED
+
+
+DECAY_PER_DAY: Final = 0.95
+"""What is left of a score after a day, unless a search says otherwise: 0.21 after 30 days."""
+
+SECONDS_A_DAY: Final = 86_400.0
+
+
+def aged(
+    cosines: NDArray[np.float64], times: NDArray[np.float64], now: float, factor: float
+) -> NDArray[np.float64]:
+    """The scores of interactions: ``cosine * factor ** days``.
+
+    A cosine below zero counts as zero, so that what is unlike a query gains nothing by being old. `times` and
+    `now` are seconds since 1970; what lies ahead of `now`, by another clock, counts as new.
+    """
+    days = np.maximum(now - times, 0.0) / SECONDS_A_DAY
+    scores: NDArray[np.float64] = np.maximum(cosines, 0.0) * np.power(factor, days)
+    return scores
+
+
+READ_AT_ONCE = 1_000
+"""Embeddings of one reading, 1.5 MB: others who use the store wait a few milliseconds at most."""
+
+FORGOTTEN_SHARE = 0.25
+"""Of all rows, from which on those that were forgotten are taken out: that copies all others."""
+
+_FACTS = np.dtype(
+    [("seq", "i8"), ("id", "i8"), ("time", "f8"), ("agent", "i4"), ("type", "i4"), ("there", "?")]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """An interaction that is near to a query."""
+
+    id: int
+    score: float
+    cosine: float
+
+
+class InteractionVectors:
+    """Embeddings of one model. Not thread-safe."""
+
+    def __init__(self, store: InteractionStore) -> None:
+        self._store = store
+        self._names: dict[str, int] = {}
+        self._begin("", 0)
+
+    def follow(self, model_id: str, dimensions: int) -> None:
+        """Have what the store has, of one model.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        if (model_id, dimensions) != (self._model_id, self._matrix.shape[1]):
+            self._begin(model_id, dimensions)
+        while fresh := self._store.vectors(model_id, self._latest, READ_AT_ONCE):
+            self._append(fresh)
+        if self._store.vector_count(model_id) != np.count_nonzero(self._known["there"]):
+            self._known["there"] = np.isin(self._known["seq"], self._store.vector_seqs(model_id))
+            self._take_out()
+
+    def nearest(
+        self, query: Vector, scope: InteractionScope, top_k: int, factor: float, now: float
+    ) -> tuple[list[Near], int]:
+        """Those with the best scores, the best first and of equals the latest, and how many were compared."""
+        facts = self._known
+        (at,) = np.nonzero(self._within(scope))
+        cosines = dots(self._matrix[: self._count], query)[at].astype(np.float64)
+        scores = aged(cosines, facts["time"][at], now, factor)
+        best = np.lexsort((-facts["id"][at], -facts["time"][at], -scores))[:top_k]
+        near = [
+            Near(int(facts["id"][at[each]]), float(scores[each]), float(cosines[each]))
+            for each in best
+            if scores[each] > 0
+        ]
+        return near, len(at)
+
+    def _within(self, scope: InteractionScope) -> NDArray[np.bool_]:
+        facts = self._known
+        within: NDArray[np.bool_] = facts["there"].copy()
+        if scope.agent_name is not None:
+            within &= facts["agent"] == self._names.get(scope.agent_name, -1)
+        if scope.interaction_type is not None:
+            within &= facts["type"] == self._names.get(scope.interaction_type, -1)
+        if scope.before is not None:
+            within &= facts["time"] < scope.before
+        return within
+
+    @property
+    def _known(self) -> NDArray[np.void]:
+        return self._facts[: self._count]
+
+    def _begin(self, model_id: str, dimensions: int) -> None:
+        self._model_id, self._latest, self._count = model_id, 0, 0
+        self._facts = np.zeros(0, _FACTS)
+        self._matrix = np.zeros((0, dimensions), np.float32)
+
+    def _append(self, fresh: list[InteractionVector]) -> None:
+        count, dimensions = self._count + len(fresh), self._matrix.shape[1]
+        if count > len(self._facts):
+            # Twice the room: rows are copied a few times in all, not with each change.
+            facts, matrix = np.zeros(2 * count, _FACTS), np.empty((2 * count, dimensions), np.float32)
+            facts[: self._count], matrix[: self._count] = self._known, self._matrix[: self._count]
+            self._facts, self._matrix = facts, matrix
+        for at, one in enumerate(fresh, self._count):
+            agent, kind = self._number(one.agent_name), self._number(one.interaction_type)
+            self._facts[at] = (one.seq, one.interaction, one.time, agent, kind, True)
+            # A damaged one is near to nothing.
+            self._matrix[at] = one.vector if is_unit(one.vector, dimensions) else 0
+        self._count, self._latest = count, fresh[-1].seq
+
+    def _take_out(self) -> None:
+        there = self._known["there"]
+        if np.count_nonzero(there) < (1 - FORGOTTEN_SHARE) * self._count:
+            self._facts, self._matrix = self._known[there], self._matrix[: self._count][there]
+            self._count = len(self._facts)
+
+    def _number(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+
+ARGUMENTS_BYTES: Final = 64 * 1024
+"""Arguments of a call that are looked into: what is longer is a file, and would be cut to nothing telling."""
+
+LEVELS: Final = 32
+"""Of arguments that are looked into; deeper ones are left out."""
+
+LEFT_OUT: Final = "..."
+
+_SECRET_NAME: Final = re.compile(
+    r"passw|passphrase|secret|token|api_?-?key|private_?-?key|credential|authorization|cookie", re.IGNORECASE
+)
+"""Arguments with such names are not kept."""
+
+Redact = Callable[[str], str]
+
+
+def plain(text: str, redact: Redact, most: int) -> str:
+    """Anybody's text as it is kept."""
+    # A secret that was cut in two would not be known any more.
+    return clean(redact(clean(text)))[:most].strip()
+
+
+def call(name: str, arguments: bytes, goal: str | None) -> str:
+    """What a call says: its goal, the tool, its arguments."""
+    said = f"{name} {_arguments(arguments)}".rstrip()
+    return f"{goal}\n{said}" if goal else said
+
+
+def _arguments(encoded: bytes) -> str:
+    if len(encoded) > ARGUMENTS_BYTES:
+        return LEFT_OUT
+    try:
+        value = envelope.value(encoded)
+        if isinstance(value, str):  # as some models send them
+            value = envelope.value(value.encode("utf-8", "replace")) if value.strip() else None
+        return envelope.encode(_without_secrets(value, LEVELS)).decode() if value else ""
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return LEFT_OUT
+
+
+def _without_secrets(value: Any, levels: int) -> Any:
+    if isinstance(value, dict | list) and levels == 0:
+        return LEFT_OUT
+    if isinstance(value, dict):
+        return {
+            key: "[redacted]"
+            if isinstance(member, str) and _SECRET_NAME.search(key)
+            else _without_secrets(member, levels - 1)
+            for key, member in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_secrets(member, levels - 1) for member in value]
+    return value
+
 
 T = TypeVar("T")
 
@@ -35,7 +274,7 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class InteractionRetention:
     """How much is kept."""
 
     rows: int
@@ -57,7 +296,7 @@ class InteractionMemory:
         self,
         model: Model,
         store: InteractionStore,
-        retention: Retention,
+        retention: InteractionRetention,
         redact: Callable[[str], str],
         clock: Callable[[], float] = time_of_day,
     ) -> None:

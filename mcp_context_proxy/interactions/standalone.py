@@ -5,16 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from mcp_context_proxy.clock import time_of_day
-from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.redaction import Redactor
-from mcp_context_proxy.config.secrets import all_secrets_of
-from mcp_context_proxy.embedding.lazy import LazyModel
-from mcp_context_proxy.embedding.opening import open_model
-from mcp_context_proxy.interactions.interaction import Interaction
-from mcp_context_proxy.interactions.memory import InteractionMemory, Retention
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
+from mcp_context_proxy.interactions.memory import Interaction, InteractionMemory, InteractionRetention
 from mcp_context_proxy.store import IN_MEMORY, open_store
+from mcp_context_proxy.system.clock import Closing, time_of_day
 
 
 class Interactions(InteractionMemory, Closing):
@@ -31,7 +27,7 @@ class Interactions(InteractionMemory, Closing):
         self._opened = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         self._lazy = LazyModel(partial(open_model, config))
         redact = Redactor(all_secrets_of(config))
-        super().__init__(self._lazy, self._opened.interactions, Retention.of(config), redact)
+        super().__init__(self._lazy, self._opened.interactions, InteractionRetention.of(config), redact)
 
     def record(
         self, agent_name: str, interaction_type: str, content: str, when: float | None = None

@@ -19,7 +19,7 @@ from mcp_context_proxy.learning.pairs import Pair, key_of
 LITTLE_ENDIAN = np.dtype("<f4")
 
 
-class Line(msgspec.Struct, omit_defaults=True):
+class PairLine(msgspec.Struct, omit_defaults=True):
     """One pair."""
 
     server: str
@@ -39,7 +39,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     """float32, little-endian, base64."""
 
 
-class Vectors(Protocol):
+class VectorsByText(Protocol):
     """Makes a query's vector."""
 
     def vectors(self, texts: Sequence[str]) -> tuple[str, NDArray[np.float32]]:
@@ -50,14 +50,14 @@ def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
     """One line per pair."""
     for pair in pairs:
         server, tool = pair.tool
-        line = Line(server, tool, pair.confidence, pair.uses, pair.first, pair.last, pair.query)
+        line = PairLine(server, tool, pair.confidence, pair.uses, pair.first, pair.last, pair.query)
         if pair.query is None:
             line.key, line.model = pair.key.hex(), pair.model_id
             line.vector = base64.b64encode(pair.vector.astype(LITTLE_ENDIAN).tobytes()).decode()
         yield msgspec.json.encode(line)
 
 
-def imported(lines: Sequence[Line], model: Vectors) -> list[Pair]:
+def imported(lines: Sequence[PairLine], model: VectorsByText) -> list[Pair]:
     """The pairs of lines that this model can use; of those without text, only its own.
 
     Raises:
@@ -75,7 +75,7 @@ def imported(lines: Sequence[Line], model: Vectors) -> list[Pair]:
     return pairs
 
 
-def _pair(line: Line, key: bytes, vector: NDArray[np.float32], model_id: str) -> Pair:
+def _pair(line: PairLine, key: bytes, vector: NDArray[np.float32], model_id: str) -> Pair:
     confidence = min(max(line.confidence, 0.0), 1.0)
     tool = line.server, line.tool
     return Pair(key, tool, line.query, vector, model_id, confidence, line.uses, line.first, line.last)

@@ -1,29 +1,128 @@
 """The learned tier: the pairs there are, compared with a query, and taught by uses.
 
 Blocking and thread-safe: searches read an immutable state, one thread at a time writes.
+
+What one use of a tool says of pairs; a repetition says nothing new.
+
+How much is known of requests like one: near in meaning, and often served. Pure.
+
+Nothing is said before enough was learned in all: that a new installation knows little tells nothing of a
+request.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.clock import time_of_day
 from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.learning import pairs as arithmetic
-from mcp_context_proxy.learning.experience import confidence
-from mcp_context_proxy.learning.kept_pairs import KeptPairs, QueryModel
-from mcp_context_proxy.learning.lessons import Lessons
-from mcp_context_proxy.learning.pairs import Pair, ToolKey, key_of
-from mcp_context_proxy.learning.signals import Use
-from mcp_context_proxy.learning.state import State
-from mcp_context_proxy.retrieval.learned import Support
+from mcp_context_proxy.learning.pair_store import PairIndex, PairStore, QueryModel
+from mcp_context_proxy.learning.pairs import Pair, ToolKey, Use, key_of
+from mcp_context_proxy.retrieval.results import Support
 from mcp_context_proxy.store import LearnedStore
+from mcp_context_proxy.system.clock import time_of_day
+
+NEW_IN_A_SESSION: Final = 20
+"""Pairs of one tool that one session can begin: a loop teaches no more than a person does."""
+SESSIONS_KEPT: Final = 1_000
+"""Whose uses are remembered, so that a repetition counts once."""
+QUERY_CHARACTERS: Final = 1_000
+"""Kept of a query."""
+
+
+class PairUpdates:
+    """Pairs as uses change them."""
+
+    def __init__(self, store_queries: bool) -> None:
+        """Remember no session yet; `store_queries` says whether pairs keep the text of their query."""
+        self._store_queries = store_queries
+        self._seen: OrderedDict[str, dict[ToolKey, set[bytes]]] = OrderedDict()
+        self._taught: dict[tuple[bytes, ToolKey], str] = {}
+
+    def of(
+        self, use: Use, near: Mapping[ToolKey, Pair], model_id: str, vector: Vector, now: float
+    ) -> list[Pair]:
+        """The pairs that a use changes, or begins.
+
+        Args:
+            use: Of a tool.
+            near: The pair of each tool whose query is the same.
+            model_id: Of the model that made the vector.
+            vector: Of the query.
+            now: Seconds since 1970.
+        """
+        return [*self._used(use, near, model_id, vector, now), *self._passed_over(use, near, now)]
+
+    def _used(
+        self, use: Use, near: Mapping[ToolKey, Pair], model_id: str, vector: Vector, now: float
+    ) -> list[Pair]:
+        """The pair that the use is about, if it says anything new."""
+        known = near.get(use.tool)
+        key = key_of(use.query) if known is None else known.key
+        of_session = self._of_session(use.session).setdefault(use.tool, set())
+        if key in of_session or (known is None and len(of_session) >= NEW_IN_A_SESSION):
+            return []
+        of_session.add(key)
+        self._taught[key, use.tool] = use.session
+        if known is not None:
+            return [arithmetic.used_again(known, use.signal, now)]
+        query = use.query[:QUERY_CHARACTERS] if self._store_queries else None
+        confidence = arithmetic.first_confidence(use.signal)
+        return [Pair(key, use.tool, query, vector, model_id, confidence, 1, now, now)]
+
+    def _passed_over(self, use: Use, near: Mapping[ToolKey, Pair], now: float) -> list[Pair]:
+        """Pairs of tools that were shown and not used, by another session than the one that taught them."""
+        return [
+            arithmetic.passed_over(pair, now)
+            for tool, pair in near.items()
+            if tool in use.shown and tool != use.tool and self._taught.get((pair.key, tool)) != use.session
+        ]
+
+    def _of_session(self, session: str) -> dict[ToolKey, set[bytes]]:
+        seen = self._seen.setdefault(session, {})
+        self._seen.move_to_end(session)
+        if len(self._seen) > SESSIONS_KEPT:
+            forgotten, _ = self._seen.popitem(last=False)
+            self._taught = {pair: by for pair, by in self._taught.items() if by != forgotten}
+        return seen
+
+
+ENOUGH: Final = 50
+"""Learned queries, before which nothing is said: a few weeks of one person's use."""
+
+NEAREST: Final = 3
+"""Learned queries that are looked at: one may be near by chance."""
+
+
+def confidence(pairs: Sequence[Pair], cosines: NDArray[np.float32]) -> float | None:
+    """From 0, nothing like it was asked before, to 1; None where too little was learned to tell.
+
+    The mean cosine of the nearest learned queries, times ``n / (n + 1)`` for the mean number ``n`` of uses.
+
+    Args:
+        pairs: All there are.
+        cosines: Of their queries with the one that is asked about.
+    """
+    if len(pairs) < ENOUGH or len({pair.key for pair in pairs}) < ENOUGH:
+        return None
+    nearest: dict[bytes, tuple[float, int]] = {}
+    for at in np.argsort(-cosines, kind="stable"):
+        if len(nearest) == NEAREST:
+            break
+        pair = pairs[at]
+        cosine, uses = nearest.get(pair.key, (float(cosines[at]), 0))
+        nearest[pair.key] = cosine, uses + pair.uses
+    likeness = sum(max(cosine, 0.0) for cosine, _ in nearest.values()) / len(nearest)
+    used = sum(uses for _, uses in nearest.values()) / len(nearest)
+    return likeness * used / (used + 1)
+
 
 SAME: Final = 0.95
 """Cosine from which on two queries are one: they differ in a word or in punctuation."""
@@ -55,7 +154,7 @@ class LearnedTier:
         """
         self._model, self._clock = model, clock
         self._writing = threading.Lock()
-        self._kept, self._lessons = KeptPairs(model, store, clock), Lessons(store_queries)
+        self._kept, self._lessons = PairStore(model, store, clock), PairUpdates(store_queries)
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -155,7 +254,7 @@ class LearnedTier:
         with self._writing:
             self._kept.refresh()
 
-    def _near(self, state: State, vector: Vector) -> dict[ToolKey, Pair]:
+    def _near(self, state: PairIndex, vector: Vector) -> dict[ToolKey, Pair]:
         """The pair of each tool whose query is the same as this one."""
         if state.matrix.shape[-1] != vector.shape[-1]:
             return {}

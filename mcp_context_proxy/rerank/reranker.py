@@ -2,6 +2,11 @@
 
 A search is never worse off for it: whatever fails, the order is the one that there was, and the outcome says
 why.
+
+Whether another opinion can matter: which results it is asked about, and when it is not asked. Pure.
+
+The scores are those that results are ordered by (`Result.score`: cosine and words as one), because it is
+their order that is in question. The cosine alone would not do: it does not know of a name that was half said.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -21,10 +26,61 @@ from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.rerank.doubt import candidates, reason_to_skip, reordered
-from mcp_context_proxy.rerank.judge import Candidate, Judge
-from mcp_context_proxy.rerank.order import completed
-from mcp_context_proxy.retrieval.ranking import Ranking, Result
+from mcp_context_proxy.rerank.reranker_model import Candidate, RerankerModel, completed
+from mcp_context_proxy.retrieval.results import Ranking, Result
+
+CANDIDATES: Final = 5
+"""A model is asked about: on public sets the right tool is among so many in 94 of 100 cases where it is among
+ten, and more make a question longer and a small model worse."""
+
+CERTAIN: Final = 0.90
+"""Score over which the first is taken as it is: it has the meaning and the words."""
+
+AHEAD: Final = 0.10
+"""By which the first leads the third, where it is taken as it is."""
+
+
+def candidates(ranking: Ranking) -> tuple[Result, ...]:
+    """What a model may be asked about: the best that were selected, and what just failed to be.
+
+    A tool whose name was given is not in question. Where a query has several needs, what serves each was
+    selected for that, and nothing from outside takes its place.
+    """
+    selected = [result for result in ranking.results if not result.exact]
+    several = any(result.serves is not None for result in selected)
+    return tuple([*selected, *(() if several else ranking.others)][:CANDIDATES])
+
+
+def reason_to_skip(ranking: Ranking, mode: RerankMode) -> str | None:
+    """Why nobody need be asked; None where somebody is to be."""
+    if not ranking.fits:
+        return "nothing fits the query"
+    if any(result.exact for result in ranking.results) and mode == "auto":
+        return "the query is the name of a tool"
+    asked = candidates(ranking)
+    if len(asked) < 2:
+        return "there is nothing to put in order"
+    if mode == "always":
+        return None
+    best, third = asked[0].score, asked[min(2, len(asked) - 1)].score
+    if best > CERTAIN:
+        return f"the best one scores {best:.2f}"
+    if best - third > AHEAD:
+        return f"the best one leads by {best - third:.2f}"
+    return None
+
+
+def reordered(ranking: Ranking, order: list[int]) -> Ranking:
+    """A ranking whose `candidates` stand in another order; as many are selected as before."""
+    asked = candidates(ranking)
+    sorted_ones = iter([asked[at] for at in order])
+    moved = {id(result) for result in asked}
+    everything = [
+        next(sorted_ones) if id(result) in moved else result for result in (*ranking.results, *ranking.others)
+    ]
+    count = len(ranking.results)
+    return replace(ranking, results=tuple(everything[:count]), others=tuple(everything[count:]))
+
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +114,7 @@ class Reranker:
     def __init__(
         self,
         mode: RerankMode,
-        judge: Judge | None,
+        judge: RerankerModel | None,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,7 +137,7 @@ class Reranker:
         return self._judge is None and self.mode != "never"
 
     async def rerank(
-        self, ranking: Ranking, client: Judge | None = None, mode: RerankMode | None = None
+        self, ranking: Ranking, client: RerankerModel | None = None, mode: RerankMode | None = None
     ) -> tuple[Ranking, Reranking | None]:
         """A ranking, its best tools in another order or in the same; None where that is not wanted.
 
@@ -116,7 +172,7 @@ class Reranker:
         return Reranking(True, self._judge.name, self._clock() - began)
 
     async def _asked(
-        self, judge: Judge, ranking: Ranking, texts: tuple[Candidate, ...]
+        self, judge: RerankerModel, ranking: Ranking, texts: tuple[Candidate, ...]
     ) -> tuple[Ranking, Reranking]:
         began = self._clock()
         try:
@@ -130,7 +186,7 @@ class Reranker:
             self._orders.popitem(last=False)
         return reordered(ranking, order), Reranking(True, f"ordered by {judge.name}", self._clock() - began)
 
-    async def _order(self, judge: Judge, query: str, texts: tuple[Candidate, ...]) -> list[int]:
+    async def _order(self, judge: RerankerModel, query: str, texts: tuple[Candidate, ...]) -> list[int]:
         try:
             with anyio.fail_after(self._seconds):
                 return completed(await judge.order(query, texts), len(texts))
@@ -143,11 +199,11 @@ class Reranker:
             logger.exception("reranking failed")
             raise RerankError(judge.name, f"{type(error).__name__}: {error}") from error
 
-    def _resting(self, judge: Judge) -> str | None:
+    def _resting(self, judge: RerankerModel) -> str | None:
         until, failure = self._rested.get(judge.key, (0.0, ""))
         return f"left alone for a while: {failure}" if self._clock() < until else None
 
-    def _leave_alone(self, judge: Judge, failure: str) -> None:
+    def _leave_alone(self, judge: RerankerModel, failure: str) -> None:
         now = self._clock()
         self._rested = {key: rest for key, rest in self._rested.items() if now < rest[0]}
         self._rested[judge.key] = now + REST_SECONDS, failure
@@ -164,24 +220,24 @@ class Reranker:
                 await self._judge.aclose()
 
 
-def judge_for(settings: RerankConfig, limits: Limits) -> Judge | None:
+def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel | None:
     """The configured model, not opened yet; None for the client's own."""
     if settings.endpoint is not None:
         # The HTTP client, which nobody else needs that early.
-        from mcp_context_proxy.rerank.endpoint import EndpointJudge  # noqa: PLC0415
+        from mcp_context_proxy.rerank.models import ChatRerankerModel  # noqa: PLC0415
 
-        return EndpointJudge(settings, limits)
+        return ChatRerankerModel(settings, limits)
     if settings.model is not None:
         # The arrays, likewise.
-        from mcp_context_proxy.rerank.cross_encoder import CrossEncoderJudge  # noqa: PLC0415
+        from mcp_context_proxy.rerank.models import CrossEncoderModel  # noqa: PLC0415
 
-        return CrossEncoderJudge(Path(settings.model))
+        return CrossEncoderModel(Path(settings.model))
     return None
 
 
 def reranker_for(config: Config) -> Reranker:
     """As configured."""
-    return Reranker(config.rerank.mode, judge_for(config.rerank, config.limits), config.limits)
+    return Reranker(config.rerank.mode, reranker_model_for(config.rerank, config.limits), config.limits)
 
 
 def _candidate(result: Result) -> Candidate:

@@ -2,13 +2,26 @@
 
 Several searches may run at once in worker threads, each with the index it began with. One index is built at a
 time: who needs all of it waits, and who has no time searches as much as there is and says so.
+
+Whose tools come first: those of servers that are not suspected of stuffing, where any of them fits.
+
+What is suspected (`stuffing`) is not left out, for the suspicion may be wrong. Where others fit, the best of
+it comes last, if it seems to be better than all of them; where they do not, it is ranked among them and has
+half of the places; where there is nothing else, all.
+
+The vectors of a query: of the whole of it, then of its sentences.
+
+That of the whole is the mean of two: of the text, and of its words without stop words. What a query shares
+with every other ("could you please help me") thereby counts half, and the grammar still counts.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isinf
 from typing import TypeVar
 
 import numpy as np
@@ -17,16 +30,171 @@ from numpy.typing import NDArray
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.filters import Filters, allowed
-from mcp_context_proxy.retrieval.fitting import Fitting
-from mcp_context_proxy.retrieval.index import Index, lexical_only
+from mcp_context_proxy.retrieval.index import Calls, Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
-from mcp_context_proxy.retrieval.learned import NO_SUPPORT, NOTHING_NEW, Learned, Support
-from mcp_context_proxy.retrieval.parts import Calls
-from mcp_context_proxy.retrieval.precedence import answer
-from mcp_context_proxy.retrieval.query_vectors import query_vectors
-from mcp_context_proxy.retrieval.ranking import Method, Ranking, SearchOptions
-from mcp_context_proxy.retrieval.scored import Scored
-from mcp_context_proxy.retrieval.terms import name_key
+from mcp_context_proxy.retrieval.query_scores import QueryScores
+from mcp_context_proxy.retrieval.relevance import Fitting
+from mcp_context_proxy.retrieval.results import (
+    NO_SUPPORT,
+    NOTHING_NEW,
+    Learned,
+    Method,
+    Ranking,
+    Result,
+    SearchOptions,
+    Support,
+)
+from mcp_context_proxy.retrieval.terms import name_key, telling_words
+from mcp_context_proxy.retrieval.text import query_texts
+
+LAST = 1
+"""Suspected tools that come after others that fit, where a selection has room: one is enough to be seen."""
+
+AHEAD = 5
+"""Others that are before it, also where fewer would have been selected: it should take the place of none. And
+places that there are at least where it is ranked among others."""
+
+SHARE = 0.5
+"""Of the places of a selection that suspected tools may have where no others fit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DemotedRanking:
+    """What was scored for a query."""
+
+    first: QueryScores
+    """What is not suspected, or where nothing else may be found, all."""
+    behind: QueryScores | None
+    """What is suspected, where there is something else."""
+    evidence: float | None
+    """How much says that any of it is meant (`fitting`)."""
+    fits: bool
+    first_fits: bool
+    """Whether something is meant of what is not suspected."""
+
+    @property
+    def best_cosine(self) -> float | None:
+        """The highest of the whole query with anything."""
+        cosines = [
+            one.whole for one in (self.first, self.behind) if one is not None and one.whole is not None
+        ]
+        return max(cosines, default=None)
+
+    def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
+        """Those selected, and what follows them down to the depth asked for; best first."""
+        if self.behind is None:
+            return _ranked(self.first, options)
+        results, others = _ranked(self.first, replace(options, at_least=max(options.at_least, AHEAD)))
+        suspects, more = _ranked(self.behind, options)
+        kept, taken = (_last if self.first_fits else _among)(results, suspects, options)
+        found = [*results[:kept], *taken]
+        if not self.first_fits:
+            found.sort(key=lambda one: -one.score)
+        others = [*results[kept:], *others, *suspects[len(taken) :], *more]
+        return found, others[: max(0, options.depth - len(found))]
+
+
+def answer(
+    score: Callable[[NDArray[np.bool_]], QueryScores],
+    index: Index,
+    met: NDArray[np.bool_],
+    known: Callable[[], Collection[int]],
+    fitting: Fitting,
+) -> DemotedRanking:
+    """Score what meets the filters.
+
+    Args:
+        score: Scores those items of the index that are marked.
+        index: What there is.
+        met: Which of its items meet the filters.
+        known: Finds items that no suspicion holds back: the query is their name, or they were used for such
+            a one. Only asked where there is a suspicion.
+        fitting: What counts as near enough to be meant.
+    """
+    first = met
+    if index.unsuspected is not None:
+        first = index.unsuspected.copy()
+        first[list(known())] = True
+        first &= met
+    if not first.any():
+        first = met
+    scored, behind = score(first), met & ~first
+    evidence = scored.evidence(fitting)
+    fits = scored.fits(fitting, evidence)
+    if not behind.any():
+        return DemotedRanking(scored, None, evidence, fits, fits)
+    suspects = score(behind)
+    if fits:
+        return DemotedRanking(scored, suspects, evidence, fits, fits)
+    evidence = suspects.evidence(fitting)
+    return DemotedRanking(scored, suspects, evidence, suspects.fits(fitting, evidence), fits)
+
+
+def _last(
+    results: Sequence[Result], suspects: Sequence[Result], options: SearchOptions
+) -> tuple[int, Sequence[Result]]:
+    """How many of the results stay, and the suspects that come after them."""
+    best = max((result.score for result in results), default=0.0)
+    kept = min(len(results), max(_most(options) - LAST, AHEAD))
+    room = max(0, min(LAST, _most(options) - kept))
+    taken = [one for one in suspects[:room] if one.score > best]
+    return (kept if taken else len(results)), taken
+
+
+def _among(
+    results: Sequence[Result], suspects: Sequence[Result], _options: SearchOptions
+) -> tuple[int, Sequence[Result]]:
+    """How many of the results stay, and the suspects that are ranked among them."""
+    places = max(len(results), min(len(suspects), AHEAD))
+    taken = suspects[: max(1, int(SHARE * places), places - len(results))]
+    return places - len(taken), taken
+
+
+def _most(options: SearchOptions) -> int:
+    """How many items may be selected."""
+    if options.share_of_best is not None:
+        return options.at_most
+    return options.top_n if isinf(options.include_score) else options.top_k
+
+
+def _ranked(scored: QueryScores, options: SearchOptions) -> tuple[list[Result], list[Result]]:
+    selected = scored.selected(options)
+    results = [scored.result(place) for place in selected]
+    return results, [scored.result(place) for place in scored.following(selected, options)]
+
+
+Embed = Callable[[Sequence[str]], NDArray[np.float32]]
+
+
+HISTORY_DECAY = 0.5
+"""Of the weight of what was asked before, with each step back."""
+
+
+def query_vectors(query: str, embed: Embed, history: Sequence[str] = ()) -> NDArray[np.float32] | None:
+    """One row of norm 1 for each of `query_texts`; None for a query without a letter.
+
+    What was asked before, the latest first, pulls the whole towards it. Its words do not join those of the
+    query: an old one that is rare would outweigh what is asked now.
+    """
+    texts = query_texts(query)
+    if not texts:
+        return None
+    words = telling_words(texts[0])
+    telling = [] if words in ("", texts[0]) else [words]
+    vectors = embed([*texts, *telling, *history])
+    rows = vectors[: len(texts)].copy()
+    if telling:
+        rows[0] = _normal(rows[0] + vectors[len(texts)], rows[0])
+    if history:
+        weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
+        rows[0] = _normal(rows[0] + weights @ vectors[-len(history) :], rows[0])
+    return rows
+
+
+def _normal(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:
+    norm = np.linalg.norm(vector)
+    return vector / norm if norm > 0 else otherwise
+
 
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
@@ -147,7 +315,7 @@ class Engine:
         novel = self._novel_in(index) if options.explore and vectors is not None else NOTHING_NEW
         met = allowed(index, filters)
         found = answer(
-            lambda places: Scored.of(query, index, vectors, places, options.method, supports, novel),
+            lambda places: QueryScores.of(query, index, vectors, places, options.method, supports, novel),
             index,
             met,
             lambda: {*supports, *index.named(name_key(query))},

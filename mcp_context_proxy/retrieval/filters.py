@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Item, Kind, Tool
-from mcp_context_proxy.retrieval import traits
-from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.reading import KINDS
+from mcp_context_proxy.retrieval import item_metadata
+from mcp_context_proxy.retrieval.index import KINDS, Index
 from mcp_context_proxy.retrieval.terms import name_key
 
 NAMES_KEPT = 8_192
@@ -57,7 +56,7 @@ class Filters:
             return False
         if not (self.labels or self.any_labels or self.no_labels):
             return True
-        own = frozenset(traits.traits_of(item).labels())
+        own = frozenset(item_metadata.metadata_of(item).labels())
         met = self.labels <= own and not self.no_labels & own
         return met and (not self.any_labels or bool(self.any_labels & own))
 

@@ -2,35 +2,64 @@
 
 Every step leaves an index that can be searched. Nothing here knows threads; whoever runs it may stop between
 two steps.
+
+A long loop in a worker thread lets the event loop in now and then.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.free_memory import give_back
 from mcp_context_proxy.items import Kind, Snapshot
-from mcp_context_proxy.retrieval.index import NO_MODEL, Index, assemble, lexical_only, with_vectors
-from mcp_context_proxy.retrieval.parts import (
+from mcp_context_proxy.retrieval.index import (
+    NO_MODEL,
     Calls,
     Identity,
+    Index,
     Part,
+    assemble,
     compacted,
     identity_of,
+    lexical_only,
     locate,
     missing_texts,
     publish,
     read_part,
+    with_vectors,
 )
-from mcp_context_proxy.retrieval.turns import taking_turns
 from mcp_context_proxy.retrieval.vectors import Pool
+from mcp_context_proxy.system.process import give_back
+
+TURN_SECONDS = 0.005
+"""How long others wait at most: what the interpreter's switch interval promises."""
+
+PAUSE_SECONDS = 0.0001
+"""Long enough for a thread that waits to wake up."""
+
+T = TypeVar("T")
+
+
+def yielding_gil(values: Iterable[T]) -> Iterator[T]:
+    """The values, with a pause whenever a turn is over.
+
+    Where each step calls numpy, the interpreter's own switching fails: each call gives the lock up and has it
+    back before a thread that waits for it wakes, and every such release begins that thread's waiting anew. An
+    event loop got no turn for 360 ms beside the embeddings of 100,000 tools.
+    """
+    end = time.perf_counter() + TURN_SECONDS
+    for value in values:
+        yield value
+        if time.perf_counter() >= end:
+            time.sleep(PAUSE_SECONDS)
+            end = time.perf_counter() + TURN_SECONDS
+
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are embedded, and of how many."""
@@ -151,7 +180,7 @@ def embedded(
         parts, pool = compacted(parts, pool)
     if may_publish:
         changed = (part for identity, part in parts.items() if part is not before[identity] or _differs(part))
-        for part in taking_turns(changed):
+        for part in yielding_gil(changed):
             publish(part, pool.vectors)
     yield with_vectors(index, parts, pool, complete=True)
 

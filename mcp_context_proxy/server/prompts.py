@@ -1,22 +1,76 @@
-"""Prompts and completions of the downstream servers, under names that are unique behind this proxy."""
+"""Prompts and completions of the downstream servers, under names that are unique behind this proxy.
+
+The proxy's own prompt: a query in, its rules and references out, as messages for the conversation.
+"""
 
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
-from mcp_context_proxy.catalog import exposed
+import msgspec
+
+from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
 from mcp_context_proxy.items import Prompt
-from mcp_context_proxy.server import context_prompt, context_resources, forwarding
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.server import forwarding, rendering
+from mcp_context_proxy.server import resources as server_resources
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.context_prompt import ContextPrompt
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.resources import Resources
-from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
-from mcp_context_proxy.wire.era import Era
+
+NAME = "with_context"
+
+DEFINITION: dict[str, Any] = {
+    "name": NAME,
+    "title": "With context",
+    "description": "The rules and references that apply to a query, and the tools that fit it.",
+    "arguments": [{"name": "query", "description": "What you want to do", "required": True}],
+}
+
+
+class ContextPrompt:
+    """Answers ``prompts/get`` for it."""
+
+    def __init__(self, contexts: ContextEngine, handles: Handles) -> None:
+        self._contexts, self._handles = contexts, handles
+
+    async def get(self, params: Members, caller: Caller) -> bytes:
+        """The query's rules and references, one message each, then its tools, then the query itself.
+
+        Raises:
+            RequestError: there is no query, or the context handle is unknown.
+        """
+        query = _query(params)
+        session = handle_of(params, self._handles, caller.principal) or caller.session
+        selected = await self._contexts.select(query, session, owner=caller.principal)
+        context, snapshot = selected.context, selected.snapshot
+        texts = [rendering.document_message(one) for one in rendering.documents_of(context, snapshot)]
+        tools = rendering.tools_text(rendering.tools_of(context, snapshot))
+        messages = [_message(text) for text in (*texts, *([tools] if tools else []), query)]
+        return envelope.encode({"description": f"Context for: {query}", "messages": messages})
+
+
+def _message(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": {"type": "text", "text": text}}
+
+
+def _query(params: Members) -> str:
+    try:
+        arguments = envelope.members(params["arguments"])
+    except (KeyError, msgspec.DecodeError):
+        arguments = {}
+    query = envelope.text(arguments.get("query"))
+    if query is None or not query.strip():
+        raise RequestError(INVALID_PARAMS, f"prompt {NAME!r} needs a query: what you want to do")
+    return query[:QUERY_CHARACTERS]
 
 
 class Prompts:
@@ -38,8 +92,10 @@ class Prompts:
         del caller
         if envelope.text(params.get("cursor")):
             raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
-        prompts = [exposed.prompt_definition(prompt) for prompt in self._catalog.snapshot.prompts.values()]
-        return envelope.encode({"prompts": [*prompts, context_prompt.DEFINITION]})
+        prompts = [
+            definitions.prompt_definition(prompt) for prompt in self._catalog.snapshot.prompts.values()
+        ]
+        return envelope.encode({"prompts": [*prompts, DEFINITION]})
 
     async def get(self, params: Members, caller: Caller) -> bytes:
         """The result of ``prompts/get``.
@@ -48,9 +104,9 @@ class Prompts:
             RequestError: nobody has the prompt, or its server could not be asked.
         """
         name = envelope.text(params.get("name"))
-        if name == context_prompt.NAME:
+        if name == NAME:
             result = await self._own.get(params, caller)
-            return era.upward("prompts/get", result, caller.era, forwarding.SERVER_INFO)
+            return eras.fit_result_to_client("prompts/get", result, caller.era, forwarding.SERVER_INFO)
         prompt = self._resolve(name)
         sent = {**params, "name": envelope.raw(prompt.name)}
         return await self._forward(prompt.server, "prompts/get", sent, caller, f"prompt {prompt.name!r}")
@@ -64,7 +120,9 @@ class Prompts:
         reference = envelope.members(params["ref"])
         if _is_ours(reference):
             result = envelope.encode({"completion": {"values": [], "total": 0, "hasMore": False}})
-            return era.upward("completion/complete", result, caller.era, forwarding.SERVER_INFO)
+            return eras.fit_result_to_client(
+                "completion/complete", result, caller.era, forwarding.SERVER_INFO
+            )
         if envelope.text(reference.get("type")) == "ref/prompt":
             prompt = self._resolve(envelope.text(reference.get("name")))
             server, reference = prompt.server, {**reference, "name": envelope.raw(prompt.name)}
@@ -105,5 +163,5 @@ class Prompts:
 def _is_ours(reference: Members) -> bool:
     """Whether it refers to something of the proxy's own, for which there are no completions."""
     if envelope.text(reference.get("type")) == "ref/prompt":
-        return envelope.text(reference.get("name")) == context_prompt.NAME
-    return (envelope.text(reference.get("uri")) or "").startswith(context_resources.SCHEME)
+        return envelope.text(reference.get("name")) == NAME
+    return (envelope.text(reference.get("uri")) or "").startswith(server_resources.SCHEME)

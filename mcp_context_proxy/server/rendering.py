@@ -2,6 +2,10 @@
 
 A tool is shown as a signature. That says the same as its JSON schema in a fraction of the tokens; where a
 schema has more to say, the structured form of the result carries it whole.
+
+The answer of a search: text for a model, the same as data with schemas, and notes on what was left out.
+
+A request context as text: rules and references whole, by priority; tools as signatures, ready to call.
 """
 
 from __future__ import annotations
@@ -12,11 +16,15 @@ from typing import Any
 
 import msgspec
 
-from mcp_context_proxy.context.found import Found
-from mcp_context_proxy.items import Document, Tool
-from mcp_context_proxy.retrieval.ranking import Result
-from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.text import clean
+from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.context.search import Found
+from mcp_context_proxy.context.selection import Selected
+from mcp_context_proxy.context.session import item_by
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.items import Document, Kind, Snapshot, Tool
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.retrieval.results import Result
 
 DEPTH = 3
 """Levels of nested objects that a signature spells out; deeper ones read ``object``."""
@@ -39,7 +47,7 @@ EXCERPT_CHARACTERS = 500
 """Of a rule or reference; the whole is read as a resource."""
 
 
-def signature(name: str, schema: Any) -> str:
+def tool_signature(name: str, schema: Any) -> str:
     """A call signature, such as ``create_issue(title: string, labels?: string[])``."""
     return f"{name}({', '.join(_fields(schema, DEPTH))})"
 
@@ -111,7 +119,7 @@ def schema_of(tool: Tool) -> Any:
 def tool_text(result: Result, tool: Tool, with_schema: bool) -> str:
     """A found tool for a model to read."""
     schema = schema_of(tool) if with_schema else None
-    lines = [signature(tool.exposed_name, schema) if with_schema else tool.exposed_name]
+    lines = [tool_signature(tool.exposed_name, schema) if with_schema else tool.exposed_name]
     if tool.description:
         lines.append(f"  {_cut(_one_line(tool.description), DESCRIPTION_CHARACTERS)}")
     lines += [f"  - {line}" for line in parameter_lines(schema)]
@@ -199,3 +207,107 @@ def _one_line(text: str) -> str:
 
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3].rstrip() + "..."
+
+
+def search_answer(
+    selected: Selected, fleet: Fleet, with_schema: bool, context_id: str | None = None
+) -> bytes:
+    """The result of the call that searched; `context_id` names the context that further calls may use."""
+    query, found = selected.context.query, selected.found
+    tools = found.tools
+    data: dict[str, Any] = {
+        "query": query,
+        "fits": bool(found.results),
+        "results": [structured(result, with_schema) for result in found.results],
+        "method": tools.method,
+        "known": found.known,
+        "request_id": selected.context.id,
+    }
+    if context_id is not None:
+        data["context_id"] = context_id
+    if found.near_misses or not found.results:
+        data["near_misses"] = [structured(result, with_schema) for result in found.near_misses]
+    if dropped := selected.context.dropped:
+        data["dropped"] = [{"name": item.name, "tokens": item.tokens} for item in dropped]
+    if (rerank := selected.context.rerank) is not None:
+        data["rerank"] = {"used": rerank.used, "reason": rerank.reason}
+    if tools.indexed is not None:
+        data["indexed"] = dict(zip(("done", "total"), tools.indexed, strict=True))
+    notes = [
+        note for note in (tools.note, found.filter_note, _too_dear(selected), _unsearched(fleet)) if note
+    ]
+    if notes:
+        data["note"] = " ".join(notes)
+    text = answer_text(query, found, notes, with_schema)
+    return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
+
+
+def _unsearched(fleet: Fleet) -> str:
+    """Which servers could not be searched, so that the model can try again later."""
+    said = []
+    if missing := fleet.unlisted:
+        named = ", ".join(f"{client.name} ({client.state})" for client in missing)
+        said.append(f"Not searched, because not connected: {named}.")
+    if stale := [client.name for client in fleet.serving() if client.stale]:
+        said.append(f"Searched as last known, because their lists cannot be had: {', '.join(stale)}.")
+    return " ".join(said)
+
+
+def _too_dear(selected: Selected) -> str:
+    """What was found but does not fit into the budget, so that the model knows that it exists."""
+    context = selected.context
+    if not context.dropped:
+        return ""
+    named = ", ".join(f"{item.name} ({item.tokens:,} tokens)" for item in context.dropped)
+    return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}."
+
+
+SUMMARY_CHARACTERS = 200
+"""Of a tool's description: what it is for; the rest is in its definition."""
+
+LABELS = {Kind.RULE: "Rule", Kind.REFERENCE: "Reference"}
+
+
+def documents_of(context: RequestContext, snapshot: Snapshot) -> list[Document]:
+    """Its rules and references as they are now: the highest priority first, rules before references."""
+    keys = ((item.type, item.name) for item in context.of(Kind.RULE, Kind.REFERENCE))
+    found = [item for key in keys if isinstance(item := item_by(snapshot, key), Document)]
+    return sorted(found, key=lambda document: (-document.priority, document.kind is not Kind.RULE))
+
+
+def tools_of(context: RequestContext, snapshot: Snapshot) -> list[Tool]:
+    """Its tools as they are now, in its order."""
+    names = (item.name for item in context.of(Kind.TOOL))
+    return [snapshot.tools[name] for name in names if name in snapshot.tools]
+
+
+def document_message(document: Document) -> str:
+    """A rule or reference as a message of a conversation."""
+    return f"{LABELS[document.kind]}: {document.name}\n\n{document.text.strip()}"
+
+
+def tool_line(tool: Tool) -> str:
+    """A tool as one line: how it is called and what it is for."""
+    signature = tool_signature(tool.exposed_name, schema_of(tool))
+    description = shortened(tool.description, SUMMARY_CHARACTERS)
+    return f"- {signature}: {description}" if description else f"- {signature}"
+
+
+def tools_text(tools: Iterable[Tool]) -> str:
+    """Tools as a list; empty without any."""
+    lines = [tool_line(tool) for tool in tools]
+    return "\n".join(["Tools that fit; call one by its name, or through call_tool:", *lines]) if lines else ""
+
+
+def as_text(context: RequestContext, snapshot: Snapshot) -> str:
+    """All of it, fit to be put into a conversation."""
+    return "\n\n".join(_parts(context, snapshot))
+
+
+def _parts(context: RequestContext, snapshot: Snapshot) -> Iterator[str]:
+    yield from map(document_message, documents_of(context, snapshot))
+    if tools := tools_text(tools_of(context, snapshot)):
+        yield tools
+    if context.dropped:
+        named = ", ".join(f"{item.name} ({item.tokens:,} tokens)" for item in context.dropped)
+        yield f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}"

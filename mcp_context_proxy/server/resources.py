@@ -2,6 +2,10 @@
 
 A URI is only ever read from the server that listed it, or whose template it matches. Links in results are
 never followed.
+
+Contexts as resources: what is in force now, and what was served before, each to whoever asked for it.
+
+All who have no credentials are one: over standard streams the one person who started the proxy.
 """
 
 from __future__ import annotations
@@ -18,19 +22,97 @@ import anyio
 from msgspec import Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.context import records
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.context.session import Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError
-from mcp_context_proxy.items import Document, Snapshot
-from mcp_context_proxy.server import context_resources, forwarding
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Snapshot
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
+from mcp_context_proxy.server import forwarding, rendering
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.context_resources import ContextResources
 from mcp_context_proxy.server.forwarding import Forwarder
-from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
-from mcp_context_proxy.wire.era import RESOURCE_NOT_FOUND, Era, error_code
+
+SCHEME = "context://"
+CURRENT = SCHEME + "current"
+REQUESTS = SCHEME + "requests"
+
+REQUESTS_LISTED = 50
+"""Request contexts that the resource names, the latest: what a person looks through."""
+
+LISTED: list[dict[str, Any]] = [
+    {
+        "uri": CURRENT,
+        "name": "current context",
+        "description": "The rules and references that are in force for what is being done now.",
+        "mimeType": "text/markdown",
+    },
+    {
+        "uri": REQUESTS,
+        "name": "request contexts",
+        "description": "What was chosen for the latest requests, how and why.",
+        "mimeType": "application/json",
+    },
+]
+
+TEMPLATE: dict[str, Any] = {
+    "uriTemplate": REQUESTS + "/{id}",
+    "name": "request context",
+    "description": "What was chosen for one request, how and why; its id is in the answer to a search.",
+    "mimeType": "application/json",
+}
+
+
+class ContextResources:
+    """Reads ``context://`` resources."""
+
+    def __init__(self, catalog: Catalog, contexts: ContextEngine, handles: Handles) -> None:
+        self._catalog, self._contexts, self._handles = catalog, contexts, handles
+
+    async def read(self, uri: str, params: Members, caller: Caller) -> bytes | None:
+        """The result of ``resources/read``; None when there is no such resource.
+
+        Raises:
+            RequestError: the context handle is unknown or was forgotten.
+        """
+        session = handle_of(params, self._handles, caller.principal) or caller.session
+        if uri == CURRENT:
+            return _content(uri, "text/markdown", await self._current(params, session))
+        if uri == REQUESTS:
+            latest = [records.as_data(one) for one in await self._latest(session, caller)]
+            return _content(uri, "application/json", envelope.encode(latest).decode())
+        found = await self._contexts.request(uri.removeprefix(REQUESTS + "/"))
+        if found is None or found.owner != caller.principal:
+            return None
+        return _content(uri, "application/json", envelope.encode(records.as_data(found)).decode())
+
+    async def _latest(self, session: SessionContext | None, caller: Caller) -> list[RequestContext]:
+        if session is None:
+            return await self._contexts.requests_of(caller.principal, REQUESTS_LISTED)
+        return await self._contexts.requests(session.id, REQUESTS_LISTED)
+
+    async def _current(self, params: Members, session: SessionContext | None) -> str:
+        """Of the query in the request, else of the session's latest, else what is in every session."""
+        snapshot = self._catalog.snapshot
+        context = await self._context(params, session)
+        documents = rendering.documents_of(context, snapshot)
+        return "\n\n".join(map(rendering.document_message, documents))
+
+    async def _context(self, params: Members, session: SessionContext | None) -> RequestContext:
+        query = envelope.text(eras.meta_of(params).get(eras.QUERY_KEY))
+        if query is None and session is not None:
+            query = session.query
+        return await self._contexts.current(query, session, DOCUMENT_KINDS)
+
+
+def _content(uri: str, mime_type: str, text: str) -> bytes:
+    return envelope.encode({"contents": [{"uri": uri, "mimeType": mime_type, "text": text}]})
+
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +139,14 @@ class Resources:
         snapshot = self._catalog.snapshot
         own = [_described(uri, document) for uri, document in snapshot.documents.items()]
         foreign = [envelope.members(resource.definition) for resource in snapshot.resources.values()]
-        return envelope.encode({"resources": [*own, *foreign, *context_resources.LISTED]})
+        return envelope.encode({"resources": [*own, *foreign, *LISTED]})
 
     async def templates(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/templates/list``."""
         del caller
         _one_page(params)
         templates = [envelope.members(template.definition) for template in self._catalog.snapshot.templates]
-        return envelope.encode({"resourceTemplates": [*templates, context_resources.TEMPLATE]})
+        return envelope.encode({"resourceTemplates": [*templates, TEMPLATE]})
 
     async def read(self, params: Members, caller: Caller) -> bytes:
         """The result of ``resources/read``.
@@ -77,7 +159,7 @@ class Resources:
         if document is not None:
             content = {"uri": uri, "mimeType": "text/markdown", "text": document.text}
             return envelope.encode({"contents": [content]})
-        if uri.startswith(context_resources.SCHEME):
+        if uri.startswith(SCHEME):
             read = await self._contexts.read(uri, params, caller)
             if read is not None:
                 return read

@@ -2,6 +2,11 @@
 
 The SDK negotiates, keeps HTTP sessions and serves subscriptions. The methods that the gateway answers are
 taken out of its hands by a middleware before it parses or sieves anything, so that raw messages pass.
+
+Leads the payload of a request around the SDK, which would parse and copy it while everybody waits.
+
+What the SDK is shown of a request is what it decides by; where it writes the answer, a stand-in of a few
+bytes takes the place of the result. Both payloads pass as the bytes that they are.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,13 +41,78 @@ from starlette.requests import Request
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.server.bypass import SCOPE_KEY, Bypass
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Members, RequestError, RequestId
+from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.framing import on_one_line
 from mcp_context_proxy.server.caller import PASSED_ON_KEY
-from mcp_context_proxy.server.changes import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Changes
 from mcp_context_proxy.server.gateway import Gateway
-from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import INVALID_REQUEST, Members, RequestError
-from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.server.notifications import (
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    ChangeNotifier,
+)
+
+SCOPE_KEY = "mcp-context-proxy/bypass"
+"""Of an ASGI scope, under which a request keeps its `Bypass`."""
+
+ROUTED_BY = ("name", "uri")
+"""Params that the SDK compares with headers."""
+
+_SECRET = secrets.token_hex(16)
+"""Known to nobody, so that nothing that is relayed can look like the stand-in."""
+
+_STAND_IN = envelope.encode({_SECRET: 0})
+
+
+class PayloadBypass:
+    """The payloads of one request."""
+
+    __slots__ = ("_payload", "params")
+
+    def __init__(self, params: Members) -> None:
+        self.params = params
+        """As the client sent them."""
+        self._payload: bytes | None = None
+
+    def leave(self, payload: bytes) -> dict[str, Any]:
+        """Keep an encoded payload for `put_back`; what the SDK is to write meanwhile."""
+        self._payload = payload
+        return {_SECRET: 0}
+
+    def put_back(self, written: bytes) -> bytes:
+        """What the SDK wrote, with the payload that was left, on one line, where the stand-in is."""
+        if self._payload is None or (at := written.find(_STAND_IN)) < 0:
+            return written
+        payload, self._payload = self._payload, None
+        return b"".join((written[:at], on_one_line(payload), written[at + len(_STAND_IN) :]))
+
+
+def shown(request_id: RequestId, method: str, params: Members) -> bytes:
+    """Of a request that the gateway answers, what the SDK decides by: era, names, and nothing large."""
+    kept: dict[str, Any] = {key: _short(params[key]) for key in ROUTED_BY if key in params}
+    if "_meta" in params:
+        kept["_meta"] = _meta(params["_meta"])
+    return envelope.request(request_id, method, kept)
+
+
+def _meta(raw: Raw) -> Mapping[str, Any] | None:
+    if not envelope.starts_with(raw, b"{"):
+        return None
+    meta = eras.meta_of({"_meta": raw})
+    kept: dict[str, Any] = {}
+    if eras.VERSION_KEY in meta:
+        kept[eras.VERSION_KEY] = _short(meta[eras.VERSION_KEY])
+    if eras.CLIENT_CAPABILITIES_KEY in meta:
+        kept[eras.CLIENT_CAPABILITIES_KEY] = {}
+    return kept
+
+
+def _short(raw: Raw) -> Raw | int:
+    """A string, or nothing, as it is; of anything else only that it is neither."""
+    return raw if envelope.starts_with(raw, b'"', b"n") else 0
+
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +126,7 @@ NOTIFICATIONS_QUEUED = 1024
 """Notifications of one request that wait to be sent; more are dropped, as progress may be."""
 
 EXTENSIONS: dict[str, dict[str, Any]] = {
-    era.OWN_PREFIX + "query-lists": {"queryKey": era.QUERY_KEY, "contextKey": era.CONTEXT_KEY}
+    eras.OWN_PREFIX + "query-lists": {"queryKey": eras.QUERY_KEY, "contextKey": eras.CONTEXT_KEY}
 }
 """Tells clients that lists can be asked for by query, and under which ``_meta`` keys."""
 
@@ -81,7 +152,7 @@ class SdkServer(Server[Any]):
     def __init__(
         self,
         gateway: Gateway,
-        changes: Changes,
+        changes: ChangeNotifier,
         instructions: str,
         header_schema: Callable[[str], dict[str, Any] | None],
     ) -> None:
@@ -142,7 +213,7 @@ class SdkServer(Server[Any]):
             ctx.session._connection.state[HANDSHAKE_KEY] = dict(ctx.params or {})
         if ctx.method not in self._gateway.methods:
             return await call_next(ctx)
-        spoken = Era.MODERN if ctx.protocol_version == era.MODERN_VERSION else Era.HANDSHAKE
+        spoken = Era.MODERN if ctx.protocol_version == eras.MODERN_VERSION else Era.HANDSHAKE
         if spoken is Era.HANDSHAKE and ctx.session.client_params is None:
             return await call_next(ctx)
         bypass = _bypass_of(ctx.request)
@@ -235,9 +306,9 @@ class SdkCaller:
         self.era, self.session = spoken, session
         self._outbound = ctx.session._request_outbound
         if spoken is Era.MODERN:
-            meta = era.meta_of(params)
-            self.capabilities = meta.get(era.CLIENT_CAPABILITIES_KEY)
-            self.client_info = meta.get(era.CLIENT_INFO_KEY)
+            meta = eras.meta_of(params)
+            self.capabilities = meta.get(eras.CLIENT_CAPABILITIES_KEY)
+            self.client_info = meta.get(eras.CLIENT_INFO_KEY)
         else:
             said = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
             self.capabilities, self.client_info = _raw(said.get("capabilities")), _raw(said.get("clientInfo"))
@@ -291,9 +362,9 @@ def principal_of(headers: Headers) -> str | None:
     return None if credentials is None else hashlib.sha256(credentials.encode()).hexdigest()
 
 
-def _bypass_of(request: Request | None) -> Bypass | None:
+def _bypass_of(request: Request | None) -> PayloadBypass | None:
     found = None if request is None else request.scope.get(SCOPE_KEY)
-    return found if isinstance(found, Bypass) else None
+    return found if isinstance(found, PayloadBypass) else None
 
 
 def _decoded(payload: bytes) -> Any:

@@ -25,9 +25,9 @@ from opentelemetry.trace import (
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import DownstreamError, RemoteError
-from mcp_context_proxy.server.outcome import Outcome, outcome_of
-from mcp_context_proxy.wire import envelope, era
-from mcp_context_proxy.wire.envelope import Members, RequestError
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import Members, RequestError
+from mcp_context_proxy.server.after_call import Outcome, outcome_of
 
 NAMED: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
 """Methods whose ``name`` says what they are about, and the attribute that says it of a span."""
@@ -47,7 +47,7 @@ class Tracing:
         self._tracer = tracer
 
     @contextmanager
-    def request(self, method: str, params: Members, spoken: era.Era) -> Iterator[TracedRequest]:
+    def request(self, method: str, params: Members, spoken: eras.Era) -> Iterator[TracedRequest]:
         """A span of a request of a host, below the one that its ``_meta`` names."""
         attributes = {**_attributes(method, params), "mcp_context_proxy.era": str(spoken)}
         with self._tracer.start_as_current_span(
@@ -109,7 +109,7 @@ def _parent(params: Members) -> Context | None:
 
 
 def _carried(params: Members) -> dict[str, str]:
-    meta = era.meta_of(params)
+    meta = eras.meta_of(params)
     texts = {name: envelope.text(meta.get(name)) for name in get_global_textmap().fields}
     return {name: text for name, text in texts.items() if text is not None}
 
@@ -119,7 +119,7 @@ def _with_context(params: Members) -> Members:
     inject(carried)
     if not carried:
         return params
-    meta = {**era.meta_of(params), **{name: envelope.raw(text) for name, text in carried.items()}}
+    meta = {**eras.meta_of(params), **{name: envelope.raw(text) for name, text in carried.items()}}
     return {**params, "_meta": envelope.raw(meta)}
 
 

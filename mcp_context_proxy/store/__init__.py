@@ -1,7 +1,7 @@
 """What is remembered between two starts, in one SQLite file; without one, in memory."""
 
 from mcp_context_proxy.store.opening import IN_MEMORY, Store, default_path, open_store
-from mcp_context_proxy.store.protocol import (
+from mcp_context_proxy.store.rows import (
     InteractionRow,
     InteractionScope,
     InteractionStore,

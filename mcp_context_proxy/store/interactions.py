@@ -8,9 +8,9 @@ from typing import Any
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.database import Database
-from mcp_context_proxy.store.protocol import InteractionRow, InteractionScope, InteractionVector
-from mcp_context_proxy.store.vectors import KEYS_PER_QUERY, STORED, decoded_vector, is_vector
+from mcp_context_proxy.store.rows import InteractionRow, InteractionScope, InteractionVector
+from mcp_context_proxy.store.sqlite import StoreDatabase
+from mcp_context_proxy.store.tables import KEYS_PER_QUERY, STORED, decoded_vector, is_vector
 
 _COLUMNS = "agent_name, interaction_type, content, time, id"
 
@@ -18,7 +18,7 @@ _COLUMNS = "agent_name, interaction_type, content, time, id"
 class SqliteInteractions:
     """The tables of interactions of a store."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: StoreDatabase) -> None:
         self._database = database
 
     def put(

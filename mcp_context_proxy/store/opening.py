@@ -17,15 +17,9 @@ from typing import Final, Literal
 
 import platformdirs
 
-from mcp_context_proxy import private
-from mcp_context_proxy.closing import Closing
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.database import Database
 from mcp_context_proxy.store.interactions import SqliteInteractions
-from mcp_context_proxy.store.learned import SqliteLearned
-from mcp_context_proxy.store.line import Line
-from mcp_context_proxy.store.listings import SqliteListings
-from mcp_context_proxy.store.protocol import (
+from mcp_context_proxy.store.rows import (
     InteractionStore,
     LearnedStore,
     ListingStore,
@@ -34,11 +28,24 @@ from mcp_context_proxy.store.protocol import (
     ToolSessionStore,
     VectorStore,
 )
-from mcp_context_proxy.store.requests import SqliteRequests
-from mcp_context_proxy.store.sqlite import MEMORY, StoreDamagedError, StoreHinderedError, connected
+from mcp_context_proxy.store.sqlite import (
+    MEMORY,
+    ReopeningConnection,
+    StoreDamagedError,
+    StoreDatabase,
+    StoreHinderedError,
+    connected,
+)
 from mcp_context_proxy.store.statistics import SqliteStatistics
-from mcp_context_proxy.store.tool_sessions import SqliteToolSessions
-from mcp_context_proxy.store.vectors import SqliteVectors
+from mcp_context_proxy.store.tables import (
+    SqliteLearned,
+    SqliteListings,
+    SqliteRequests,
+    SqliteToolSessions,
+    SqliteVectors,
+)
+from mcp_context_proxy.system import process
+from mcp_context_proxy.system.clock import Closing
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +77,7 @@ class Store(Closing):
     """None when nothing is kept."""
     warning: str | None
     """What a person should know about this store; None when all is well. Already logged."""
-    database: Database
+    database: StoreDatabase
 
     def close(self) -> None:
         """Close the file."""
@@ -92,7 +99,10 @@ def open_store(path: Path | Literal["memory"] | None = None) -> Store:
         return _in_memory(None)
     file = Path(path) if path is not None else default_path()
     opening = _Opening(file)
-    writing, reading = Line(file, opening), Line(file, partial(opening, check=False))
+    writing, reading = (
+        ReopeningConnection(file, opening),
+        ReopeningConnection(file, partial(opening, check=False)),
+    )
     try:
         writing.open()
     except StoreHinderedError as e:
@@ -102,15 +112,15 @@ def open_store(path: Path | Literal["memory"] | None = None) -> Store:
         warning = f"store {file} cannot be used: {e.reason}. Nothing is kept after this run"
         logger.warning("%s.", warning)
         return _in_memory(warning)
-    return _store(Database(writing, reading), file, opening.warning)
+    return _store(StoreDatabase(writing, reading), file, opening.warning)
 
 
 def _in_memory(warning: str | None) -> Store:
-    line = Line(MEMORY, partial(connected, MEMORY))
-    return _store(Database(line, line), None, warning)
+    line = ReopeningConnection(MEMORY, partial(connected, MEMORY))
+    return _store(StoreDatabase(line, line), None, warning)
 
 
-def _store(database: Database, path: Path | None, warning: str | None) -> Store:
+def _store(database: StoreDatabase, path: Path | None, warning: str | None) -> Store:
     return Store(
         SqliteVectors(database),
         SqliteRequests(database),
@@ -151,7 +161,7 @@ class _Opening:
         """Make sure there is a file that only its owner may read; return its identity."""
         path = self._path
         try:
-            private.make_folder(path.parent)
+            process.make_folder(path.parent)
             # Only a new file may be opened here: closing it again would drop the locks of another connection
             # of ours.
             with contextlib.suppress(FileExistsError):
@@ -168,7 +178,7 @@ class _Opening:
             raise StoreError(path, "it may not be read and written")
         # One that was copied, say.
         for suffix in ("", *COMPANIONS):
-            private.close_to_others(path.with_name(path.name + suffix))
+            process.close_to_others(path.with_name(path.name + suffix))
         return status.st_ino
 
 

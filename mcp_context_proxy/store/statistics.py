@@ -12,17 +12,17 @@ from typing import Any, Final
 
 import msgspec
 
-from mcp_context_proxy.store.database import Database
-from mcp_context_proxy.store.usage import (
+from mcp_context_proxy.store.rows import (
     DAY,
     HOUR,
     Counts,
     DefinitionRow,
     SearchRow,
     SearchUsage,
-    Slot,
     ToolUsage,
+    UsageSlot,
 )
+from mcp_context_proxy.store.sqlite import StoreDatabase
 
 _TOOL: Final = "server, tool, calls, errors, timed, ms, result_bytes, last, latency"
 _SEARCH: Final = "searches, found, used, top_used, reranked, ms, latency, shown, behind"
@@ -32,13 +32,13 @@ _ROW: Final = "id, time, key, query, origin, results, top, chosen, rank, ms, rer
 class SqliteStatistics:
     """The tables of statistics of a store."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: StoreDatabase) -> None:
         self._database = database
 
     def add(
         self,
-        tools: Iterable[tuple[Slot, ToolUsage]],
-        searches: Mapping[Slot, SearchUsage],
+        tools: Iterable[tuple[UsageSlot, ToolUsage]],
+        searches: Mapping[UsageSlot, SearchUsage],
         rows: Iterable[SearchRow],
     ) -> None:
         """Add to what is known, all or nothing; a search that is known is replaced."""
@@ -55,17 +55,17 @@ class SqliteStatistics:
     def roll_up(self, hours_before: float, days_before: float) -> None:
         """Make days of the hours before one moment, and forget the days before another."""
         # Whole days only, so that no moment lies both in an hour and in a day that is told.
-        before = Slot.of(hours_before, DAY).start
+        before = UsageSlot.of(hours_before, DAY).start
         with self._database.transaction() as connection:
             old = (HOUR, before)
             for start, *values in connection.execute(
                 f"SELECT start, {_TOOL} FROM tool_usage WHERE seconds = ? AND start < ?", old
             ).fetchall():
-                _add_tool(connection, Slot.of(start, DAY), _tool(values))
+                _add_tool(connection, UsageSlot.of(start, DAY), _tool(values))
             for start, *values in connection.execute(
                 f"SELECT start, {_SEARCH} FROM search_usage WHERE seconds = ? AND start < ?", old
             ).fetchall():
-                _add_search(connection, Slot.of(start, DAY), _search(values))
+                _add_search(connection, UsageSlot.of(start, DAY), _search(values))
             for table in ("tool_usage", "search_usage"):
                 connection.execute(f"DELETE FROM {table} WHERE seconds = ? AND start < ?", old)
                 connection.execute(
@@ -102,22 +102,22 @@ class SqliteStatistics:
         )
         return [ToolUsage(*(*values, latencies[values[0], values[1]])) for values in sums]
 
-    def searched(self, since: float = 0.0) -> dict[Slot, SearchUsage]:
+    def searched(self, since: float = 0.0) -> dict[UsageSlot, SearchUsage]:
         """Searches by slot, those that end after a moment, oldest first."""
         rows = self._database.rows(
             f"SELECT seconds, start, {_SEARCH} FROM search_usage WHERE start + seconds > ? ORDER BY start",
             (since,),
         )
-        return {Slot(seconds, start): _search(values) for seconds, start, *values in rows}
+        return {UsageSlot(seconds, start): _search(values) for seconds, start, *values in rows}
 
-    def calls(self, since: float = 0.0) -> dict[Slot, tuple[int, int]]:
+    def calls(self, since: float = 0.0) -> dict[UsageSlot, tuple[int, int]]:
         """Calls and errors of all tools together by slot, those that end after a moment, oldest first."""
         rows = self._database.rows(
             "SELECT seconds, start, SUM(calls), SUM(errors) FROM tool_usage WHERE start + seconds > ? "
             "GROUP BY start, seconds ORDER BY start",
             (since,),
         )
-        return {Slot(seconds, start): (calls, errors) for seconds, start, calls, errors in rows}
+        return {UsageSlot(seconds, start): (calls, errors) for seconds, start, calls, errors in rows}
 
     def searches(self, limit: int) -> list[SearchRow]:
         """The latest, newest first."""
@@ -151,7 +151,7 @@ class SqliteStatistics:
         return self._database.version()
 
 
-def _add_tool(connection: sqlite3.Connection, slot: Slot, usage: ToolUsage) -> None:
+def _add_tool(connection: sqlite3.Connection, slot: UsageSlot, usage: ToolUsage) -> None:
     key = (slot.seconds, slot.start, usage.server, usage.tool)
     known = connection.execute(
         f"SELECT {_TOOL} FROM tool_usage WHERE seconds = ? AND start = ? AND server = ? AND tool = ?", key
@@ -173,7 +173,7 @@ def _add_tool(connection: sqlite3.Connection, slot: Slot, usage: ToolUsage) -> N
     )
 
 
-def _add_search(connection: sqlite3.Connection, slot: Slot, usage: SearchUsage) -> None:
+def _add_search(connection: sqlite3.Connection, slot: UsageSlot, usage: SearchUsage) -> None:
     key = (slot.seconds, slot.start)
     known = connection.execute(
         f"SELECT {_SEARCH} FROM search_usage WHERE seconds = ? AND start = ?", key

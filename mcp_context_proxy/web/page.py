@@ -3,19 +3,38 @@
 They are served without a token. What they show, their script asks the API for, with the token that it was
 given in the fragment of the address; a fragment is sent to no server. A cookie would not do: browsers send it
 to every port of a host, so to any other program that serves pages on this machine.
+
+Everything that a front mounts: the API, the document that describes it, the page.
+
+The API and the page on a port of this machine, beside the stdio front.
+
+Where the port or the token cannot be had, the log says so and nothing else suffers: each host starts a proxy
+of its own, and only one of them can have the port.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from string import Template
 from typing import Final
 
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+
+from mcp_context_proxy.config import HttpConfig, Limits
+from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.front import auth, http
+from mcp_context_proxy.front.auth import credentials_for
+from mcp_context_proxy.web.api import HEADERS, Operation, document, on_http_error, refused, route
 
 PATH: Final = "/ui"
 
@@ -25,7 +44,7 @@ FILES: Final = {
 }
 """Media types of what the pages load, by file."""
 
-HEADERS: Final = {
+PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -87,7 +106,7 @@ PAGES: Final = (
 )
 
 
-def routes() -> list[Route]:
+def page_routes() -> list[Route]:
     """One for each page and file, and one for the path that people type with a slash at its end."""
     served = [(page.path, page.html().encode(), "text/html") for page in PAGES]
     served += [(f"{PATH}/{name}", (_FOLDER / name).read_bytes(), kind) for name, kind in FILES.items()]
@@ -100,11 +119,66 @@ def routes() -> list[Route]:
 def _serving(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         del request
-        return Response(content, headers=HEADERS, media_type=media_type)
+        return Response(content, headers=PAGE_HEADERS, media_type=media_type)
 
     return endpoint
 
 
 async def _to_page(request: Request) -> Response:
     del request
-    return RedirectResponse("../ui", 308, HEADERS)
+    return RedirectResponse("../ui", 308, PAGE_HEADERS)
+
+
+BASE = "/api/v1"
+
+
+def routes(operations: Sequence[Operation]) -> list[BaseRoute]:
+    """The routes."""
+    described = document(BASE, operations)
+
+    async def openapi(request: Request) -> Response:
+        del request
+        return JSONResponse(described, headers=HEADERS)
+
+    by_path: dict[str, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        by_path[operation.path].append(operation)
+    inner = Starlette(
+        routes=[
+            *(route(same_path) for same_path in by_path.values()),
+            Route("/openapi.json", openapi, methods=["GET"]),
+        ],
+        exception_handlers={HTTPException: on_http_error, Exception: _on_fault},
+    )
+    mounted = Mount(BASE, app=inner)
+    # A path with a line break in it is ours as well: what is below the base answers as the API does.
+    mounted.path_regex = re.compile(mounted.path_regex.pattern, re.DOTALL)
+    return [mounted, *page_routes()]
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    """A fault of ours: its details are in the log, where the error goes on to."""
+    del request, error
+    return refused(HTTPStatus.INTERNAL_SERVER_ERROR, "The proxy failed; its log tells more.")
+
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+
+
+async def serve(
+    routes: Sequence[BaseRoute], settings: HttpConfig, port: int, limits: Limits, health: http.Health
+) -> None:
+    """Serve until cancelled, or not at all."""
+    try:
+        credentials = credentials_for(settings.model_copy(update={"host": LOOPBACK}))
+        bound = http.listen(LOOPBACK, port)
+    except (ConfigError, OSError) as error:
+        logger.warning("the API is not served on port %d: %s", port, error)
+        return
+    port = bound.getsockname()[1]
+    policy = auth.policy(LOOPBACK, port, (), credentials.token)
+    message = "serving http://%s:%d/api/v1 and /ui%s"
+    logger.log(credentials.level, message, LOOPBACK, port, credentials.whereabouts)
+    await http.serve(http.guarded(routes, policy, health, limits), bound, limits)

@@ -22,8 +22,8 @@ from starlette.routing import Route
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.statistics.counters import SECONDS, Counters, Timings
-from mcp_context_proxy.threads import in_thread
+from mcp_context_proxy.statistics.figures import SECONDS, Counters, Timings
+from mcp_context_proxy.system.threads import in_thread
 
 PATH: Final = "/metrics"
 

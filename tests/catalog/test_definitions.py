@@ -13,7 +13,7 @@ from support.servers import real_lists
 
 from mcp_context_proxy.catalog.definitions import Fitted, UnfitError, fit
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.wire.text import clean
+from mcp_context_proxy.protocol.text import clean
 
 LIMITS = Limits()
 HIDDEN = "\u200b\u202e\U000e0041\x07\x1b[8m\x9b31m"

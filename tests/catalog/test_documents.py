@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents
-from mcp_context_proxy.catalog.finding import Finding
+from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents, overview
+from mcp_context_proxy.catalog.files import Finding
 from mcp_context_proxy.catalog.front_matter import read_front_matter
-from mcp_context_proxy.catalog.overview import overview
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind
 

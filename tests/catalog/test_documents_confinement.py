@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents
-from mcp_context_proxy.catalog.finding import Finding
-from mcp_context_proxy.catalog.folder import DEPTH_LIMIT, Allowance, FolderReader, MarkdownFile
+from mcp_context_proxy.catalog.files import DEPTH_LIMIT, Allowance, Finding, FolderReader, MarkdownFile
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Kind
 
@@ -131,7 +130,7 @@ def test_a_file_swapped_for_a_fifo_after_listing_holds_nothing_up(write: Write, 
 SWAPPED = """
 import sys
 from pathlib import Path
-from mcp_context_proxy.catalog.folder import Allowance, FolderReader
+from mcp_context_proxy.catalog.files import Allowance, FolderReader
 
 root, name, secret, opened = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
 place = root / name

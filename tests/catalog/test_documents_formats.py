@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents
-from mcp_context_proxy.catalog.sections import SECTIONS_LIMIT, divide
+from mcp_context_proxy.catalog.documents import SECTIONS_LIMIT, DocumentFolder, Loaded, divide, load_documents
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mcp_context_proxy.catalog.document_library import FINDINGS_LOGGED, DocumentChanges, DocumentLibrary
 from mcp_context_proxy.catalog.documents import DocumentFolder
-from mcp_context_proxy.catalog.library import FINDINGS_LOGGED, Changes, DocumentLibrary
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import IndexedChunk, Kind, Source
 
@@ -35,7 +35,7 @@ def test_it_is_empty_until_the_first_reload(write: Write, library: DocumentLibra
     write({"rules/a.md": "x", "references/b.md": "y"})
 
     assert [source.items for source in library.sources] == [(), ()]
-    assert library.reload() == Changes(added=("reference://b", "rule://a"))
+    assert library.reload() == DocumentChanges(added=("reference://b", "rule://a"))
     assert [(s.key, [i.name for i in s.items]) for s in library.sources] == [
         ("rules", ["a"]),
         ("references", ["b"]),
@@ -49,7 +49,7 @@ def test_a_reload_tells_what_it_changed_by_uri(write: Write, library: DocumentLi
 
     changes = library.reload()
 
-    assert changes == Changes(("rule://comes",), ("rule://goes",), ("rule://changes",))
+    assert changes == DocumentChanges(("rule://comes",), ("rule://goes",), ("rule://changes",))
     assert changes
 
 

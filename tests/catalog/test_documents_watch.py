@@ -15,9 +15,8 @@ import pytest
 import watchfiles
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.catalog.documents import DocumentFolder
-from mcp_context_proxy.catalog.library import Changes, DocumentLibrary
-from mcp_context_proxy.catalog.watch import watch
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Kind
 
@@ -38,8 +37,8 @@ def library_of(folder: Path) -> DocumentLibrary:
 @asynccontextmanager
 async def watching(
     library: DocumentLibrary, **seams: Any
-) -> AsyncIterator[MemoryObjectReceiveStream[Changes]]:
-    send, receive = anyio.create_memory_object_stream[Changes](100)
+) -> AsyncIterator[MemoryObjectReceiveStream[DocumentChanges]]:
+    send, receive = anyio.create_memory_object_stream[DocumentChanges](100)
     with anyio.fail_after(PATIENCE):
         async with send, receive, anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: watch(library, send.send, **seams))
@@ -51,11 +50,11 @@ async def test_a_changed_a_new_and_a_removed_file_are_told(write: Write) -> None
     root = write({"a.md": "one", "sub/b.md": "one"})
     async with watching(library := library_of(root)) as changes:
         write({"sub/b.md": "two"})
-        assert await changes.receive() == Changes(changed=("rule://sub%2Fb",))
+        assert await changes.receive() == DocumentChanges(changed=("rule://sub%2Fb",))
         write({"c.md": "three"})
-        assert await changes.receive() == Changes(added=("rule://c",))
+        assert await changes.receive() == DocumentChanges(added=("rule://c",))
         (root / "a.md").unlink()
-        assert await changes.receive() == Changes(removed=("rule://a",))
+        assert await changes.receive() == DocumentChanges(removed=("rule://a",))
 
     assert {document.name: document.text for document in library.documents} == {"sub/b": "two", "c": "three"}
 
@@ -63,19 +62,19 @@ async def test_a_changed_a_new_and_a_removed_file_are_told(write: Write) -> None
 async def test_a_file_in_a_folder_made_while_watching_is_told(write: Write) -> None:
     async with watching(library_of(write({"a.md": "one"}))) as changes:
         write({"new/deep/b.md": "two"})
-        assert await changes.receive() == Changes(added=("rule://new%2Fdeep%2Fb",))
+        assert await changes.receive() == DocumentChanges(added=("rule://new%2Fdeep%2Fb",))
         write({"new/deep/b.md": "three"})
-        assert await changes.receive() == Changes(changed=("rule://new%2Fdeep%2Fb",))
+        assert await changes.receive() == DocumentChanges(changed=("rule://new%2Fdeep%2Fb",))
 
 
 async def test_a_folder_that_is_deleted_and_made_again_is_watched_again(write: Write, docs: Path) -> None:
     async with watching(library_of(write({"a.md": "one"}))) as changes:
         shutil.rmtree(docs)
-        assert await changes.receive() == Changes(removed=("rule://a",))
+        assert await changes.receive() == DocumentChanges(removed=("rule://a",))
         write({"a.md": "two"})
-        assert await changes.receive() == Changes(added=("rule://a",))
+        assert await changes.receive() == DocumentChanges(added=("rule://a",))
         write({"a.md": "three"})
-        assert await changes.receive() == Changes(changed=("rule://a",))
+        assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
 
 async def test_a_folder_that_is_replaced_at_once_is_watched_again(write: Write, docs: Path) -> None:
@@ -84,43 +83,43 @@ async def test_a_folder_that_is_replaced_at_once_is_watched_again(write: Write, 
         write({"a.md": "two"})
         assert await changes.receive()
         write({"a.md": "three"})
-        assert await changes.receive() == Changes(changed=("rule://a",))
+        assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
 
 async def test_a_folder_that_is_not_there_yet_is_awaited(write: Write, docs: Path) -> None:
     async with watching(library_of(docs / "not" / "yet")) as changes:
         write({"not/yet/a.md": "one"})
-        assert await changes.receive() == Changes(added=("rule://a",))
+        assert await changes.receive() == DocumentChanges(added=("rule://a",))
 
 
 async def test_a_single_configured_file_is_watched(write: Write) -> None:
     async with watching(library_of(write({"AGENTS.md": "one"}) / "AGENTS.md")) as changes:
         write({"AGENTS.md": "two"})
-        assert await changes.receive() == Changes(changed=("rule://AGENTS",))
+        assert await changes.receive() == DocumentChanges(changed=("rule://AGENTS",))
 
 
 async def test_a_change_before_the_watcher_is_up_is_told(write: Write) -> None:
     library = library_of(write({"a.md": "one"}))
     write({"a.md": "two"})
     async with watching(library) as changes:
-        assert await changes.receive() == Changes(changed=("rule://a",))
+        assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
 
 async def test_what_changes_no_document_is_not_told(write: Write) -> None:
     async with watching(library_of(write({"a.md": "one"}))) as changes:
         write({"a.md": "one", "notes.txt": "x", ".hidden.md": "x"})
         write({"b.md": "two"})
-        assert await changes.receive() == Changes(added=("rule://b",))
+        assert await changes.receive() == DocumentChanges(added=("rule://b",))
         assert changes.statistics().current_buffer_used == 0
 
 
 async def test_a_failing_callback_does_not_end_the_watch(
     write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[Changes] = []
+    told: list[DocumentChanges] = []
     second = anyio.Event()
 
-    async def on_change(changes: Changes) -> None:
+    async def on_change(changes: DocumentChanges) -> None:
         told.append(changes)
         if len(told) == 1:
             write({"a.md": "three"})
@@ -154,7 +153,7 @@ async def test_names_that_are_not_utf8_do_not_end_the_watching(
         async with watching(library_of(root)) as changes:
             await anyio.Path(not_utf8(root, b"file\xff.md")).write_text("x", encoding="utf-8")
             write({"a.md": "two"})
-            assert await changes.receive() == Changes(changed=("rule://a",))
+            assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
     assert "polled" not in caplog.text
     assert "its name is not UTF-8" in caplog.text
@@ -176,9 +175,9 @@ async def test_where_watching_fails_folders_are_polled_and_it_is_said_once(
     with caplog.at_level(logging.WARNING):
         async with watching(library_of(write({"a.md": "one"})), watch_paths=exhausted) as changes:
             write({"a.md": "a longer two"})
-            assert await changes.receive() == Changes(changed=("rule://a",))
+            assert await changes.receive() == DocumentChanges(changed=("rule://a",))
             write({"a.md": "an even longer three"})
-            assert await changes.receive() == Changes(changed=("rule://a",))
+            assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
     assert [message.split(" (")[0] for message in caplog.messages] == [
         "folders of documents cannot be watched"
@@ -192,11 +191,11 @@ async def test_where_polling_fails_too_changes_are_still_told(write: Write) -> N
 
     async with watching(library_of(write({"a.md": "one"})), watch_paths=broken) as changes:
         write({"a.md": "two"})
-        assert await changes.receive() == Changes(changed=("rule://a",))
+        assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
 
 async def test_without_folders_there_is_nothing_to_wait_for() -> None:
-    async def never(changes: Changes) -> None:
+    async def never(changes: DocumentChanges) -> None:
         raise AssertionError(changes)
 
     with anyio.fail_after(PATIENCE):

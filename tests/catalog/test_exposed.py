@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.servers import real_lists
 
-from mcp_context_proxy.catalog.exposed import prompt_definition, tool_definition
+from mcp_context_proxy.catalog.definitions import prompt_definition, tool_definition
 from mcp_context_proxy.items import Prompt, Tool
 
 

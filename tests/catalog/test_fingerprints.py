@@ -13,8 +13,8 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, real_lists, tool
 
-from mcp_context_proxy.catalog.fingerprints import fingerprint
-from mcp_context_proxy.downstream.condition import State
+from mcp_context_proxy.catalog.definitions import fingerprint
+from mcp_context_proxy.downstream.lifecycle import ServerState
 
 pytestmark = pytest.mark.anyio
 
@@ -143,7 +143,7 @@ async def test_lists_in_another_order_are_no_change_and_what_changes_is_one(work
     server = workshop.server("s", calls=calls, **first)
     async with inside(workshop.config()) as proxy:
         client, host = proxy.fleet.clients["s"], Host(proxy, "handshake")
-        await until(lambda: client.state is State.READY)
+        await until(lambda: client.state is ServerState.READY)
         before = proxy.catalog.refresh()
         listed = await host.raw("tools/list")
         await host.call("s__say")

@@ -1,7 +1,7 @@
 import pytest
 from support.servers import real_lists
 
-from mcp_context_proxy.catalog.lookalikes import lookalikes
+from mcp_context_proxy.catalog.definitions import lookalikes
 
 
 @pytest.mark.parametrize(

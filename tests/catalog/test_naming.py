@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.naming import bare_names, exposed_name
+from mcp_context_proxy.catalog.definitions import bare_names, exposed_name
 
 VALID = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
 SERVERS = st.from_regex(r"[a-zA-Z0-9_-]{1,40}", fullmatch=True).filter(lambda name: "__" not in name)

@@ -171,7 +171,7 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop
 def test_a_runner_without_a_version_is_warned_about(
     command: str, args: list[str], package: str | None
 ) -> None:
-    from mcp_context_proxy.cli.diagnosis import unpinned
+    from mcp_context_proxy.cli.check import unpinned
     from mcp_context_proxy.config import ServerConfig
 
     warning = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
@@ -195,7 +195,7 @@ def test_a_runner_without_a_version_is_warned_about(
     ],
 )
 def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | None) -> None:
-    from mcp_context_proxy.cli.diagnosis import unpinned
+    from mcp_context_proxy.cli.check import unpinned
     from mcp_context_proxy.config import ServerConfig
 
     warning = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))

@@ -7,11 +7,11 @@ import pytest
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.store import ToolSession, open_store
-from mcp_context_proxy.store.usage import DefinitionRow
+from mcp_context_proxy.store.rows import DefinitionRow
 
 from .conftest import Run
 

@@ -17,7 +17,7 @@ def test_serving_imports_nothing_of_the_other_commands(run: Run) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True)
 
-    loaded = [f"mcp_context_proxy.cli.{name}" for name in ("logs", "main", "options", "serve")]
+    loaded = [f"mcp_context_proxy.cli.{name}" for name in ("main", "options", "serve")]
     assert done.stdout.strip() == str(loaded)
 
 

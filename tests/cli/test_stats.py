@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.statistics.tally import Tally
+from mcp_context_proxy.statistics.recorder import Tally
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.usage import DAY, DefinitionRow, SearchUsage, Slot
+from mcp_context_proxy.store.rows import DAY, DefinitionRow, SearchUsage, UsageSlot
 
 from .conftest import Run
 
@@ -27,9 +27,9 @@ def config(workshop: Workshop) -> Path:
             tally = Tally()
             for number in range(calls):
                 tally.add(ms, number < failed, 2048, at)
-            store.statistics.add([(Slot.of(at), tally.usage("desk", name))], {}, [])
+            store.statistics.add([(UsageSlot.of(at), tally.usage("desk", name))], {}, [])
         searched = SearchUsage(10, 9, 8, 7, 0, 100.0, {115: 10}, 1_000, 50_000)
-        store.statistics.add([], {Slot.of(now): searched}, [])
+        store.statistics.add([], {UsageSlot.of(now): searched}, [])
         for server, names in (("desk", ["post", LONG, "never", "hidden"]), ("gone", ["other"])):
             rows = [DefinitionRow(server, name, name, 321, now - 3 * DAY) for name in names]
             store.statistics.put_definitions(server, rows)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.config.json_text import json_lines, plain_json
-from mcp_context_proxy.config.toml_lines import KeyPath, toml_lines
+from mcp_context_proxy.config.source import KeyPath, json_lines, plain_json, toml_lines
 
 TOML = '''# comment with [brackets] and "quotes
 top = 1

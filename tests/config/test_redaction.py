@@ -7,7 +7,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from mcp_context_proxy.config.redaction import RedactingFilter, Redactor
+from mcp_context_proxy.config.secrets import RedactingFilter, Redactor
 
 
 def test_a_secret_that_contains_another_is_replaced_whole() -> None:

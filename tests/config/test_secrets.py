@@ -1,8 +1,7 @@
 import pytest
 
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config.redaction import Redactor
-from mcp_context_proxy.config.secrets import secrets_of
+from mcp_context_proxy.config.secrets import Redactor, secrets_of
 
 
 def server(**settings: object) -> ServerConfig:

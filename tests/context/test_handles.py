@@ -1,7 +1,6 @@
 """Context handles: unguessable, bound to who made them, bounded in number, forgotten when idle."""
 
-from mcp_context_proxy.context.handles import Handles
-from mcp_context_proxy.context.session import Sessions
+from mcp_context_proxy.context.session import Handles, Sessions
 
 
 class Clock:

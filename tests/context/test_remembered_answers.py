@@ -14,10 +14,9 @@ from mcp_context_proxy import tool as library_tool
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.constraints import Constraints
-from mcp_context_proxy.context.remembered import ANSWERS, SECONDS, RememberedAnswers
-from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.search import ANSWERS, SECONDS, ResultCache, Scope
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.pairs import Signal, Use
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +32,7 @@ class Clock:
 
 
 def test_an_answer_is_given_again_to_the_same_question_only() -> None:
-    remembered = RememberedAnswers[str]()
+    remembered = ResultCache[str]()
     first = remembered.get("now", "a")
     remembered.put("now", "a", "answer")
 
@@ -42,7 +41,7 @@ def test_an_answer_is_given_again_to_the_same_question_only() -> None:
 
 
 def test_with_another_state_of_things_all_is_forgotten() -> None:
-    remembered = RememberedAnswers[str]()
+    remembered = ResultCache[str]()
     remembered.get("before", "a")
     remembered.put("before", "a", "answer")
 
@@ -51,7 +50,7 @@ def test_with_another_state_of_things_all_is_forgotten() -> None:
 
 
 def test_an_answer_from_a_state_that_is_over_is_not_kept() -> None:
-    remembered = RememberedAnswers[str]()
+    remembered = ResultCache[str]()
     remembered.get("before", "a")
     remembered.get("after", "b")
     remembered.put("before", "a", "answer of before")
@@ -61,7 +60,7 @@ def test_an_answer_from_a_state_that_is_over_is_not_kept() -> None:
 
 def test_an_answer_is_kept_for_its_time_and_no_longer() -> None:
     clock = Clock()
-    remembered = RememberedAnswers[str](clock)
+    remembered = ResultCache[str](clock)
     remembered.get("now", "a")
     remembered.put("now", "a", "answer")
 
@@ -72,7 +71,7 @@ def test_an_answer_is_kept_for_its_time_and_no_longer() -> None:
 
 
 def test_of_many_answers_those_asked_for_lately_are_kept() -> None:
-    remembered = RememberedAnswers[int]()
+    remembered = ResultCache[int]()
     remembered.get("now", 0)
     for number in range(ANSWERS):
         remembered.put("now", number, number)

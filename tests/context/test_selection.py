@@ -12,25 +12,22 @@ from numpy.typing import NDArray
 from support.proxies import Host
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.companions import Companions
 from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.options import DomainOverrides, Overrides, configured
-from mcp_context_proxy.context.records import RequestRecords
-from mcp_context_proxy.context.request import ContextItem, Mode, RequestContext
+from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.server.attribution import Attribution
-from mcp_context_proxy.server.ended_calls import EndedCalls
+from mcp_context_proxy.server.after_call import Attribution, EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
-from mcp_context_proxy.server.own_tools import OwnTools
-from mcp_context_proxy.server.sampling import Sampling
-from mcp_context_proxy.server.tool_calls import ToolCalls
-from mcp_context_proxy.wire import envelope
+from mcp_context_proxy.server.meta_tools import MetaTools, Sampling
+from mcp_context_proxy.server.tools_call import ToolCalls
 
 pytestmark = pytest.mark.anyio
 
@@ -229,7 +226,7 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             RequestRecords(proxy.config.limits),
             configured(proxy.config),
             Costs(TokenCounter()),
-            Companions(proxy.searching.expander, {}),
+            ContextExpander(proxy.searching.expander, {}),
         )
         calls = ToolCalls(
             proxy.catalog,
@@ -242,7 +239,7 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             EndedCalls(Attribution(RequestRecords(proxy.config.limits), proxy.handles, proxy.catalog), None),
         )
         sampling = Sampling(proxy.parked, False)
-        own_tools = OwnTools(
+        own_tools = MetaTools(
             proxy.fleet, contexts, calls, proxy.handles, proxy.changes, sampling, lambda: False
         )
         host = Host(proxy, "handshake")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mcp_context_proxy.web.context_forms import ContextWanted, RequestAnswer
-from mcp_context_proxy.web.search_forms import SearchAnswer
-from mcp_context_proxy.web.session_forms import SessionChanges
+from mcp_context_proxy.web.contexts import ContextWanted, RequestAnswer, SessionChanges
+from mcp_context_proxy.web.search import SearchAnswer
 
 
 @pytest.mark.parametrize(

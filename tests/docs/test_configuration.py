@@ -13,8 +13,7 @@ from pydantic_core import PydanticUndefined
 
 import mcp_context_proxy
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits, OAuthConfig, ServerConfig, ToolConfig
-from mcp_context_proxy.config.settings import PRESETS, DomainConfig
-from mcp_context_proxy.config.table import Table
+from mcp_context_proxy.config.settings import PRESETS, DomainConfig, Table
 from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
 
 MODELS: dict[str, type[BaseModel]] = {

@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 import mcp_context_proxy
-from mcp_context_proxy.retrieval import ADAPTIVE, fitting, fusion, lexical, text
-from mcp_context_proxy.retrieval.background import BACKGROUND
+from mcp_context_proxy.retrieval import ADAPTIVE, bm25, relevance, scoring, text
+from mcp_context_proxy.retrieval.relevance import BACKGROUND
 
 PACKAGE = Path(mcp_context_proxy.__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -38,17 +38,17 @@ def test_the_folders_are_in_the_order_of_their_imports(how_it_works):
 
 
 def test_the_formula_has_the_numbers_of_the_code(how_it_works):
-    weights = dict(zip(lexical.FIELDS, lexical.WEIGHTS.tolist(), strict=True))
+    weights = dict(zip(bm25.FIELDS, bm25.WEIGHTS.tolist(), strict=True))
 
-    assert f"+ {fusion.LEXICAL_FACTOR:g} * BM25F" in how_it_works.text
-    assert f"k1 = {lexical.K1:g}, b = {lexical.B:g}" in how_it_works.text
+    assert f"+ {scoring.LEXICAL_FACTOR:g} * BM25F" in how_it_works.text
+    assert f"k1 = {bm25.K1:g}, b = {bm25.B:g}" in how_it_works.text
     assert f"at least {ADAPTIVE.share_of_best:g} of the mean of the best three" in how_it_works.text
     assert f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools" in how_it_works.text
     assert ADAPTIVE.best == 3
-    assert f"from {fitting.CERTAIN_DEVIATIONS:g} on is proof" in how_it_works.text
-    assert f"{fitting.needed(fitting.FEWEST_ITEMS):.2f} among 20 items" in how_it_works.text
-    assert f"{fitting.needed(1_000):.2f} among 1,000" in how_it_works.text
-    assert f"the words cover {fitting.STRONG_COVERAGE:g} of the query's idf" in how_it_works.text
+    assert f"from {relevance.CERTAIN_DEVIATIONS:g} on is proof" in how_it_works.text
+    assert f"{relevance.needed(relevance.FEWEST_ITEMS):.2f} among 20 items" in how_it_works.text
+    assert f"{relevance.needed(1_000):.2f} among 1,000" in how_it_works.text
+    assert f"the words cover {relevance.STRONG_COVERAGE:g} of the query's idf" in how_it_works.text
     assert 185 <= len(BACKGROUND) <= 195
     assert f"at most {text.CHUNK_LIMIT} characters" in how_it_works.text
     assert weights == {

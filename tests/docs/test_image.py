@@ -9,7 +9,7 @@ from pathlib import Path
 import dockerfile
 import pytest
 
-from mcp_context_proxy.config.locate import VARIABLE
+from mcp_context_proxy.config.load import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.cli.diagnosis import unpinned
+from mcp_context_proxy.cli.check import unpinned
 from mcp_context_proxy.cli.main import COMMANDS
 from mcp_context_proxy.config import ServerConfig, load
-from mcp_context_proxy.config.limits import Limits
-from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig
+from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig, Limits
 from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
-from mcp_context_proxy.front.token import TOKEN_VARIABLE
-from mcp_context_proxy.server import meta_tools
-from mcp_context_proxy.wire import era
+from mcp_context_proxy.front.auth import TOKEN_VARIABLE
+from mcp_context_proxy.protocol import eras
+from mcp_context_proxy.server import meta_definitions
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,15 +73,15 @@ def test_every_command_is_listed(readme):
 
 def test_the_tools_of_the_proxy_are_listed(readme):
     assert re.findall(r"^\| `(\w+)` \|", readme.text, re.M) == [
-        meta_tools.SEARCH,
-        meta_tools.CALL,
-        meta_tools.SET_CONTEXT,
+        meta_definitions.SEARCH,
+        meta_definitions.CALL,
+        meta_definitions.SET_CONTEXT,
     ]
 
 
 @pytest.mark.parametrize(
     "name",
-    [era.QUERY_KEY, era.CONTEXT_KEY, TOKEN_VARIABLE, *INHERITED_VARIABLES, "http.token_file", "/healthz"],
+    [eras.QUERY_KEY, eras.CONTEXT_KEY, TOKEN_VARIABLE, *INHERITED_VARIABLES, "http.token_file", "/healthz"],
 )
 def test_names_are_those_of_the_code(readme, name):
     assert f"`{name}`" in readme.text

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.cli.search import command
+from mcp_context_proxy.cli.search import search_command
 from mcp_context_proxy.context.constraints import MIN_CALLS, Constraints
-from mcp_context_proxy.context.remembered import ANSWERS
-from mcp_context_proxy.embedding.remembered import TEXTS
-from mcp_context_proxy.retrieval.traits import VERBS
-from mcp_context_proxy.server import meta_arguments, meta_tools
-from mcp_context_proxy.web.search_forms import SearchWanted
+from mcp_context_proxy.context.search import ANSWERS
+from mcp_context_proxy.embedding.embeddings import TEXTS
+from mcp_context_proxy.retrieval.item_metadata import VERBS
+from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.web.search import SearchWanted
 
 PAGE = Path(__file__).parents[2] / "docs" / "search.md"
 NOT_FOR_MODELS = {"min_calls"}
@@ -27,7 +27,7 @@ def page() -> str:
 
 def test_every_filter_is_listed_with_its_option(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)`[^|]*\| ([^|]*) \|", page.partition("## Categories")[0], re.MULTILINE)
-    options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    options = {option for param in search_command.params for option in (*param.opts, *param.secondary_opts)}
 
     assert [name for name, _ in rows] == [field.name for field in fields(Constraints)]
     for _, named in rows:
@@ -36,10 +36,10 @@ def test_every_filter_is_listed_with_its_option(page: str) -> None:
 
 def test_every_filter_can_be_asked_for_in_mcp_and_rest() -> None:
     named = {field.name for field in fields(Constraints)}
-    search = meta_tools.definitions(meta_tools.Setup((), False))[0]
+    search = meta_definitions.definitions(meta_definitions.Setup((), False))[0]
 
     assert named <= set(SearchWanted.__struct_fields__)
-    assert named - NOT_FOR_MODELS <= set(meta_arguments.SearchArguments.__struct_fields__)
+    assert named - NOT_FOR_MODELS <= set(meta_definitions.SearchArguments.__struct_fields__)
     for name in named - NOT_FOR_MODELS:
         assert f'"{name}":'.encode() in bytes(search)
 

@@ -12,7 +12,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.downstream.condition import State
+from mcp_context_proxy.downstream.lifecycle import ServerState
 
 from .conftest import text, works
 
@@ -33,7 +33,7 @@ async def test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again(
         assert await works(host)
         await server.ledger.until(lambda ledger: len(ledger.entries("start")) == 2)
         client = proxy.fleet.clients["frail"]
-        await until(lambda: client.state is State.READY)
+        await until(lambda: client.state is ServerState.READY)
         lived = await host.call("frail__live")
 
     assert died["isError"] is True

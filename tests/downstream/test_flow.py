@@ -12,10 +12,10 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.downstream import flow
-from mcp_context_proxy.downstream.flow import Gate
+from mcp_context_proxy.downstream import backpressure
+from mcp_context_proxy.downstream.backpressure import Backpressure
 from mcp_context_proxy.downstream.stdio import LAST_WORDS_SECONDS
-from mcp_context_proxy.wire.pipes import PipeReader
+from mcp_context_proxy.protocol.framing import PipeReader
 
 from .conftest import text
 
@@ -63,7 +63,7 @@ async def test_a_pipe_behind_a_closed_gate_is_read_when_it_opens(
     pipes: tuple[Pipe, Pipe], comes_later: bool
 ) -> None:
     held, free = pipes
-    gate = Gate()
+    gate = Backpressure()
     if comes_later:
         gate.close()
     gate.pass_through(await held.open())
@@ -82,7 +82,7 @@ async def test_a_pipe_behind_a_closed_gate_is_read_when_it_opens(
 
 async def test_a_pipe_that_was_closed_meanwhile_is_passed_over(pipes: tuple[Pipe, Pipe]) -> None:
     held, free = pipes
-    gate = Gate()
+    gate = Backpressure()
     gate.pass_through(await held.open())
     await free.open()
     gate.close()
@@ -93,7 +93,7 @@ async def test_a_pipe_that_was_closed_meanwhile_is_passed_over(pipes: tuple[Pipe
 
 
 async def test_who_waits_at_the_gate_goes_on_when_it_opens() -> None:
-    gate = Gate()
+    gate = Backpressure()
     await gate.wait()
     gate.close()
     passed = []
@@ -122,7 +122,7 @@ async def test_what_a_server_said_before_it_exited_is_not_lost_behind_a_closed_g
         async def call() -> None:
             told.append(text(await host.call("work__go")))
 
-        flow.gate.close()
+        backpressure.gate.close()
         try:
             # Its start was read; of the call nothing will be.
             group.start_soon(call)
@@ -130,6 +130,6 @@ async def test_what_a_server_said_before_it_exited_is_not_lost_behind_a_closed_g
             with anyio.move_on_after(2 * LAST_WORDS_SECONDS):
                 await until(lambda: told)
         finally:
-            flow.gate.open()
+            backpressure.gate.open()
 
     assert told == ["last"]

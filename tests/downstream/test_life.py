@@ -11,7 +11,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.downstream.condition import State
+from mcp_context_proxy.downstream.lifecycle import ServerState
 
 from .conftest import text, works
 
@@ -63,7 +63,7 @@ async def test_a_server_that_was_not_ready_in_time_is_given_up_and_tried_again(w
         # It may be on its way to the next attempt already.
         assert "within 1 s" in client.cause
         flag.touch()
-        await until(lambda: client.state is State.READY)
+        await until(lambda: client.state is ServerState.READY)
 
     assert len(server.ledger.entries("start")) >= 2
 
@@ -139,7 +139,7 @@ async def test_tools_of_a_server_that_died_stay_listed_and_their_calls_fail_at_o
         host = Host(proxy, era)
         await host.call("frail__die")
         await server.ledger.until(lambda ledger: len(ledger.entries("start")) == 2)
-        await until(lambda: proxy.fleet.clients["frail"].state is State.FAILED)
+        await until(lambda: proxy.fleet.clients["frail"].state is ServerState.FAILED)
         result = await host.call("frail__live")
         names = await host.names()
 
@@ -160,7 +160,7 @@ async def test_a_call_waits_for_a_server_that_is_being_started_again(workshop: W
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
         await host.call("frail__die")
-        await until(lambda: proxy.fleet.clients["frail"].state is State.STARTING)
+        await until(lambda: proxy.fleet.clients["frail"].state is ServerState.STARTING)
 
         async def call() -> None:
             answers.append(await host.call("frail__live"))
@@ -300,9 +300,9 @@ async def test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers(wo
         host, client = Host(proxy, "handshake"), proxy.fleet.clients["leaving"]
         answers = [text(await host.call("leaving__go"))]
         # The first time is forgiven; the second, it is waited as long as for any other that fails.
-        await until(lambda: client.restarts == 1 and client.state is State.READY)
+        await until(lambda: client.restarts == 1 and client.state is ServerState.READY)
         answers.append(text(await host.call("leaving__go")))
-        await until(lambda: client.state is State.FAILED)
+        await until(lambda: client.state is ServerState.FAILED)
         later = [text(await host.call("leaving__go")) for _ in range(20)]
 
     assert answers == ["gone", "gone"]

@@ -1,6 +1,6 @@
 """What a server prints to stdout that is no message: its beginning is kept, harmless and without secrets."""
 
-from mcp_context_proxy.config.redaction import Redactor
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.output import Strays
 
 

@@ -10,9 +10,9 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.downstream.condition import State
-from mcp_context_proxy.downstream.memory import STALE_SECONDS
-from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.downstream.lifecycle import ServerState
+from mcp_context_proxy.downstream.listing_cache import STALE_SECONDS
+from mcp_context_proxy.protocol.eras import Era
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ async def test_an_old_server_that_ignores_the_modern_probe_is_asked_the_old_way(
 async def test_an_old_server_that_dies_of_the_modern_probe_is_not_probed_again(workshop: Workshop) -> None:
     server = workshop.server("old", tools=[tool("go")], on={"server/discover": [{"exit": 1}]})
     async with inside(workshop.config(limits=QUICK)) as proxy:
-        await until(lambda: proxy.fleet.clients["old"].state is State.READY)
+        await until(lambda: proxy.fleet.clients["old"].state is ServerState.READY)
         proxy.catalog.refresh()
         assert "old__go" in await Host(proxy, "modern").names()
 
@@ -60,7 +60,7 @@ async def served(workshop: Workshop, server: Server, limits: dict[str, float] = 
     config = workshop.config(limits=limits, store={"path": "store.db"})
     async with inside(config) as proxy:
         client = proxy.fleet.clients[server.name]
-        await until(lambda: client.state is State.READY)
+        await until(lambda: client.state is ServerState.READY)
         assert client.introduction is not None
         return client.introduction.era
 
@@ -139,7 +139,7 @@ async def is_ready_at_once(workshop: Workshop, server: Server) -> None:
     async with inside(workshop.config(limits=QUICK)) as proxy:
         client = proxy.fleet.clients[server.name]
         await client.settled()
-        assert (client.state, client.cause) == (State.READY, "")
+        assert (client.state, client.cause) == (ServerState.READY, "")
         proxy.catalog.refresh()
         result = await Host(proxy, "modern").call(f"{server.name}__go")
 
@@ -215,7 +215,7 @@ async def test_a_modern_server_that_died_while_it_was_asked_is_asked_again(works
     dies_once = [{"once": [str(workshop.flag("died")), [{"exit": 1}]]}]
     server = workshop.server("new", era="modern", tools=[tool("go")], on={"server/discover": dies_once})
     async with inside(workshop.config(limits=QUICK)) as proxy:
-        await until(lambda: proxy.fleet.clients["new"].state is State.READY)
+        await until(lambda: proxy.fleet.clients["new"].state is ServerState.READY)
 
     assert len(server.ledger.messages("server/discover")) == 2
 

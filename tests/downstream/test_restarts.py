@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.downstream.rate import Bucket
-from mcp_context_proxy.downstream.restarts import Restarts
+from mcp_context_proxy.downstream.backpressure import Bucket
+from mcp_context_proxy.downstream.lifecycle import Restarts
 
 
 def most(low: float, high: float) -> float:

@@ -6,7 +6,7 @@ from support.ledger import until
 from support.proxies import inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.downstream.starts import Slot, Starts
+from mcp_context_proxy.downstream.lifecycle import StartLimiter, StartSlot
 
 pytestmark = pytest.mark.anyio
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.anyio
 class Starting:
     """Servers that want to start, and those that may."""
 
-    def __init__(self, starts: Starts, count: int) -> None:
-        self.slots = [Slot(starts) for _ in range(count)]
+    def __init__(self, starts: StartLimiter, count: int) -> None:
+        self.slots = [StartSlot(starts) for _ in range(count)]
         self.may: list[int] = []
 
     async def start(self, number: int) -> None:
@@ -24,7 +24,7 @@ class Starting:
 
 
 async def test_a_server_waits_for_one_of_the_places() -> None:
-    starting = Starting(Starts(2), 3)
+    starting = Starting(StartLimiter(2), 3)
     async with anyio.create_task_group() as group:
         for number in range(3):
             group.start_soon(starting.start, number)
@@ -38,7 +38,7 @@ async def test_a_server_waits_for_one_of_the_places() -> None:
 
 
 async def test_before_the_proxy_serves_only_a_first_wave_is_started() -> None:
-    starts = Starts(2)
+    starts = StartLimiter(2)
     starts.hold_back()
     starting = Starting(starts, 4)
     async with anyio.create_task_group() as group:

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.config.redaction import Redactor
-from mcp_context_proxy.downstream.stderr import StderrTail
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream.output import StderrTail
 
 LIMITS = Limits(stderr_kept_bytes=1000, stderr_lines_per_second=10)
 

@@ -17,7 +17,7 @@ from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.downstream.statuses import without_message
+from mcp_context_proxy.downstream.http_client import without_message
 
 pytestmark = pytest.mark.anyio
 

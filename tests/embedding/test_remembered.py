@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mcp_context_proxy.embedding.remembered import TEXTS, RememberedQueries
+from mcp_context_proxy.embedding.embeddings import TEXTS, RememberedQueries
 
 
 class Counting:

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.evaluation.comparison import compare_files
-from mcp_context_proxy.evaluation.queries import Query
-from mcp_context_proxy.evaluation.run import Answer, write_run
+from mcp_context_proxy.evaluation.data import EvalQuery
+from mcp_context_proxy.evaluation.run import Answer, compare_files, write_run
 
 
 def answer(query: str, names: str, selected: int = 1, fits: bool = True) -> Answer:
     return Answer(query, [("s", name, 1 / place) for place, name in enumerate(names, 1)], selected, fits)
 
 
-def needing(text: str, name: str) -> Query:
-    return Query(text, (frozenset({("s", name)}),))
+def needing(text: str, name: str) -> EvalQuery:
+    return EvalQuery(text, (frozenset({("s", name)}),))
 
 
 @pytest.fixture

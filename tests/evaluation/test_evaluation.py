@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.evaluation.corpus import read_corpus
-from mcp_context_proxy.evaluation.evaluation import Evaluation, answer_of, evaluate
-from mcp_context_proxy.evaluation.queries import Query, read_queries
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
+from mcp_context_proxy.evaluation.run import Evaluation, answer_of, evaluate
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine
-from mcp_context_proxy.retrieval.background import packaged_background
+from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.store import open_store
 
 GOLDEN = Path(__file__).parents[1] / "retrieval" / "data" / "mcpproxy_golden"
@@ -34,17 +33,17 @@ def golden() -> Snapshot:
 
 
 @pytest.fixture(scope="module")
-def questions() -> list[Query]:
+def questions() -> list[EvalQuery]:
     return read_queries(GOLDEN / "queries.jsonl")[:20]
 
 
 @pytest.fixture(scope="module")
-def measured(engine: Engine, golden: Snapshot, questions: list[Query]) -> Evaluation:
+def measured(engine: Engine, golden: Snapshot, questions: list[EvalQuery]) -> Evaluation:
     return evaluate(engine, golden, questions, ADAPTIVE, 10)
 
 
-def needing(text: str, *tools: tuple[str, str]) -> Query:
-    return Query(text, tuple(frozenset({tool}) for tool in tools))
+def needing(text: str, *tools: tuple[str, str]) -> EvalQuery:
+    return EvalQuery(text, tuple(frozenset({tool}) for tool in tools))
 
 
 def test_a_report_says_what_was_measured_and_how_well_it_went(measured: Evaluation) -> None:
@@ -59,7 +58,7 @@ def test_a_report_says_what_was_measured_and_how_well_it_went(measured: Evaluati
 
 
 def test_the_answers_are_those_the_engine_gives(
-    measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[Query]
+    measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
     for query, answer in zip(questions, measured.answers, strict=True):
         shown = engine.search(query.text, golden, options=ADAPTIVE)
@@ -79,7 +78,7 @@ def test_scores_never_rise_down_the_ranking(measured: Evaluation) -> None:
 
 
 def test_the_order_of_tools_and_queries_changes_no_answer(
-    measured: Evaluation, engine: Engine, questions: list[Query], tmp_path: Path
+    measured: Evaluation, engine: Engine, questions: list[EvalQuery], tmp_path: Path
 ) -> None:
     lines = (GOLDEN / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     (tmp_path / "reversed.jsonl").write_text("\n".join(reversed(lines)), encoding="utf-8")
@@ -91,7 +90,7 @@ def test_the_order_of_tools_and_queries_changes_no_answer(
 
 
 def test_what_is_selected_does_not_depend_on_how_deep_is_ranked(
-    measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[Query]
+    measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
     shallow = evaluate(engine, golden, questions, ADAPTIVE, 1).answers
 
@@ -102,7 +101,7 @@ def test_what_is_selected_does_not_depend_on_how_deep_is_ranked(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_ranks_in_its_own_way(
-    method: str, measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[Query]
+    method: str, measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
     found = evaluate(engine, golden, questions, replace(ADAPTIVE, method=method), 10)
 
@@ -111,7 +110,9 @@ def test_every_method_ranks_in_its_own_way(
     assert (found.answers == measured.answers) == (method == "hybrid")
 
 
-def test_without_a_model_the_report_says_why_it_is_by_words(golden: Snapshot, questions: list[Query]) -> None:
+def test_without_a_model_the_report_says_why_it_is_by_words(
+    golden: Snapshot, questions: list[EvalQuery]
+) -> None:
     report = evaluate(Engine(None), golden, questions, ADAPTIVE, 10).report
 
     assert report.method == "lexical"
@@ -145,7 +146,7 @@ def test_what_fits_nothing_is_ranked_all_the_same(engine: Engine, golden: Snapsh
     assert len(answer.ranking) >= 10
 
 
-def test_progress_is_told_to_the_end(golden: Snapshot, questions: list[Query]) -> None:
+def test_progress_is_told_to_the_end(golden: Snapshot, questions: list[EvalQuery]) -> None:
     told: list[tuple[int, int]] = []
     evaluate(
         Engine(None), golden, questions[:3], ADAPTIVE, 10, lambda done, total: told.append((done, total))

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mcp_context_proxy.evaluation.corpus import read_corpus
-from mcp_context_proxy.evaluation.queries import Query, read_queries
+from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.evaluation.replay import REVEALED, in_random_order, replay
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE
@@ -72,12 +71,12 @@ def catalog(files: tuple[Path, Path]) -> Snapshot:
 
 
 @pytest.fixture
-def log(files: tuple[Path, Path]) -> list[Query]:
+def log(files: tuple[Path, Path]) -> list[EvalQuery]:
     return read_queries(files[1])
 
 
 def test_the_more_is_revealed_the_more_of_a_repeated_intent_is_found(
-    catalog: Snapshot, log: list[Query]
+    catalog: Snapshot, log: list[EvalQuery]
 ) -> None:
     stages = replay(Words(), Words(), catalog, log, ADAPTIVE, 10)
     gains = [stage.measures["recall@5"].difference for stage in stages]
@@ -92,7 +91,7 @@ def test_the_more_is_revealed_the_more_of_a_repeated_intent_is_found(
     )
 
 
-def test_a_log_without_an_order_has_always_the_same_one(log: list[Query]) -> None:
+def test_a_log_without_an_order_has_always_the_same_one(log: list[EvalQuery]) -> None:
     shuffled = in_random_order(log)
 
     assert shuffled != log

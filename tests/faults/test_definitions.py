@@ -21,7 +21,7 @@ from support.servers import Workshop
 from support.wires import stdio
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.wire.text import clean
+from mcp_context_proxy.protocol.text import clean
 
 pytestmark = pytest.mark.anyio
 

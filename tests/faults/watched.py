@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults.harness import Watchdog
 
 from mcp_context_proxy import app
-from mcp_context_proxy.cli.logs import configure_logging
+from mcp_context_proxy.cli.main import configure_logging
 from mcp_context_proxy.config import Config, load
 from mcp_context_proxy.server.sdk import SdkServer
 

@@ -13,7 +13,7 @@ from support.raw_client import MODERN, PREFIX
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse
 
-from mcp_context_proxy.front.bodies import SMALL_BYTES, TOGETHER_BYTES, Room
+from mcp_context_proxy.front.http_requests import SMALL_BYTES, TOGETHER_BYTES, BodyBudget
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ LARGE = (4 << 20) - 1000
 
 
 async def test_who_came_first_is_let_in_first_also_where_there_is_room_for_who_came_later() -> None:
-    room, let_in = Room(10), list[int]()
+    room, let_in = BodyBudget(10), list[int]()
 
     async def enter(size: int) -> None:
         await room.enter(size)
@@ -40,7 +40,7 @@ async def test_who_came_first_is_let_in_first_also_where_there_is_room_for_who_c
 
 
 async def test_who_gives_up_waiting_keeps_nobody_behind_him_out() -> None:
-    room = Room(10)
+    room = BodyBudget(10)
     leave, entered = await room.enter(6), anyio.Event()
 
     async def give_up(scope: anyio.CancelScope) -> None:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import http
-from mcp_context_proxy.front.connections import BoundedConnection
+from mcp_context_proxy.front.http_connections import BoundedConnection
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,8 @@ class Figures(ctypes.Structure):
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Figures
 if sys.argv[1] == "told":
-    from mcp_context_proxy.free_memory import keep_little
-    keep_little()
+    from mcp_context_proxy.system.process import limit_malloc_arenas
+    limit_malloc_arenas()
 piece = bytes(bytearray(8 << 20))
 del piece
 before = libc.mallinfo2().hblkhd
@@ -34,8 +34,8 @@ def reserved():
         return int(figures.read().split()[0]) * 4096
 
 if sys.argv[1] == "told":
-    from mcp_context_proxy.free_memory import keep_little
-    keep_little()
+    from mcp_context_proxy.system.process import limit_malloc_arenas
+    limit_malloc_arenas()
 threading.stack_size(256 << 10)
 begin, end = threading.Barrier(9), threading.Barrier(9)
 
@@ -54,7 +54,7 @@ print(reserved() - before)
 
 # Frees 49 of 50 small pieces; prints how many bytes less the process has then, and after it was told.
 SMALL = """
-from mcp_context_proxy.free_memory import give_back
+from mcp_context_proxy.system.process import give_back
 
 def resident():
     with open("/proc/self/statm") as figures:
@@ -71,7 +71,7 @@ print(freed, before - resident())
 # Frees what lies below a piece that stays; prints how many bytes less the process has after a while.
 BURST = """
 import anyio
-from mcp_context_proxy.free_memory import keep_giving_back
+from mcp_context_proxy.system.process import trim_periodically
 
 def resident():
     with open("/proc/self/statm") as figures:
@@ -79,7 +79,7 @@ def resident():
 
 async def main():
     async with anyio.create_task_group() as group:
-        group.start_soon(keep_giving_back)
+        group.start_soon(trim_periodically)
         await anyio.sleep(0)
         burst = [bytes(20_000) for _ in range(5_000)]
         last = burst[-1]

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from mcp_context_proxy.front.guard import Guard, Policy, is_loopback, policy
+from mcp_context_proxy.front.auth import Guard, Policy, is_loopback, policy
 
 pytestmark = pytest.mark.anyio
 

@@ -99,7 +99,7 @@ async def test_without_a_token_it_never_listens_beyond_this_machine(workshop: Wo
 def test_proxies_that_start_together_agree_on_one_token(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from mcp_context_proxy.front.token import create_token
+    from mcp_context_proxy.front.auth import create_token
 
     with ThreadPoolExecutor(8) as pool:
         tokens = set(pool.map(create_token, [tmp_path / "token"] * 32))

@@ -11,7 +11,7 @@ from support.proxies import HttpProxy, http_proxy
 from support.raw_client import HANDSHAKE, MODERN, PREFIX, RawClient, RpcError
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.front.sdk_side import MOST_VALUES
+from mcp_context_proxy.front.conversation import MOST_VALUES
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from support.raw_client import HANDSHAKE, MODERN, PREFIX
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse
 
-from mcp_context_proxy.front.guesses import GUESSES
+from mcp_context_proxy.front.http_sessions import GUESSES
 
 pytestmark = pytest.mark.anyio
 

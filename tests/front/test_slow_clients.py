@@ -17,7 +17,7 @@ from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.wires import HttpWire, http
 
-from mcp_context_proxy.front.connections import HEADER_BYTES, HEADER_STEP
+from mcp_context_proxy.front.http_connections import HEADER_BYTES, HEADER_STEP
 
 pytestmark = pytest.mark.anyio
 

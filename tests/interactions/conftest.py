@@ -10,10 +10,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from mcp_context_proxy.config.redaction import Redactor
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.interactions.interaction import MESSAGE, Interaction
-from mcp_context_proxy.interactions.memory import InteractionMemory, Retention
+from mcp_context_proxy.interactions.memory import (
+    MESSAGE,
+    Interaction,
+    InteractionMemory,
+    InteractionRetention,
+)
 from mcp_context_proxy.store import Store, open_store
 
 T = TypeVar("T")
@@ -115,7 +119,7 @@ def store(path: Path) -> Iterator[Store]:
 def memory_in(
     store: Store, words: Words, clock: Clock, rows: int = 10_000, days: float = 90.0
 ) -> InteractionMemory:
-    retention = Retention(rows, days, characters=4000)
+    retention = InteractionRetention(rows, days, characters=4000)
     return InteractionMemory(words, store.interactions, retention, Redactor([("PASSWORD", SECRET)]), clock)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mcp_context_proxy.interactions.content import ARGUMENTS_BYTES, call
+from mcp_context_proxy.interactions.memory import ARGUMENTS_BYTES, call
 
 
 def test_a_call_says_its_goal_its_tool_and_its_arguments() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.interactions.decay import DECAY_PER_DAY, aged
+from mcp_context_proxy.interactions.memory import DECAY_PER_DAY, aged
 
 from .conftest import DAY, NOW
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.learning.novelty import LOOK_SECONDS, MOST, NEW_FOR_DAYS, Novelty, addition
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
+from mcp_context_proxy.learning.working_set import LOOK_SECONDS, MOST, NEW_FOR_DAYS, Novelty, addition
 from mcp_context_proxy.store import Store, open_store
-from mcp_context_proxy.store.usage import DefinitionRow
+from mcp_context_proxy.store.rows import DefinitionRow
 
 from .conftest import Clock
 

@@ -12,7 +12,9 @@ from mcp_context_proxy.learning.pairs import (
     MOST_OF_A_TOOL,
     MOST_PAIRS,
     SECONDS_A_DAY,
+    WEIGHTS,
     Pair,
+    Signal,
     decayed,
     first_confidence,
     key_of,
@@ -21,7 +23,6 @@ from mcp_context_proxy.learning.pairs import (
     pruned,
     used_again,
 )
-from mcp_context_proxy.learning.signals import WEIGHTS, Signal
 
 VECTOR = np.array([1, 0], np.float32)
 

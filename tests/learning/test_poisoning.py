@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.evaluation.replay import QueryVectors
 from mcp_context_proxy.items import IncludeMode, Snapshot, Source, Tool
-from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
 from mcp_context_proxy.store import open_store

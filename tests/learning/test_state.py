@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
+from mcp_context_proxy.learning.pair_store import PairIndex
 from mcp_context_proxy.learning.pairs import Pair, key_of
-from mcp_context_proxy.learning.state import State
 
 
 def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:
@@ -21,7 +21,7 @@ def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=25))
 def test_step_by_step_is_as_all_at_once(steps):
-    state = State.of([])
+    state = PairIndex.of([])
     pairs: dict[tuple[bytes, tuple[str, str]], Pair] = {}
     for number, (query, tool) in enumerate(steps):
         fresh = build_pair(query, tool)
@@ -29,7 +29,7 @@ def test_step_by_step_is_as_all_at_once(steps):
         pair = fresh if known is None else replace(known, uses=number)
         pairs[pair.key, pair.tool] = pair
         state = state.with_pairs([pair])
-    whole = State.of(pairs.values())
+    whole = PairIndex.of(pairs.values())
 
     assert state.pairs == whole.pairs
     assert state.at == whole.at
@@ -40,14 +40,14 @@ def test_step_by_step_is_as_all_at_once(steps):
 
 
 def test_an_older_state_is_not_changed_by_a_newer_one():
-    first = State.of([build_pair(1, 1)])
+    first = PairIndex.of([build_pair(1, 1)])
     first.with_pairs([build_pair(2, 1)])
 
     assert (len(first.pairs), len(first.matrix), first.topics["s", "t1"].count) == (1, 1, 1)
 
 
 def test_a_pair_whose_vector_is_another_one_takes_its_place():
-    state = State.of([build_pair(1, 1), build_pair(2, 1)])
+    state = PairIndex.of([build_pair(1, 1), build_pair(2, 1)])
     other = replace(build_pair(1, 1), vector=build_pair(9, 1).vector)
     followed = state.with_pairs([other])
 

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.learning.lessons import NEW_IN_A_SESSION
-from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
-from mcp_context_proxy.learning.signals import Signal, Use
-from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, Signal, Use
+from mcp_context_proxy.learning.tier import NEW_IN_A_SESSION, LearnedTier
 from mcp_context_proxy.store import open_store
 
 from .conftest import Clock, Words

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
-from mcp_context_proxy.learning.session_recorder import SessionRecorder
+from mcp_context_proxy.learning.recorder import SessionRecorder
 from mcp_context_proxy.learning.working_set import SEVERAL, WorkingSet, chosen
 from mcp_context_proxy.store import ToolSession, ToolSessions, open_store
-from mcp_context_proxy.store.usage import DefinitionRow
+from mcp_context_proxy.store.rows import DefinitionRow
 
 from .conftest import Clock
 

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 from support.stores import MODEL, vector
 
-from mcp_context_proxy.clock import LEAP_SECONDS, PLAUSIBLE, TimeOfDay, time_of_day
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.interactions import decay
-from mcp_context_proxy.learning import novelty
-from mcp_context_proxy.learning.pairs import Pair
-from mcp_context_proxy.learning.session_recorder import SessionRecorder
-from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.interactions import memory
+from mcp_context_proxy.learning import working_set
+from mcp_context_proxy.learning.pairs import Pair, Signal, Use
+from mcp_context_proxy.learning.recorder import SessionRecorder
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.statistics.retention import Retention
+from mcp_context_proxy.statistics.recorder import StatisticsRetention
 from mcp_context_proxy.store import Store, open_store
-from mcp_context_proxy.store.usage import DAY, HOUR, SearchRow, SearchUsage, Slot, ToolUsage
+from mcp_context_proxy.store.rows import DAY, HOUR, SearchRow, SearchUsage, ToolUsage, UsageSlot
+from mcp_context_proxy.system.clock import LEAP_SECONDS, PLAUSIBLE, TimeOfDay, time_of_day
 
 YEAR = 365.0 * DAY
 NOW = PLAUSIBLE + YEAR
@@ -104,9 +103,9 @@ def counts(path: Path) -> dict[str, int]:
 def learned_and_counted(store: Store, machine: Machine) -> None:
     tier = LearnedTier(OneVector(), store.learned, clock=machine.time_of_day)  # type: ignore[arg-type]
     tier.learn(Use("query", ("s", "t"), Signal.FOUND, "session"))
-    slot = Slot.of(NOW)
+    slot = UsageSlot.of(NOW)
     row = SearchRow("r", NOW, b"k", "q", "search", 1, "s__t", None, None, 1.0, False)
-    day = Slot.of(NOW - 300 * DAY, DAY)
+    day = UsageSlot.of(NOW - 300 * DAY, DAY)
     usage = ToolUsage("s", "t", 1, 0, 1, 1.0, 1, NOW)
     store.statistics.add([(slot, usage), (day, usage)], {slot: SearchUsage(1)}, [row])
 
@@ -125,7 +124,7 @@ async def test_after_a_leap_nothing_is_forgotten_and_nothing_fades(path: Path, l
         machine.wall += leap
         machine.wait(2 * HOUR)
 
-        Retention.of(Limits()).apply(store.statistics, machine.time_of_day())
+        StatisticsRetention.of(Limits()).apply(store.statistics, machine.time_of_day())
         sessions.used(("s", "t"), "two")
         await sessions.flush()
         tier = LearnedTier(OneVector(), store.learned, clock=machine.time_of_day)  # type: ignore[arg-type]
@@ -142,6 +141,6 @@ def test_what_is_yet_to_come_counts_no_more_than_what_is_now(days: float) -> Non
     pair = Pair(b"k", ("s", "t"), "q", vector(1), MODEL, 0.75, 1, NOW, NOW)
 
     assert 0 <= pair.confidence_at(NOW + days * DAY) <= 0.75
-    assert 0 <= novelty.addition(days) <= novelty.addition(0.0)
-    (score,) = decay.aged(np.array([0.5]), np.array([NOW - days * DAY]), NOW, decay.DECAY_PER_DAY)
+    assert 0 <= working_set.addition(days) <= working_set.addition(0.0)
+    (score,) = memory.aged(np.array([0.5]), np.array([NOW - days * DAY]), NOW, memory.DECAY_PER_DAY)
     assert 0 <= score <= 0.5

@@ -12,7 +12,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.interactions.interaction import Recall
+from mcp_context_proxy.interactions.memory import Recall
 
 pytestmark = pytest.mark.anyio
 

@@ -13,14 +13,13 @@ from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.config.servers import ServerConfig
-from mcp_context_proxy.downstream.condition import State
-from mcp_context_proxy.downstream.listing import Listing
-from mcp_context_proxy.downstream.memory import STALE_SECONDS, Memory
-from mcp_context_proxy.downstream.negotiation import Introduction
-from mcp_context_proxy.downstream.rest import Rest
+from mcp_context_proxy.config.settings import ServerConfig
+from mcp_context_proxy.downstream.era_negotiation import Introduction
+from mcp_context_proxy.downstream.lifecycle import Idling, ServerState
+from mcp_context_proxy.downstream.listing import ServerListing
+from mcp_context_proxy.downstream.listing_cache import STALE_SECONDS, ListingCache
+from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.wire.era import Era
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +57,7 @@ async def learned(workshop: Workshop, server: Server, **tables: Any) -> Path:
     config = stored(workshop, **tables)
     async with inside(config) as proxy:
         client = proxy.fleet.clients[server.name]
-        await until(lambda: client.state is State.ASLEEP)
+        await until(lambda: client.state is ServerState.ASLEEP)
         await until(lambda: server.ledger.entries("end of input"))
     assert starts(server) == 1
     return config
@@ -91,7 +90,7 @@ async def test_what_is_remembered_is_listed_and_found_at_once_without_a_process(
         ]
         assert [entry["name"] for entry in prompts] == ["lazy__greet", "with_context"]
         assert found["structuredContent"]["results"][0]["name"] == "lazy__brew"
-        assert proxy.fleet.clients["lazy"].state is State.ASLEEP
+        assert proxy.fleet.clients["lazy"].state is ServerState.ASLEEP
     assert starts(lazy) == 1
 
 
@@ -108,7 +107,7 @@ async def test_calls_start_it_once_and_all_are_answered(workshop: Workshop, lazy
         await until(lambda: len(answers) == 10)
 
         assert [answer for answer in answers if "isError" in answer] == []
-        assert proxy.fleet.clients["lazy"].state is State.READY
+        assert proxy.fleet.clients["lazy"].state is ServerState.READY
     assert starts(lazy) == 2
     assert len(lazy.ledger.calls()) == 10
 
@@ -189,7 +188,7 @@ async def test_a_server_that_nobody_uses_is_stopped_and_wakes_for_the_next_call(
     async with inside(workshop.config()) as proxy:
         host, client = Host(proxy, "modern"), proxy.fleet.clients["shy"]
         for times in (1, 2, 3):
-            await until(lambda: client.state is State.ASLEEP)
+            await until(lambda: client.state is ServerState.ASLEEP)
             await server.ledger.until(
                 lambda ledger, times=times: len(ledger.entries("end of input")) == times
             )
@@ -226,18 +225,18 @@ async def test_a_server_is_not_stopped_while_a_client_is_subscribed_to_it(worksh
     async with inside(workshop.config()) as proxy:
         host, client = Host(proxy, "handshake"), proxy.fleet.clients["shy"]
         await host.request("resources/subscribe", {"uri": "note://1"})
-        await until(lambda: client.state is State.READY)
+        await until(lambda: client.state is ServerState.READY)
         before = starts(server)
         await anyio.sleep(0.3)  # six times its idle time
 
-        assert client.state is State.READY
+        assert client.state is ServerState.READY
         await host.request("resources/unsubscribe", {"uri": "note://1"})
-        await until(lambda: client.state is State.ASLEEP)
+        await until(lambda: client.state is ServerState.ASLEEP)
     assert starts(server) == before
 
 
 async def test_a_server_in_use_is_not_looked_at_without_a_pause() -> None:
-    rest = Rest(ServerConfig(name="lazy", command="x", start="lazy"))
+    rest = Idling(ServerConfig(name="lazy", command="x", start="lazy"))
     rest.used()
     with anyio.move_on_after(0.05) as waited:
         await rest.until_idle()
@@ -256,7 +255,7 @@ async def test_a_server_that_becomes_eager_while_the_proxy_runs_wakes_up(
     async with inside(config) as proxy:
         lazy.settings["start"] = "eager"
         await proxy.apply(load(stored(workshop), environ={}))
-        await until(lambda: proxy.fleet.clients["lazy"].state is State.READY)
+        await until(lambda: proxy.fleet.clients["lazy"].state is ServerState.READY)
     assert starts(lazy) == 2
 
 
@@ -270,7 +269,7 @@ async def test_an_old_memory_is_used_at_once_and_refreshed_in_the_background(
     async with inside(config, settled=False) as proxy:
         assert "lazy__brew" in await Host(proxy, "modern").names()
         await until(lambda: len(lazy.ledger.entries("end of input")) == 2)
-        assert proxy.fleet.clients["lazy"].state is State.ASLEEP
+        assert proxy.fleet.clients["lazy"].state is ServerState.ASLEEP
     async with inside(config):
         pass
     assert starts(lazy) == 2
@@ -281,11 +280,11 @@ def test_definitions_are_remembered_as_the_bytes_they_are(tmp_path: Path) -> Non
     introduction = Introduction(Era.MODERN, "2026-07-28", {"name": "s"}, {"tools": {}}, "hello")
     config = ServerConfig(name="a", command="run")
     with open_store(tmp_path / "s.db") as store:
-        Memory(store.listings).keep(config, introduction, Listing(tools=(odd,)))
+        ListingCache(store.listings).keep(config, introduction, ServerListing(tools=(odd,)))
     with open_store(tmp_path / "s.db") as store:
-        found = Memory(store.listings).recall(config)
-        other = Memory(store.listings).recall(config.model_copy(update={"args": ("x",)}))
-        assert Memory(store.listings, lambda: 0.0).recall(config).stale
+        found = ListingCache(store.listings).recall(config)
+        other = ListingCache(store.listings).recall(config.model_copy(update={"args": ("x",)}))
+        assert ListingCache(store.listings, lambda: 0.0).recall(config).stale
 
     assert found is not None
     assert (found.introduction, found.listing.tools, found.stale) == (introduction, (odd,), False)

@@ -21,9 +21,7 @@ from support.wires import stdio
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.lazy import REST_SECONDS
-from mcp_context_proxy.embedding.opening import open_model
-from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import REST_SECONDS, QueryEmbedder, open_model
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.store import open_store

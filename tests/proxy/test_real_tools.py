@@ -12,7 +12,7 @@ from support.proxies import Host, command, inside
 from support.servers import TOOLS, Workshop, real_lists
 from support.wires import stdio
 
-from mcp_context_proxy.server.meta_tools import NAMES
+from mcp_context_proxy.server.meta_definitions import NAMES
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,7 @@ def renamed_back(listed: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def exposed_names(server: str) -> list[str]:
-    from mcp_context_proxy.catalog.naming import exposed_name
+    from mcp_context_proxy.catalog.definitions import exposed_name
 
     return [exposed_name(server, tool["name"], 50) for tool in real_lists()[server]]
 

@@ -17,7 +17,7 @@ from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.statistics.figures import ToolFigures
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
-from mcp_context_proxy.store.usage import SearchRow, SearchUsage
+from mcp_context_proxy.store.rows import SearchRow, SearchUsage
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from support.model_folders import WORDS, ids_of, table, write_export
 
 from mcp_context_proxy.config import Limits, RerankConfig
-from mcp_context_proxy.rerank.reranker import Reranker, judge_for
+from mcp_context_proxy.rerank.reranker import Reranker, reranker_model_for
 
 from .conftest import build_ranking, build_result, names
 
@@ -20,7 +20,9 @@ QUERY = "weather mail"
 
 
 def reranker(folder: Path) -> Reranker:
-    return Reranker("always", judge_for(RerankConfig(mode="always", model=str(folder)), LIMITS), LIMITS)
+    return Reranker(
+        "always", reranker_model_for(RerankConfig(mode="always", model=str(folder)), LIMITS), LIMITS
+    )
 
 
 def score(name: str, description: str) -> float:

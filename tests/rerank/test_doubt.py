@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mcp_context_proxy.rerank.doubt import CANDIDATES, candidates, reason_to_skip, reordered
+from mcp_context_proxy.rerank.reranker import CANDIDATES, candidates, reason_to_skip, reordered
 
 from .conftest import build_ranking, build_result, names
 

@@ -11,8 +11,8 @@ import pytest
 from support.chat import Asked, ChatService, chat_service
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
-from mcp_context_proxy.rerank.endpoint import ANSWER_BYTES
-from mcp_context_proxy.rerank.reranker import REST_SECONDS, Reranker, judge_for, reranker_for
+from mcp_context_proxy.rerank.models import ANSWER_BYTES
+from mcp_context_proxy.rerank.reranker import REST_SECONDS, Reranker, reranker_for, reranker_model_for
 
 from .conftest import names
 
@@ -39,7 +39,7 @@ class Clock:
 def reranker(service: ChatService, limits: Limits = PATIENT, clock: Any = None, **settings: Any) -> Reranker:
     config = RerankConfig(**{"mode": "auto", "endpoint": service.url, "model": "small", **settings})
     more = {} if clock is None else {"clock": clock}
-    return Reranker(config.mode, judge_for(config, limits), limits, **more)
+    return Reranker(config.mode, reranker_model_for(config, limits), limits, **more)
 
 
 async def test_the_model_decides_the_order_and_the_outcome_says_so(service, close):

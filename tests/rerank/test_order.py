@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from mcp_context_proxy.rerank.order import completed, numbers_in
+from mcp_context_proxy.rerank.reranker_model import completed, numbers_in
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Source, Tool
-from mcp_context_proxy.retrieval.background import BACKGROUND
+from mcp_context_proxy.retrieval.relevance import BACKGROUND
 
 
 class WordVectors:

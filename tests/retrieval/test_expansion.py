@@ -1,7 +1,7 @@
 """What is near to items: the same vectors, compared item by item."""
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, reference, tool
 from mcp_context_proxy.retrieval import Engine

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, Result, SearchOptions
-from mcp_context_proxy.retrieval.traits import category_label, tag_label, traits_of
+from mcp_context_proxy.retrieval.item_metadata import category_label, metadata_of, tag_label
 
 WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]
 TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)
@@ -114,7 +114,7 @@ def test_an_item_meets_a_filter_exactly_if_its_own_facts_do(
     considered = engine.search("note", snapshot(*catalog), chosen).considered
 
     def meets(tool: Tool) -> bool:
-        traits, own = traits_of(tool), (tool.server, tool.name)
+        traits, own = metadata_of(tool), (tool.server, tool.name)
         facts = {category_label(traits.category), *map(tag_label, traits.all_tags)}
         facts |= {"hint:read-only"} if traits.read_only else set()
         facts |= {"hint:destructive"} if traits.destructive else set()

@@ -8,8 +8,14 @@ import pytest
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.retrieval import Engine, Filters
-from mcp_context_proxy.retrieval.background import BACKGROUND, packaged_background
-from mcp_context_proxy.retrieval.fitting import CERTAIN_DEVIATIONS, FEWEST_ITEMS, evidence, needed
+from mcp_context_proxy.retrieval.relevance import (
+    BACKGROUND,
+    CERTAIN_DEVIATIONS,
+    FEWEST_ITEMS,
+    evidence,
+    needed,
+    packaged_background,
+)
 from mcp_context_proxy.store import open_store
 
 

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters
-from mcp_context_proxy.retrieval.dense import EXACT_CHUNKS
-from mcp_context_proxy.retrieval.groups import Flat, Group, grouped
+from mcp_context_proxy.retrieval.bm25 import Flat, Group, LexicalIndex, count_terms, grouped
 from mcp_context_proxy.retrieval.indexing import embedded, read
-from mcp_context_proxy.retrieval.lexical import LexicalIndex
-from mcp_context_proxy.retrieval.term_counts import count_terms
+from mcp_context_proxy.retrieval.item_metadata import tag_label
+from mcp_context_proxy.retrieval.scoring import EXACT_CHUNKS
 from mcp_context_proxy.retrieval.text import Fields
-from mcp_context_proxy.retrieval.traits import tag_label
 
 WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]
 DESCRIPTIONS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.queries import QueryEmbedder
-from mcp_context_proxy.evaluation.corpus import read_corpus
-from mcp_context_proxy.evaluation.queries import read_queries
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.evaluation.data import read_corpus, read_queries
 from mcp_context_proxy.evaluation.replay import QueryVectors
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
-from mcp_context_proxy.retrieval.learned import MOST_ADDED, Support
+from mcp_context_proxy.retrieval.results import MOST_ADDED, Support
 from mcp_context_proxy.store import open_store
 
 VICTIM = ("filesystem", "move_file")

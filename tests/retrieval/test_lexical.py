@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.retrieval.lexical import LexicalIndex
-from mcp_context_proxy.retrieval.term_counts import FIELDS, count_terms, join_counts
+from mcp_context_proxy.retrieval.bm25 import FIELDS, LexicalIndex, count_terms, join_counts
 from mcp_context_proxy.retrieval.terms import terms
 from mcp_context_proxy.retrieval.text import Fields
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.retrieval import Engine, SearchOptions
-from mcp_context_proxy.retrieval.needs import NEAR, serve
+from mcp_context_proxy.retrieval.query_scores import NEAR, boost_uncovered_sentences
 
 
 def floats(*values):
@@ -21,7 +21,7 @@ def test_an_item_that_serves_another_sentence_comes_before_a_twin_of_the_first()
     scores = floats(0.9, 0.85, 0.7)
     sentences = floats([0.9, 0.85, 0.1], [0.1, 0.1, 0.7])
 
-    raised, serving = serve(scores, sentences)
+    raised, serving = boost_uncovered_sentences(scores, sentences)
 
     assert order(raised) == [0, 2, 1]
     assert raised[1] == scores[1]
@@ -32,7 +32,7 @@ def test_an_item_that_serves_another_sentence_comes_before_a_twin_of_the_first()
 def test_the_best_stays_the_best_with_its_own_score():
     scores = floats(0.8, 0.79)
 
-    raised, serving = serve(scores, floats([0.8, 0.1], [0.1, 0.79]))
+    raised, serving = boost_uncovered_sentences(scores, floats([0.8, 0.1], [0.1, 0.79]))
 
     assert raised[0] == scores[0]
     assert raised[1] < raised[0]
@@ -42,7 +42,7 @@ def test_the_best_stays_the_best_with_its_own_score():
 def test_a_sentence_that_nothing_is_near_to_raises_nothing():
     scores = floats(0.9, 0.6, 0.5)
 
-    raised, serving = serve(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEAR]))
+    raised, serving = boost_uncovered_sentences(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEAR]))
 
     assert raised.tolist() == scores.tolist()
     assert serving == {}
@@ -54,7 +54,7 @@ def test_no_score_is_lowered_and_what_may_not_be_found_stays_out():
     scores[::7] = -np.inf
     sentences = random.random((5, 200)).astype(np.float32)
 
-    raised, serving = serve(scores, sentences)
+    raised, serving = boost_uncovered_sentences(scores, sentences)
 
     assert (raised >= scores - 1e-6).all()
     assert np.isneginf(raised[::7]).all()

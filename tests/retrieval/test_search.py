@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
-from mcp_context_proxy.retrieval.background import BACKGROUND
+from mcp_context_proxy.retrieval.relevance import BACKGROUND
 
 NAMES = st.lists(
     st.sampled_from(["read_file", "write_file", "send_mail", "list_mail", "get_weather", "play_song", "sum"]),

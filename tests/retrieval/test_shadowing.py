@@ -7,7 +7,7 @@ import pytest
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.ranking import SearchOptions
+from mcp_context_proxy.retrieval.results import SearchOptions
 from mcp_context_proxy.retrieval.text import DESCRIPTION_LIMIT
 
 TOOLS = {

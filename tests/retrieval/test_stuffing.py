@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.retrieval.stuffing import suspected, suspicion
+from mcp_context_proxy.retrieval.keyword_stuffing import suspected, suspicion
 from tests.support.servers import real_lists
 
 REQUESTS = [

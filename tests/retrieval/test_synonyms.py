@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_context_proxy.retrieval.lexical import LexicalIndex
-from mcp_context_proxy.retrieval.synonyms import GROUPS, SHARE, synonyms
-from mcp_context_proxy.retrieval.term_counts import count_terms
-from mcp_context_proxy.retrieval.terms import query_terms, stem
+from mcp_context_proxy.retrieval.bm25 import LexicalIndex, count_terms
+from mcp_context_proxy.retrieval.terms import GROUPS, SHARE, query_terms, stem, synonyms
 from mcp_context_proxy.retrieval.text import Fields
 
 

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Document, Tool
-from mcp_context_proxy.retrieval.parameters import MAX_PARAMETERS, read_parameters
-from mcp_context_proxy.retrieval.text import CHUNK_LIMIT, chunks, item_text, query_texts
+from mcp_context_proxy.retrieval.text import (
+    CHUNK_LIMIT,
+    MAX_PARAMETERS,
+    chunks,
+    item_text,
+    query_texts,
+    read_parameters,
+)
 
 PROSE = st.text(alphabet=st.sampled_from("ab .\n。é"), max_size=3_000)
 

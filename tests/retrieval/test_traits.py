@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.items import Document, Kind, Tool
-from mcp_context_proxy.retrieval.traits import described, traits_of
+from mcp_context_proxy.retrieval.item_metadata import described, metadata_of
 
 
 def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) -> Tool:
@@ -15,7 +15,7 @@ def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) 
 
 
 def test_without_annotations_the_defaults_of_the_protocol_hold() -> None:
-    traits = traits_of(tool("anything"))
+    traits = metadata_of(tool("anything"))
 
     assert (traits.read_only, traits.destructive, traits.open_world) == (False, True, True)
 
@@ -38,7 +38,7 @@ def test_without_annotations_the_defaults_of_the_protocol_hold() -> None:
 def test_hints_are_taken_as_the_protocol_defines_them(
     annotations: Any, expected: tuple[bool, bool, bool]
 ) -> None:
-    traits = traits_of(tool("anything", annotations=annotations))
+    traits = metadata_of(tool("anything", annotations=annotations))
 
     assert (traits.read_only, traits.destructive, traits.open_world) == expected
 
@@ -55,23 +55,25 @@ def test_hints_are_taken_as_the_protocol_defines_them(
     ],
 )
 def test_tags_are_derived_from_server_and_name(server: str, name: str, derived: list[str]) -> None:
-    assert list(traits_of(tool(name, server)).derived_tags) == derived
+    assert list(metadata_of(tool(name, server)).derived_tags) == derived
 
 
 def test_hints_that_a_server_gives_itself_are_tags_and_defaults_are_not() -> None:
     given = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": True, "openWorldHint": True}
 
-    assert traits_of(tool("x", annotations=given)).derived_tags == (
+    assert metadata_of(tool("x", annotations=given)).derived_tags == (
         "srv",
         "destructive",
         "idempotent",
         "open-world",
     )
-    assert traits_of(tool("x", annotations={"readOnlyHint": True, "destructiveHint": True})).derived_tags == (
+    assert metadata_of(
+        tool("x", annotations={"readOnlyHint": True, "destructiveHint": True})
+    ).derived_tags == (
         "srv",
         "read-only",
     )
-    assert traits_of(tool("x")).derived_tags == ("srv",)
+    assert metadata_of(tool("x")).derived_tags == ("srv",)
 
 
 def test_what_is_configured_comes_first_and_is_not_derived_again() -> None:
@@ -90,7 +92,7 @@ def test_a_category_that_nobody_gave_is_the_server() -> None:
 
 
 def test_a_document_changes_nothing_and_has_the_tags_of_its_front_matter() -> None:
-    traits = traits_of(Document(Kind.RULE, "style", "", "", "x", tags=("Team", "team")))
+    traits = metadata_of(Document(Kind.RULE, "style", "", "", "x", tags=("Team", "team")))
 
     assert (traits.category, traits.tags, traits.derived_tags) == ("rule", ("team",), ())
     assert (traits.read_only, traits.destructive, traits.open_world) == (True, False, False)

@@ -10,12 +10,12 @@ from itertools import count
 
 import pytest
 
-from mcp_context_proxy.retrieval.turns import taking_turns
+from mcp_context_proxy.retrieval.indexing import yielding_gil
 
 
 def test_every_value_comes_in_order_and_none_before_it_is_asked_for():
     asked: list[int] = []
-    values = taking_turns(asked.append(n) or n for n in range(1_000))
+    values = yielding_gil(asked.append(n) or n for n in range(1_000))
 
     assert next(values) == 0
     assert asked == [0]
@@ -43,7 +43,7 @@ def test_a_thread_that_waits_for_the_interpreter_gets_its_turn():
     waiting.start()
     given_up = time.monotonic() + 10
     begun.set()
-    for _ in taking_turns(count()):
+    for _ in yielding_gil(count()):
         if heard.is_set() or time.monotonic() > given_up:
             break
     was_heard = heard.is_set()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_context_proxy.retrieval.dense import CANDIDATES, EXACT_CHUNKS, DenseIndex
+from mcp_context_proxy.retrieval.scoring import CANDIDATES, EXACT_CHUNKS, DenseIndex
 from mcp_context_proxy.retrieval.vectors import FIRST_SLAB, NOWHERE, Pool, Vectors
 
 DIMENSIONS = 384

@@ -7,7 +7,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.usage import DefinitionRow
+from mcp_context_proxy.store.rows import DefinitionRow
 
 pytestmark = pytest.mark.anyio
 

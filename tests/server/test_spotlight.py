@@ -11,7 +11,7 @@ from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.server.spotlight import CLOSE, OPEN, spotlit
+from mcp_context_proxy.server.tools_call import CLOSE, OPEN, mark_untrusted
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +92,7 @@ async def test_a_change_of_the_option_restarts_nothing(workshop: Workshop) -> No
     ids=["text", "resource", "unknown type", "no block", "no list"],
 )
 def test_whatever_carries_a_text_it_is_marked(content: Any) -> None:
-    result = json.loads(spotlit("hostile", json.dumps({"content": content}).encode()))
+    result = json.loads(mark_untrusted("hostile", json.dumps({"content": content}).encode()))
 
     assert result != {"content": content}
     assert len(re.findall(f"{OPEN}[^{OPEN}{CLOSE}]*{CLOSE}", json.dumps(result, ensure_ascii=False))) == 2
@@ -111,13 +111,13 @@ def test_whatever_carries_a_text_it_is_marked(content: Any) -> None:
     ids=str,
 )
 def test_what_has_no_text_stays_as_it_is(result: dict[str, Any]) -> None:
-    assert json.loads(spotlit("hostile", json.dumps(result).encode())) == result
+    assert json.loads(mark_untrusted("hostile", json.dumps(result).encode())) == result
 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from(OPEN + CLOSE + "\\\n")))
 def test_any_text_stands_between_its_marks(text: str) -> None:
     encoded = json.dumps({"content": [{"type": "text", "text": text}]}).encode()
-    (block,) = json.loads(spotlit("hostile", encoded))["content"]
+    (block,) = json.loads(mark_untrusted("hostile", encoded))["content"]
 
     assert inside_marks(block["text"]) == text.replace(OPEN, r"\u27e6").replace(CLOSE, r"\u27e7")
 
@@ -125,4 +125,4 @@ def test_any_text_stands_between_its_marks(text: str) -> None:
 def test_two_results_have_different_marks() -> None:
     result = b'{"content":[{"type":"text","text":"x"}]}'
 
-    assert spotlit("hostile", result) != spotlit("hostile", result)
+    assert mark_untrusted("hostile", result) != mark_untrusted("hostile", result)

@@ -8,9 +8,9 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.request import Mode
-from mcp_context_proxy.learning.experience import ENOUGH
-from mcp_context_proxy.learning.signals import Signal, Use
+from mcp_context_proxy.context.records import Mode
+from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning.tier import ENOUGH
 
 pytestmark = pytest.mark.anyio
 

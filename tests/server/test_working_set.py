@@ -10,7 +10,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.request import Mode
+from mcp_context_proxy.context.records import Mode
 from mcp_context_proxy.items import Kind
 
 pytestmark = pytest.mark.anyio

@@ -1,8 +1,7 @@
 """What waits for the store adds up and stays small, however long it waits."""
 
-from mcp_context_proxy.statistics.batch import ROWS, Batch
-from mcp_context_proxy.statistics.tally import Tally
-from mcp_context_proxy.store.usage import SearchRow, SearchUsage, Slot
+from mcp_context_proxy.statistics.recorder import ROWS, Batch, Tally
+from mcp_context_proxy.store.rows import SearchRow, SearchUsage, UsageSlot
 
 NOW = 1_700_000_000.0
 
@@ -16,7 +15,7 @@ def batch(calls: int = 1) -> Batch:
     for _ in range(calls):
         tally.add(5.0, False, 10, NOW)
     made.add_tally(("s", "t"), tally)
-    made.add_search(Slot.of(NOW), SearchUsage(searches=1))
+    made.add_search(UsageSlot.of(NOW), SearchUsage(searches=1))
     return made
 
 
@@ -26,8 +25,8 @@ def test_batches_that_could_not_be_written_add_up() -> None:
         waiting.take(batch(calls=2))
     ((slot, usage),) = waiting.tools
 
-    assert (slot, usage.calls, usage.ms) == (Slot.of(NOW), 100, 500.0)
-    assert waiting.searches == {Slot.of(NOW): SearchUsage(searches=50)}
+    assert (slot, usage.calls, usage.ms) == (UsageSlot.of(NOW), 100, 500.0)
+    assert waiting.searches == {UsageSlot.of(NOW): SearchUsage(searches=50)}
 
 
 def test_of_searches_the_latest_wait_and_each_as_it_is_known_last() -> None:

@@ -11,11 +11,10 @@ from support.ledger import until
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.statistics.inventory import Inventory
-from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.statistics.retention import Retention
+from mcp_context_proxy.statistics.recorder import StatisticsRetention, UsageRecorder
+from mcp_context_proxy.statistics.report import Inventory
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.usage import SearchRow
+from mcp_context_proxy.store.rows import SearchRow
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +32,7 @@ async def test_what_there_is_is_counted_for_the_first_search_after_a_long_rest()
             anyio.from_thread.run_sync(rested.set)
         return time.time()
 
-    retention = Retention.of(Limits())
+    retention = StatisticsRetention.of(Limits())
     with anyio.fail_after(30), open_store("memory") as store:
         inventory = Inventory(store.statistics, lambda: snapshot, lambda _: 0, lambda _: False)
         recorder = UsageRecorder(store.statistics, retention, inventory, clock, refresh_seconds=0.01)

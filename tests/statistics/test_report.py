@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.statistics.period import seconds_of
+from mcp_context_proxy.statistics.figures import seconds_of
+from mcp_context_proxy.statistics.recorder import StatisticsRetention, Tally
 from mcp_context_proxy.statistics.report import Reports, tokens_of
-from mcp_context_proxy.statistics.retention import Retention
-from mcp_context_proxy.statistics.tally import Tally
 from mcp_context_proxy.store import Store, open_store
-from mcp_context_proxy.store.usage import DAY, HOUR, DefinitionRow, SearchUsage, Slot, ToolUsage
+from mcp_context_proxy.store.rows import DAY, HOUR, DefinitionRow, SearchUsage, ToolUsage, UsageSlot
 
 NOON = 20_000 * DAY + 12 * HOUR
 
@@ -33,7 +32,7 @@ def test_a_call_that_was_never_sent_counts_and_says_nothing_of_latency_or_size(s
     tally = Tally()
     tally.add(10.0, False, 100, NOON)
     tally.add(None, True, 0, NOON)
-    store.statistics.add([(Slot.of(NOON), tally.usage("s", "t"))], {}, [])
+    store.statistics.add([(UsageSlot.of(NOON), tally.usage("s", "t"))], {}, [])
     (report,) = Reports(store.statistics).tools(0.0)
 
     assert (report.figures.calls, report.figures.errors) == (2, 1)
@@ -43,7 +42,7 @@ def test_a_call_that_was_never_sent_counts_and_says_nothing_of_latency_or_size(s
 
 def test_the_most_called_tool_comes_first(store: Store) -> None:
     store.statistics.add(
-        [(Slot.of(NOON), usage(name, calls)) for name, calls in (("a", 1), ("b", 3))], {}, []
+        [(UsageSlot.of(NOON), usage(name, calls)) for name, calls in (("a", 1), ("b", 3))], {}, []
     )
 
     assert [one.tool for one in Reports(store.statistics).tools(0.0)] == ["b", "a"]
@@ -52,7 +51,7 @@ def test_the_most_called_tool_comes_first(store: Store) -> None:
 def test_rates_are_shares_of_all_searches_and_none_without_any(store: Store) -> None:
     reports = Reports(store.statistics)
     before = reports.searches(0.0)
-    store.statistics.add([], {Slot.of(NOON): SearchUsage(4, 4, 3, 1, 0, 100.0, {58: 4})}, [])
+    store.statistics.add([], {UsageSlot.of(NOON): SearchUsage(4, 4, 3, 1, 0, 100.0, {58: 4})}, [])
     after = reports.searches(0.0)
 
     assert (before.acceptance_rate, before.use_rate, before.mean_ms, before.percentile_ms(0.5)) == (None,) * 4
@@ -60,13 +59,13 @@ def test_rates_are_shares_of_all_searches_and_none_without_any(store: Store) -> 
 
 
 def test_a_use_whose_search_lies_before_the_period_makes_no_rate_over_one(store: Store) -> None:
-    store.statistics.add([], {Slot.of(NOON): SearchUsage(searches=1, used=2, top_used=2)}, [])
+    store.statistics.add([], {UsageSlot.of(NOON): SearchUsage(searches=1, used=2, top_used=2)}, [])
 
     assert Reports(store.statistics).searches(0.0).use_rate == 1.0
 
 
 def test_the_timeline_has_every_stretch_from_the_first_use_to_now(store: Store) -> None:
-    reports, slots = Reports(store.statistics), (Slot.of(NOON), Slot.of(NOON + 3 * HOUR))
+    reports, slots = Reports(store.statistics), (UsageSlot.of(NOON), UsageSlot.of(NOON + 3 * HOUR))
     assert reports.timeline(NOON - 30 * DAY, NOON) == []
     store.statistics.add(
         [(slot, usage("a", 2, 1)) for slot in slots], {slots[0]: SearchUsage(1, shown=3, behind=9)}, []
@@ -81,13 +80,13 @@ def test_the_timeline_has_every_stretch_from_the_first_use_to_now(store: Store) 
         (NOON + 3 * HOUR, 2, 1),
     ]
     assert (hours[0].searches.shown, hours[0].searches.behind) == (3, 9)
-    assert [(one.slot, one.calls) for one in days] == [(Slot(DAY, NOON - 12 * HOUR), 4)]
+    assert [(one.slot, one.calls) for one in days] == [(UsageSlot(DAY, NOON - 12 * HOUR), 4)]
 
 
 def test_what_was_never_called_is_told_the_dearest_first(store: Store) -> None:
     rows = [DefinitionRow("s", name, name, tokens, NOON) for name, tokens in (("a", 1), ("b", 5), ("c", 9))]
     store.statistics.put_definitions("s", [*rows, DefinitionRow("s", "hidden", "hidden", 99, NOON)])
-    store.statistics.add([(Slot.of(NOON), usage("c", 1))], {}, [])
+    store.statistics.add([(UsageSlot.of(NOON), usage("c", 1))], {}, [])
     reports = Reports(store.statistics)
     known = reports.known(lambda server, tool: (server, tool) != ("s", "hidden"))
     unused = reports.unused(known)
@@ -100,8 +99,8 @@ def test_what_was_never_called_is_told_the_dearest_first(store: Store) -> None:
 def test_retention_makes_days_of_old_hours_and_bounds_the_rest(store: Store) -> None:
     now = time.time()
     for days in (1, 10, 400):
-        store.statistics.add([(Slot.of(now - days * DAY), usage(f"{days}", 1))], {}, [])
-    Retention(7 * DAY, 365 * DAY, 100, 100, DAY).apply(store.statistics, now)
+        store.statistics.add([(UsageSlot.of(now - days * DAY), usage(f"{days}", 1))], {}, [])
+    StatisticsRetention(7 * DAY, 365 * DAY, 100, 100, DAY).apply(store.statistics, now)
 
     assert [slot.seconds for slot in store.statistics.calls()] == [DAY, HOUR]
     assert {one.tool for one in store.statistics.tools()} == {"1", "10"}

@@ -6,13 +6,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from mcp_context_proxy.statistics.stalls import STALL_SECONDS, TICK_SECONDS, Stalls
+from mcp_context_proxy.statistics.figures import STALL_SECONDS, TICK_SECONDS, LoopStalls
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_only_what_is_late_by_more_than_a_busy_machine_makes_it_is_a_stall() -> None:
-    stalls = Stalls()
+    stalls = LoopStalls()
     stalls.late(STALL_SECONDS / 2)
     stalls.late(STALL_SECONDS * 3)
 
@@ -20,7 +20,7 @@ async def test_only_what_is_late_by_more_than_a_busy_machine_makes_it_is_a_stall
 
 
 async def test_whatever_keeps_the_loop_busy_is_noticed() -> None:
-    stalls = Stalls()
+    stalls = LoopStalls()
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
             group.start_soon(stalls.run)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.store import Store, open_store
-from mcp_context_proxy.store.usage import (
+from mcp_context_proxy.store.rows import (
     DAY,
     HOUR,
     DefinitionRow,
     SearchRow,
     SearchUsage,
-    Slot,
     ToolUsage,
+    UsageSlot,
 )
 
 NOON = 20_000 * DAY + 12 * HOUR
@@ -33,7 +33,7 @@ def store(path: Path) -> Iterator[Store]:
         yield opened
 
 
-def used(time: float = NOON, tool: str = "find", **more: object) -> tuple[Slot, ToolUsage]:
+def used(time: float = NOON, tool: str = "find", **more: object) -> tuple[UsageSlot, ToolUsage]:
     values = {
         "calls": 2,
         "errors": 1,
@@ -43,7 +43,7 @@ def used(time: float = NOON, tool: str = "find", **more: object) -> tuple[Slot, 
         "last": time,
         "latency": {7: 2},
     }
-    return Slot.of(time), ToolUsage("s", tool, **(values | more))  # type: ignore[arg-type]
+    return UsageSlot.of(time), ToolUsage("s", tool, **(values | more))  # type: ignore[arg-type]
 
 
 def row(number: int, time: float = NOON, **more: object) -> SearchRow:
@@ -52,25 +52,29 @@ def row(number: int, time: float = NOON, **more: object) -> SearchRow:
 
 
 def test_usage_of_an_hour_is_added_to_what_is_there(store: Store) -> None:
-    store.statistics.add([used()], {Slot.of(NOON): SearchUsage(1, 1, ms=5.0, latency={3: 1}, behind=9)}, [])
-    store.statistics.add([used(NOON + 60)], {Slot.of(NOON): SearchUsage(used=1, top_used=1)}, [])
+    store.statistics.add(
+        [used()], {UsageSlot.of(NOON): SearchUsage(1, 1, ms=5.0, latency={3: 1}, behind=9)}, []
+    )
+    store.statistics.add([used(NOON + 60)], {UsageSlot.of(NOON): SearchUsage(used=1, top_used=1)}, [])
     (tool,) = store.statistics.tools()
 
     assert tool == ToolUsage("s", "find", 4, 2, 4, 60.0, 200, NOON + 60, {7: 4})
-    assert store.statistics.searched() == {Slot(HOUR, NOON): SearchUsage(1, 1, 1, 1, 0, 5.0, {3: 1}, 0, 9)}
+    assert store.statistics.searched() == {
+        UsageSlot(HOUR, NOON): SearchUsage(1, 1, 1, 1, 0, 5.0, {3: 1}, 0, 9)
+    }
 
 
 def test_several_processes_count_into_one_store(path: Path) -> None:
     program = f"""
 import os
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.usage import Slot, ToolUsage
+from mcp_context_proxy.store.rows import UsageSlot, ToolUsage
 others = range(2)
 first = all(os.fork() for _ in others)
 with open_store({str(path)!r}) as store:
     for n in range(40):
         usage = ToolUsage("s", "find", 1, 0, 1, 2.0, 3, {NOON}.0, {{n % 3: 1}})
-        store.statistics.add([(Slot.of({NOON}), usage)], {{}}, [])
+        store.statistics.add([(UsageSlot.of({NOON}), usage)], {{}}, [])
 if first:
     assert all(os.wait()[1] == 0 for _ in others)
 """
@@ -85,7 +89,7 @@ if first:
 def test_old_hours_become_days_and_nothing_is_lost(store: Store) -> None:
     times = [NOON, NOON + HOUR, NOON + DAY, NOON + 9 * DAY]
     store.statistics.add(
-        [used(time) for time in times], {Slot.of(time): SearchUsage(searches=1) for time in times}, []
+        [used(time) for time in times], {UsageSlot.of(time): SearchUsage(searches=1) for time in times}, []
     )
     store.statistics.roll_up(NOON + 5 * DAY, NOON - 100 * DAY)
     store.statistics.roll_up(NOON + 5 * DAY, NOON - 100 * DAY)
@@ -94,15 +98,15 @@ def test_old_hours_become_days_and_nothing_is_lost(store: Store) -> None:
     assert (tool.calls, tool.latency) == (8, {7: 8})
     day = NOON - 12 * HOUR
     assert store.statistics.calls() == {
-        Slot(DAY, day): (4, 2),
-        Slot(DAY, day + DAY): (2, 1),
-        Slot(HOUR, NOON + 9 * DAY): (2, 1),
+        UsageSlot(DAY, day): (4, 2),
+        UsageSlot(DAY, day + DAY): (2, 1),
+        UsageSlot(HOUR, NOON + 9 * DAY): (2, 1),
     }
     assert [usage.searches for usage in store.statistics.searched().values()] == [2, 1, 1]
 
 
 def test_days_beyond_the_retention_are_forgotten(store: Store) -> None:
-    store.statistics.add([used(), used(NOON + 5 * DAY, "other")], {Slot.of(NOON): SearchUsage(1)}, [])
+    store.statistics.add([used(), used(NOON + 5 * DAY, "other")], {UsageSlot.of(NOON): SearchUsage(1)}, [])
     store.statistics.roll_up(NOON + 10 * DAY, NOON + 3 * DAY)
 
     assert [tool.tool for tool in store.statistics.tools()] == ["other"]

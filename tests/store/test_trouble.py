@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.trouble import AGAIN_SECONDS, CONSEQUENCE, Trouble
+from mcp_context_proxy.store.sqlite import CONSEQUENCE, WARN_AGAIN_SECONDS, FailureLog
 
 FULL = StoreError(Path("store.sqlite3"), "database or disk is full")
 
@@ -20,11 +20,11 @@ class Clock:
 
 def test_it_warns_once_in_ten_minutes_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    trouble = Trouble(clock)
-    for clock.now in (0.0, 1.0, AGAIN_SECONDS - 1, AGAIN_SECONDS, AGAIN_SECONDS + 1):
+    trouble = FailureLog(clock)
+    for clock.now in (0.0, 1.0, WARN_AGAIN_SECONDS - 1, WARN_AGAIN_SECONDS, WARN_AGAIN_SECONDS + 1):
         trouble.tell(FULL)
 
-    assert AGAIN_SECONDS == 600
+    assert WARN_AGAIN_SECONDS == 600
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         f"store store.sqlite3: database or disk is full. {CONSEQUENCE}."
     ] * 2
@@ -32,7 +32,7 @@ def test_it_warns_once_in_ten_minutes_while_it_lasts(caplog: pytest.LogCaptureFi
 
 def test_what_comes_and_goes_is_warned_of_no_more_often(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    trouble = Trouble(clock)
+    trouble = FailureLog(clock)
     with caplog.at_level(logging.INFO):
         trouble.over()
         for clock.now in range(5):

@@ -18,9 +18,9 @@ from msgspec import Raw
 from mcp_context_proxy.app import Proxy, open_proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.wire import envelope
-from mcp_context_proxy.wire.envelope import RequestError
-from mcp_context_proxy.wire.era import Era
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import RequestError
+from mcp_context_proxy.protocol.eras import Era
 from support.raw_client import MODERN, PATIENCE, PREFIX, Answer, RpcError
 
 SERVING = re.compile(r"serving (http://\S+)/mcp")

@@ -11,14 +11,19 @@ import numpy as np
 
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store import Store
-from mcp_context_proxy.store.protocol import (
+from mcp_context_proxy.store.rows import (
+    HOUR,
+    DefinitionRow,
     InteractionRow,
     InteractionScope,
     LearnedRow,
     RequestRow,
+    SearchRow,
+    SearchUsage,
     ToolSession,
+    ToolUsage,
+    UsageSlot,
 )
-from mcp_context_proxy.store.usage import HOUR, DefinitionRow, SearchRow, SearchUsage, Slot, ToolUsage
 
 MODEL = "model"
 NOW = 20_000.0 * 24 * HOUR
@@ -47,7 +52,7 @@ def key(number: int) -> bytes:
 
 def add(store: Store, numbers: Sequence[int]) -> None:
     """Put something with each of these numbers into every table."""
-    slot = Slot.of(NOW)
+    slot = UsageSlot.of(NOW)
     store.vectors.put(MODEL, {key(n): vector(n) for n in numbers})
     rows = [RequestRow(f"r{n}", NOW + n, f"s{n % 3}", b'{"n":%d}' % n, f"o{n % 2}") for n in numbers]
     store.requests.put(rows, 10_000, 0.0)

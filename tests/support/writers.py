@@ -20,8 +20,7 @@ from typing import IO
 import numpy as np
 
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.protocol import RequestRow
-from mcp_context_proxy.store.usage import Slot, ToolUsage
+from mcp_context_proxy.store.rows import RequestRow, ToolUsage, UsageSlot
 
 TOGETHER = 8
 """Rows of one transaction, which are there together or not at all."""
@@ -36,7 +35,7 @@ def write(path: Path, name: str) -> None:
         for n in range(1, 1_000_000):
             rows = {row.to_bytes(32, "big"): np.full(4, n, np.float32) for row in range(TOGETHER)}
             store.vectors.put(name, rows)
-            store.statistics.add([(Slot.of(NOW), ToolUsage("s", name, calls=1, last=NOW))], {}, [])
+            store.statistics.add([(UsageSlot.of(NOW), ToolUsage("s", name, calls=1, last=NOW))], {}, [])
             store.requests.put([RequestRow(name, NOW, None, b"%d" % n)], 100_000, 0.0)
             os.write(1, f"{name} {n}\n".encode())
             # SQLite looks for a free lock ever more seldom: who never lets go makes others wait for long.

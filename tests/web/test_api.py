@@ -14,7 +14,7 @@ from support.servers import Workshop
 from support.shop import HOSTILE, TOKEN, shop
 from support.wires import http
 
-from mcp_context_proxy.wire.era import CONTEXT_KEY
+from mcp_context_proxy.protocol.eras import CONTEXT_KEY
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
-from mcp_context_proxy.statistics.tally import Tally
+from mcp_context_proxy.statistics.recorder import Tally
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.usage import DAY, SearchRow, SearchUsage, Slot
+from mcp_context_proxy.store.rows import DAY, SearchRow, SearchUsage, UsageSlot
 
 pytestmark = [
     pytest.mark.anyio,
@@ -37,12 +37,12 @@ def counted(path: Path) -> None:
                 tally = Tally()
                 for number in range(4):
                     tally.add(ms, number < failed, 512, at)
-                store.statistics.add([(Slot.of(at), tally.usage("desk", name))], {}, [])
+                store.statistics.add([(UsageSlot.of(at), tally.usage("desk", name))], {}, [])
             searched = SearchUsage(4, 4, 3, 2, 0, 40.0, {58: 4}, 400, 8_000)
             row = SearchRow(
                 f"{day}", at, b"k", HOSTILE, "search", 3, "desk__fast", "desk__failing", 2, 9.0, False
             )
-            store.statistics.add([], {Slot.of(at): searched}, [row])
+            store.statistics.add([], {UsageSlot.of(at): searched}, [row])
 
 
 @pytest.fixture(scope="module")

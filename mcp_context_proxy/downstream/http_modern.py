@@ -1,0 +1,191 @@
+"""Speaks the modern era over HTTP: one POST per request on a shared client.
+
+Nothing is shared between requests but the connection pool, so a refused connect, a reset or a time limit
+fails its own request and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import anyio
+import httpx2
+from mcp.shared.inbound import (
+    encode_header_value,
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
+    x_mcp_header_map,
+)
+from msgspec import UNSET, Raw
+
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream import http_client
+from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
+from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallTimeoutError, RemoteError
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
+from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.framing import Event
+
+logger = logging.getLogger(__name__)
+
+NAME_MEMBER = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""Methods whose target must be repeated in the ``Mcp-Name`` header, and the member that names it."""
+
+HeaderMap = Mapping[tuple[str, ...], str]
+"""Which argument (by path) is repeated in which header, from ``x-mcp-header`` in a tool's schema."""
+
+
+class ModernHttp:
+    """A modern-era server at a URL. Implements `Link`."""
+
+    def __init__(
+        self, config: ServerConfig, limits: Limits, client: httpx2.AsyncClient, on_notification: Notify
+    ):
+        self.era = Era.MODERN
+        self.server, self._url, self._client = config.name, config.url or "", client
+        self._limits, self._on_notification = limits, on_notification
+        self._call_seconds = config.call_timeout
+        self._next_id = 0
+        self.header_maps: dict[str, HeaderMap] = {}
+        """By tool name; kept up to date by whoever lists the tools."""
+
+    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
+        """Send a request and return its result as it came; see `Link.request`."""
+        self._next_id += 1
+        request_id = self._next_id
+        down = eras.fit_params_to_server(
+            params,
+            Era.MODERN,
+            capabilities=outgoing.capabilities,
+            client_info=outgoing.client_info,
+            log_level=outgoing.log_level,
+            progress_token=request_id if outgoing.wants_progress else None,
+        )
+        subject = outgoing.subject or method
+        seconds = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
+        give_up_at = anyio.current_time() + max(seconds, self._limits.call_max_seconds)
+        with anyio.move_on_after(seconds) as scope:
+
+            def note(name: str, members: Members) -> None:
+                if name == "notifications/progress":
+                    scope.deadline = min(anyio.current_time() + seconds, give_up_at)
+                (outgoing.on_notification or self._on_notification)(name, members)
+
+            try:
+                return await self._post(method, down, request_id, note)
+            except httpx2.HTTPError as error:
+                cause = f"broke off ({http_client.told(error)})"
+                interrupted = CallInterruptedError(self.server, subject, cause)
+                raise http_client.refusal(error, self.server, self._url) or interrupted from error
+        raise CallTimeoutError(self.server, subject, seconds)
+
+    async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
+        """Do nothing: the modern era has no notifications from client to server over HTTP."""
+        del params
+        logger.debug("%s: %s has no modern form over HTTP", self.server, method)
+
+    async def _post(self, method: str, params: Members, request_id: int, note: Notify) -> bytes:
+        body = envelope.request(request_id, method, params)
+        async with self._client.stream(
+            "POST", self._url, content=body, headers=self._headers(method, params)
+        ) as answer:
+            kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind == "text/event-stream" and answer.is_success:
+                return await self._read_events(answer, request_id, note)
+            body = await http_client.read(answer, self.server, self._limits.message_bytes)
+            return self._read_reply(body, answer.status_code, kind)
+
+    def _headers(self, method: str, params: Members) -> dict[str, str]:
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "mcp-protocol-version": eras.MODERN_VERSION,
+            "mcp-method": method,
+        }
+        name = envelope.text(params.get(NAME_MEMBER.get(method, "")))
+        if name is not None:
+            headers["mcp-name"] = encode_header_value(name)
+            header_map = self.header_maps.get(name) if method == "tools/call" else None
+            if header_map:
+                arguments = envelope.value(params.get("arguments", Raw(b"{}")))
+                headers.update(
+                    mcp_param_headers(header_map, arguments if isinstance(arguments, dict) else {})
+                )
+        return headers
+
+    async def _read_events(self, answer: httpx2.Response, request_id: int, note: Notify) -> bytes:
+        reply = envelope.Envelope()
+
+        def take(event: Event) -> bool:
+            nonlocal reply
+            if event.name != b"message" or not event.data:
+                return False
+            message = self._decode(event.data)
+            if message.method is UNSET:
+                reply = message
+                return message.id == request_id
+            if message.id is UNSET:
+                note(message.method, {} if message.params is UNSET else envelope.members(message.params))
+            return False
+
+        if not await http_client.read_events(answer, self.server, self._limits.sse_event_bytes, take):
+            raise httpx2.RemoteProtocolError("the event stream ended without an answer")
+        return self._result(reply)
+
+    def _read_reply(self, body: bytes, status: int, kind: str) -> bytes:
+        message = envelope.Envelope()
+        if status < HTTPStatus.BAD_REQUEST and body.lstrip()[:1] in (b"{", b"["):
+            message = self._decode(body)
+        elif status >= HTTPStatus.BAD_REQUEST:
+            with contextlib.suppress(envelope.MalformedError):
+                message = envelope.decode(body)
+        # An OAuth error is no JSON-RPC error: its "error" is a word.
+        is_error = message.error is not UNSET and envelope.starts_with(message.error, b"{")
+        if not is_error and (message.result is UNSET or status >= HTTPStatus.BAD_REQUEST):
+            raise http_client.without_message(self.server, status, kind or "no content")
+        return self._result(message)
+
+    def _decode(self, data: bytes) -> envelope.Envelope:
+        try:
+            return envelope.decode(data)
+        except envelope.MalformedError as error:
+            raise self._failure(f"with a message that cannot be read ({error})") from None
+
+    def _result(self, message: envelope.Envelope) -> bytes:
+        if message.error is not UNSET:
+            error = envelope.decode_error(message.error)
+            data = None if error.data is UNSET else error.data
+            raise RemoteError(self.server, error.code, error.message, data)
+        if message.result is UNSET or not envelope.starts_with(message.result, b"{"):
+            raise self._failure("without a result object")
+        return bytes(message.result)
+
+    def _failure(self, what: str) -> BadAnswerError:
+        return BadAnswerError(self.server, what)
+
+
+@asynccontextmanager
+async def open_modern_http(
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, on_notification: Notify
+) -> AsyncIterator[ModernHttp]:
+    """A link to the modern-era server at the configured URL. Nothing is sent until the first request."""
+    async with await http_client.client_of(config, limits, auth) as client:
+        yield ModernHttp(config, limits, client, on_notification)
+
+
+def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:
+    """A tool's name, its ``x-mcp-header`` map, and why that is invalid if it is."""
+    if b"x-mcp-header" not in definition:
+        return "", {}, None
+    tool = json.loads(definition)
+    if not isinstance(tool, dict):
+        return "", {}, None
+    name, schema = str(tool.get("name")), tool.get("inputSchema")
+    problem = find_invalid_x_mcp_header(schema)
+    return (name, {}, problem) if problem else (name, x_mcp_header_map(schema), None)

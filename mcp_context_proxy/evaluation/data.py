@@ -1,0 +1,146 @@
+"""Makes a catalog of a file of tools, as if all their servers were connected.
+
+What a query needs: tools that must all be found, and groups of which any one is enough.
+
+Reads files of JSON lines, gzipped or not; says which line of which file cannot be used and why.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, BinaryIO, TypeAlias, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, Raw
+
+from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint
+from mcp_context_proxy.config import ExposeConfig
+from mcp_context_proxy.errors import DataFileError
+from mcp_context_proxy.items import Snapshot, Source, Tool
+
+T = TypeVar("T")
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
+    """Each line that is not blank, decoded, with its number from 1.
+
+    Raises:
+        DataFileError: the file or one of its lines cannot be used.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+    number = 0
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise DataFileError(path, number, str(e)) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as e:
+        raise DataFileError(path, None, f"it is no whole gzip file ({e})") from None
+    except OSError as e:
+        raise DataFileError(path, None, f"it cannot be read ({e.strerror or e})") from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file, unpacked on the way where it is gzipped, whatever its name."""
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")
+
+
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class CorpusLine(msgspec.Struct):
+    """One tool, as a line of a corpus has it."""
+
+    server: Name
+    name: Name
+    description: str | None = None
+    input_schema: Raw = Raw(b"{}")
+
+
+def read_corpus(path: Path) -> Snapshot:
+    """The catalog that a corpus describes; the order of its lines means nothing.
+
+    Raises:
+        DataFileError: the file cannot be read, a line is no tool, or a tool is there twice.
+    """
+    lines: dict[tuple[str, str], int] = {}
+    by_server: dict[str, list[Tool]] = {}
+    for number, line in read_lines(path, CorpusLine):
+        key = line.server, line.name
+        if (first := lines.setdefault(key, number)) != number:
+            raise DataFileError(
+                path, number, f"tool {line.name!r} of {line.server!r} is on line {first} already"
+            )
+        if not bytes(line.input_schema).startswith((b"{", b"null")):
+            raise DataFileError(path, number, "Expected `object | null` - at `$.input_schema`")
+        by_server.setdefault(line.server, []).append(_tool(line))
+    if not lines:
+        raise DataFileError(path, None, "it has no tools")
+    sources = tuple(Source(server, tuple(tools), {}) for server, tools in sorted(by_server.items()))
+    tools = {tool.exposed_name: tool for group in by_server.values() for tool in group}
+    return Snapshot(1, sources, dict(sorted(tools.items())))
+
+
+def _tool(line: CorpusLine) -> Tool:
+    schema = line.input_schema if bytes(line.input_schema).startswith(b"{") else Raw(b"{}")
+    members = {"name": line.name, "description": line.description or "", "inputSchema": schema}
+    definition = msgspec.json.encode(members)
+    return Tool(
+        server=line.server,
+        name=line.name,
+        exposed_name=exposed_name(line.server, line.name, ExposeConfig().max_name_length),
+        description=line.description or "",
+        definition=definition,
+        fingerprint=fingerprint(line.server, definition),
+    )
+
+
+ToolKey: TypeAlias = tuple[str, str]
+"""Server and the tool's own name."""
+
+Need: TypeAlias = frozenset[ToolKey]
+"""Tools any one of which is enough."""
+
+
+class QueryLine(msgspec.Struct):
+    """One query, as a line of a file of queries has it."""
+
+    query: Annotated[str, Meta(min_length=1)]
+    relevant: list[ToolKey]
+    any_of: list[Annotated[list[ToolKey], Meta(min_length=1)]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class EvalQuery:
+    """A query and its needs, each once: those of ``relevant`` one by one, then the groups of ``any_of``."""
+
+    text: str
+    needs: tuple[Need, ...]
+    """Empty when nothing there is answers the query."""
+
+
+def read_queries(path: Path) -> list[EvalQuery]:
+    """The queries of a file, in its order.
+
+    Raises:
+        DataFileError: the file cannot be read, a line is no query, or there is none.
+    """
+    queries = [_query(line) for _, line in read_lines(path, QueryLine)]
+    if not queries:
+        raise DataFileError(path, None, "it has no queries")
+    return queries
+
+
+def _query(line: QueryLine) -> EvalQuery:
+    needs = [frozenset({key}) for key in line.relevant] + [frozenset(group) for group in line.any_of]
+    return EvalQuery(line.query, tuple(dict.fromkeys(needs)))

@@ -1,0 +1,193 @@
+"""What a login gave, in one file for each server: readable by its owner alone, written whole or not at all.
+
+A file and no keyring: a proxy that a host starts often has no desktop session to ask, and a prompt that
+nobody sees hangs it. A file is bound to the server's name and URL and to the issuer that made its tokens; it
+is of no use to any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import anyio
+import msgspec
+import platformdirs
+
+from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config.reload import watch_file
+from mcp_context_proxy.system import process
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+LOCK_SECONDS: Final = 30.0
+"""How long another process may take to renew a token before its lock is passed over: it must be stuck."""
+
+LOCK_POLL_SECONDS: Final = 0.05
+"""Between two tries to get the lock."""
+
+
+class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one server, and all that is needed to renew them."""
+
+    server: str
+    resource: str
+    """The URL that they are for."""
+    issuer: str
+    token_endpoint: str
+    revocation_endpoint: str | None = None
+    client_id: str
+    client_secret: str | None = None
+    auth_method: str | None = None
+    """How the client proves itself to the token endpoint."""
+    indicator: str | None = None
+    """The ``resource`` parameter of token requests (RFC 8707)."""
+    reach: int = 0
+    """How near to this machine its endpoints may be, as a `Reach`."""
+    access_token: str
+    expires_at: float | None = None
+    """In seconds since 1970; None when the issuer does not say."""
+    renew_at: float | None = None
+    """When to get another one: it must still be good when it arrives."""
+    refresh_token: str | None = None
+    scope: str | None = None
+
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """What of it nobody must be told, with a name for each."""
+        yield "access token", self.access_token
+        if self.refresh_token is not None:
+            yield "refresh token", self.refresh_token
+        if self.client_secret is not None:
+            yield "client secret", self.client_secret
+
+    def __repr__(self) -> str:
+        return f"Credentials(server={self.server!r}, resource={self.resource!r}, issuer={self.issuer!r})"
+
+
+class CredentialFile:
+    """The file of one server. Its methods block, except those to be awaited."""
+
+    def __init__(self, config: ServerConfig, folder: Path | None = None) -> None:
+        """Name the file; nothing is touched.
+
+        Args:
+            config: Of the server.
+            folder: Where the files are; by default ``oauth`` in the user's data folder.
+        """
+        self._server, self._resource = config.name, config.url or ""
+        self._issuer = None if config.oauth is None else config.oauth.issuer
+        folder = folder or platformdirs.user_data_path("mcp-context-proxy", appauthor=False) / "oauth"
+        digest = hashlib.sha256(f"{config.name}\0{config.url}".encode()).hexdigest()[:16]
+        self.path = folder / f"{config.name}-{digest}.json"
+
+    def read(self) -> OAuthCredentials | None:
+        """What is kept for the server as it is configured; None when there is nothing usable."""
+        if process.close_to_others(self.path):
+            logger.warning("others could read the login in %s, and no longer can; log in again", self.path)
+        try:
+            found = msgspec.json.decode(self.path.read_bytes(), type=OAuthCredentials)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("%s cannot be used: %s; log in again", self.path, error)
+            return None
+        same_issuer = self._issuer is None or _plain(self._issuer) == _plain(found.issuer)
+        fits = (found.server, found.resource) == (self._server, self._resource) and same_issuer
+        return found if fits else None
+
+    def write(self, credentials: OAuthCredentials) -> None:
+        """Replace what is kept.
+
+        Raises:
+            OSError: it cannot be written; what was kept is still there.
+        """
+        process.make_folder(self.path.parent)
+        # mkstemp makes files that only their owner may read.
+        descriptor, whole = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(credentials))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(whole, self.path)  # noqa: PTH105 - its path is a string
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(whole)  # noqa: PTH108 - its path is a string
+            raise
+
+    def delete(self) -> bool:
+        """Forget what is kept; whether there was anything."""
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    @asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Hold what two proxies must not do at once; a refresh token is often good for one use only."""
+        try:
+            file = await in_thread(self._open_lock)
+        except OSError as error:
+            # Where nothing can be written, nothing is shared with another proxy either.
+            logger.debug("%s cannot be locked: %s", self.path, error)
+            yield
+            return
+        with file:
+            with anyio.move_on_after(LOCK_SECONDS):
+                while not _lock(file):  # noqa: ASYNC110 - another process
+                    await anyio.sleep(LOCK_POLL_SECONDS)
+            # The lock goes with the file, also when the process dies.
+            yield
+
+    async def replaced(self) -> None:
+        """Wait until it has other credentials than now."""
+        before, looked = await in_thread(self.read), anyio.Event()
+
+        def look() -> None:
+            looked.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch_file, self.path, look)
+            while True:
+                await looked.wait()
+                looked = anyio.Event()
+                found = await in_thread(self.read)
+                if found is not None and found != before:
+                    break
+            group.cancel_scope.cancel()
+
+    def _open_lock(self) -> IO[bytes]:
+        process.make_folder(self.path.parent)
+        descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        return os.fdopen(descriptor, "r+b")
+
+
+def _plain(issuer: str) -> str:
+    """Issuers are compared as they are, except that a root is the same with and without its slash."""
+    return issuer.rstrip("/") if issuer.count("/") <= 3 else issuer
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Try to lock an open file without waiting."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt  # noqa: PLC0415
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl  # noqa: PLC0415
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

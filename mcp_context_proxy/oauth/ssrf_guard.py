@@ -1,0 +1,165 @@
+"""How far into the network a server may lead: no nearer to this machine than it is itself.
+
+Where to log in is found by discovery: a server names addresses, and those name more. A server elsewhere could
+thereby have this machine connect to what only this machine can reach. So the address that a name stands for
+is looked at where the connection is made, and that one is connected to: what the name stands for a moment
+later is of no use. Hosts that the configuration names are connected to wherever they are.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
+from typing import Final, TypeAlias
+from urllib.request import getproxies, proxy_bypass
+
+import anyio
+import anyio.abc
+import httpx2
+from mcp.client.auth import OAuthFlowError
+
+from mcp_context_proxy.config import ServerConfig
+
+Address: TypeAlias = IPv4Address | IPv6Address
+
+METADATA: Final = frozenset(
+    ipaddress.ip_address(address)
+    for address in ("168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254")
+)
+"""Where clouds tell a machine its own credentials, beside the link-local addresses."""
+
+NAT64: Final = IPv6Network("64:ff9b::/96")
+"""An IPv4 address as IPv6 networks write it, in the last four bytes."""
+
+
+class NetworkReach(IntEnum):
+    """How near to this machine an address is."""
+
+    PUBLIC = 0
+    PRIVATE = 1
+    """Of this machine's own networks."""
+    LOOPBACK = 2
+    """This machine."""
+    NOWHERE = 3
+    """Nothing that a server may lead to: link-local addresses, those of a cloud's metadata, groups."""
+
+
+class Destinations:
+    """What may be connected to on behalf of one server."""
+
+    def __init__(self, config: ServerConfig, reach: NetworkReach = NetworkReach.PUBLIC) -> None:
+        """Allow the hosts of the configuration, and others no nearer than ``reach``."""
+        issuer = None if config.oauth is None else config.oauth.issuer
+        self._configured = {_host(url) for url in (config.url, issuer) if url}
+        self.reach = reach
+
+    def heard_from(self, answer: httpx2.Response) -> None:
+        """Allow what is as near as a configured host, by the connection on which that has answered.
+
+        Not by what its name stands for: whoever owns the name can have it stand for anything.
+        """
+        stream = answer.extensions.get("network_stream")
+        peer = None if stream is None else stream.get_extra_info("server_addr")
+        url = answer.request.url
+        if peer and _host(url) in self._configured and not _through_proxy(url):
+            found = _reach(ipaddress.ip_address(peer[0].partition("%")[0]))
+            # A host of the same cable is in this network, and not this machine.
+            self.reach = max(self.reach, NetworkReach.PRIVATE if found is NetworkReach.NOWHERE else found)
+
+    async def pinned(self, request: httpx2.Request) -> list[httpx2.Request]:
+        """The request to each address that its host stands for and that may be connected to.
+
+        Raises:
+            OAuthFlowError: there is none that may be.
+            OSError: the host is not known.
+        """
+        url = request.url
+        if _host(url) in self._configured:
+            return [request]
+        literal = _literal(url.host)
+        if literal is None and _through_proxy(url):
+            # The proxy of the network looks the name up, and connects.
+            return [request]
+        found = [literal] if literal is not None else await _resolved(url)
+        allowed = [address for address in found if _reach(address) <= self.reach]
+        if not allowed:
+            raise OAuthFlowError(_refusal(url.host, found))
+        return [request] if literal is not None else [_to(address, request) for address in allowed]
+
+
+def _host(url: str | httpx2.URL) -> str:
+    return httpx2.URL(url).host.rstrip(".").lower()
+
+
+def _name(url: httpx2.URL) -> str:
+    """The host as it goes over the wire."""
+    return url.raw_host.decode("ascii")
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+
+
+async def _resolved(url: httpx2.URL) -> list[Address]:
+    found = await anyio.getaddrinfo(_name(url), url.port, type=socket.SOCK_STREAM)
+    addresses = (ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found)
+    return list(dict.fromkeys(addresses))
+
+
+def _to(address: Address, request: httpx2.Request) -> httpx2.Request:
+    """The request to one address; the name that it is for stays in its headers and its encryption."""
+    extensions = {**request.extensions, "sni_hostname": _name(request.url)}
+    return httpx2.Request(
+        request.method,
+        request.url.copy_with(host=str(address)),
+        headers=request.headers,
+        content=request.content,
+        extensions=extensions,
+    )
+
+
+def _reach(address: Address) -> NetworkReach:
+    if isinstance(address, IPv4Address):
+        return _reach_of(address)
+    if address.ipv4_mapped is not None:
+        return _reach_of(address.ipv4_mapped)
+    meant: list[Address] = [address, *_embedded(address)]
+    return max(_reach_of(each) for each in meant)
+
+
+def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
+    """The addresses that networks between the two versions take such a one for."""
+    if address in NAT64:
+        yield IPv4Address(int(address) & 0xFFFFFFFF)
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    yield from address.teredo or ()
+
+
+def _reach_of(address: Address) -> NetworkReach:
+    if address in METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
+        return NetworkReach.NOWHERE
+    if address.is_loopback:
+        return NetworkReach.LOOPBACK
+    of_a_site = isinstance(address, IPv6Address) and address.is_site_local
+    return NetworkReach.PUBLIC if address.is_global and not of_a_site else NetworkReach.PRIVATE
+
+
+def _through_proxy(url: httpx2.URL) -> bool:
+    proxies = getproxies()
+    return (url.scheme in proxies or "all" in proxies) and not proxy_bypass(url.host)
+
+
+def _refusal(host: str, found: list[Address]) -> str:
+    where = ", ".join(str(address) for address in found) or "nowhere"
+    at = "" if where == host else f" ({where})"
+    return (
+        f"it leads to {host}{at}, an address nearer to this machine than its own; where that is meant, set "
+        "oauth.issuer to its authorization server"
+    )

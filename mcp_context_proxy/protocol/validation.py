@@ -1,0 +1,151 @@
+"""Says what is wrong with the params of a request: only members that this proxy acts on are looked at.
+
+What a server is sent is for the server to judge; what would be silently taken for something else is refused.
+
+How deep JSON nests and how much it holds, found on its bytes: nothing is built, so nothing is too much.
+
+Severities of log messages, as the protocol orders them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import Members
+
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""Least severe first."""
+
+
+def reaches(level: str | None, least: str | None) -> bool:
+    """Whether a log message is for who asked for `least` and above; one of an unknown level is."""
+    if least not in LOG_LEVELS:
+        return False
+    return level not in LOG_LEVELS or LOG_LEVELS.index(level) >= LOG_LEVELS.index(least)
+
+
+def most_verbose(levels: Iterable[str | None]) -> str | None:
+    """The level that serves all of these; None of none."""
+    known = [level for level in levels if level in LOG_LEVELS]
+    return min(known, key=LOG_LEVELS.index, default=None)
+
+
+STRING, OBJECT, NULL = '"', "{", "n"
+"""With what a value of that kind begins."""
+
+_KINDS = {STRING: "a string", OBJECT: "an object"}
+
+_NEEDED: Mapping[str, Mapping[str, str]] = {
+    "tools/call": {"name": STRING},
+    "prompts/get": {"name": STRING},
+    "resources/read": {"uri": STRING},
+    "resources/subscribe": {"uri": STRING},
+    "resources/unsubscribe": {"uri": STRING},
+    "completion/complete": {"ref": OBJECT, "argument": OBJECT},
+    "logging/setLevel": {"level": STRING},
+}
+"""Members that a method needs, and of what kind."""
+
+_LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+
+_ALLOWED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    # Models write an object as a string of JSON; it is read as what it means.
+    "tools/call": {"arguments": (OBJECT, STRING, NULL)},
+    "prompts/get": {"arguments": (OBJECT, NULL)},
+    **{method: {"cursor": (STRING, NULL)} for method in _LISTS},
+}
+"""Members that may be left out, and of what kinds they may be."""
+
+_REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
+
+
+def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
+    """What is wrong with the params of a request, for whoever sent it; None when nothing is."""
+    for name, kind in _NEEDED.get(method, {}).items():
+        if not _is(params.get(name), kind):
+            return f"{method} needs {name}, {_KINDS[kind]}"
+    for name, kinds in _ALLOWED.get(method, {}).items():
+        if name in params and not any(_is(params[name], kind) for kind in kinds):
+            return f"{name} of {method} must be {_KINDS[kinds[0]]}"
+    if "_meta" in params and not any(_is(params["_meta"], kind) for kind in (OBJECT, NULL)):
+        return "_meta must be an object"
+    if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
+        return wrong
+    return _meta_fault(eras.meta_of(params), modern)
+
+
+def _reference_fault(params: Members) -> str | None:
+    try:
+        reference, argument = envelope.members(params["ref"]), envelope.members(params["argument"])
+    except msgspec.DecodeError:
+        return "completion/complete needs ref and argument, objects"
+    needed = _REFERENCES.get(envelope.text(reference.get("type")) or "")
+    if needed is None or not _is(reference.get(needed), STRING):
+        return "ref must be of type ref/prompt with a name, or of type ref/resource with a uri"
+    if not (_is(argument.get("name"), STRING) and _is(argument.get("value"), STRING)):
+        return "argument needs a name and a value, strings"
+    return None
+
+
+def _meta_fault(meta: Members, modern: bool) -> str | None:
+    token = meta.get("progressToken")
+    if token is not None and type(envelope.value(token)) not in (int, str):
+        return "progressToken must be a string or an integer"
+    if modern and not _is(meta.get(eras.CLIENT_CAPABILITIES_KEY), OBJECT):
+        return f"{eras.CLIENT_CAPABILITIES_KEY} must be an object"
+    level = meta.get(eras.LOG_LEVEL_KEY)
+    if modern and level is not None and envelope.text(level) not in LOG_LEVELS:
+        return f"{eras.LOG_LEVEL_KEY} must be one of {', '.join(LOG_LEVELS)}"
+    return None
+
+
+def _is(raw: Raw | None, kind: str) -> bool:
+    return raw is not None and envelope.starts_with(raw, kind.encode())
+
+
+CHUNK_BYTES: Final = 1 << 20
+"""Brackets counted together: what that takes in memory is a few times this."""
+
+_OTHER: Final = bytes(set(range(256)) - set(b'"[]{}'))
+_NO_BEGINNING: Final = bytes(set(range(256)) - set(b'"[{,'))
+_STRING: Final = re.compile(rb'"[^"]*"')
+
+
+def nests_deeper(encoded: bytes, limit: int, chunk_bytes: int = CHUNK_BYTES) -> bool:
+    """Whether objects and arrays nest over more than `limit` levels. Must be JSON; nobody checks."""
+    if encoded.count(b"{") + encoded.count(b"[") <= limit:
+        return False
+    brackets = _STRING.sub(b"", _bare(encoded, _OTHER))
+    depth = 0
+    for start in range(0, len(brackets), chunk_bytes):
+        count = min(chunk_bytes, len(brackets) - start)
+        chunk = np.frombuffer(brackets, dtype=np.uint8, count=count, offset=start)
+        levels = np.cumsum(np.where((chunk & 7) == (ord("[") & 7), 1, -1), dtype=np.int32) + depth
+        if levels.max() > limit:
+            return True
+        depth = int(levels[-1])
+    return False
+
+
+def holds_more(encoded: bytes, limit: int) -> bool:
+    """Whether there are `limit` values or more, empty ones and keys aside. Must be JSON; nobody checks."""
+    if sum(encoded.count(mark) for mark in (b",", b"[", b"{")) < limit:
+        return False
+    bare = _bare(encoded, _NO_BEGINNING)
+    # Each string that is left is a key or a value, and what begins or parts values is in it or outside.
+    if bare.count(b'"') > 4 * limit:
+        return True
+    return len(_STRING.sub(b"", bare)) >= limit
+
+
+def _bare(encoded: bytes, other: bytes) -> bytes:
+    """Without `other` bytes, escapes, and strings that are empty then: what quotes remain surround one."""
+    # Escapes first, from the left. Two quotes side by side go without changing what is inside of strings.
+    return encoded.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, other).replace(b'""', b"")

@@ -1,0 +1,1 @@
+"""The process and the machine: threads, signals, memory, descriptors, clocks."""

@@ -1,0 +1,243 @@
+"""The operations on interactions: posted, found again, forgotten. Where they are not remembered, refused.
+
+What the API takes and answers of interactions: the forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Final, TypeVar
+
+import anyio
+import msgspec
+from msgspec import Meta, Struct
+
+from mcp_context_proxy.context.session import QUERY_CHARACTERS
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.interactions.memory import (
+    DECAY_PER_DAY,
+    MESSAGE,
+    SECONDS_A_DAY,
+    TOP_K,
+    Interaction,
+    Method,
+    agent_named,
+)
+from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
+from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.store import InteractionScope
+from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.web.api import WITH_BODY, BadRequestError, Count, Given, Name, Operation, Words
+
+InteractionType = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+Decay = Annotated[float, Meta(gt=0, le=1)]
+Moment = Annotated[float, Meta(ge=0)]
+"""Seconds since 1970."""
+
+
+class InteractionPosted(Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that was said or done."""
+
+    content: Words
+    agent_name: Name | None = None
+    """By default that of the header ``X-Agent-Name``."""
+    interaction_type: InteractionType = MESSAGE
+    time: Moment | None = None
+    """When it happened; by default now."""
+
+
+class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which interactions are wanted."""
+
+    query: Words | None = None
+    """None for the latest."""
+    agent_name: Name | None = None
+    interaction_type: InteractionType | None = None
+    top_k: Count = TOP_K
+    time_decay_factor: Decay = DECAY_PER_DAY
+
+
+class InteractionsUnwanted(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which interactions are to be forgotten."""
+
+    older_than_days: Annotated[float, Meta(ge=0)]
+    """0 for all."""
+    agent_name: Name | None = None
+    interaction_type: InteractionType | None = None
+
+
+class InteractionAnswer(Struct, frozen=True):
+    """An interaction as it is kept."""
+
+    id: int
+    agent_name: str
+    interaction_type: str
+    content: str
+    """Without secrets, cut to what is kept of one."""
+    time: float
+
+
+class InteractionFound(InteractionAnswer, frozen=True):
+    """An interaction that was found."""
+
+    score: float | None
+    """``cosine * time_decay_factor ** days``; null where the latest are listed."""
+    cosine: float | None
+
+
+class InteractionsAnswer(Struct, frozen=True):
+    """Interactions, best first; without a query, or where it has no embedding, the latest first."""
+
+    query: str | None
+    method: Method
+    results: list[InteractionFound]
+    known: int
+    """Interactions there are, of that agent and type."""
+    without_embedding: int
+    """How many of them could not be compared with the query."""
+    note: str | None
+
+
+class Forgotten(Struct, frozen=True):
+    """How many were forgotten."""
+
+    forgotten: int
+
+
+T = TypeVar("T")
+
+LARGEST_ID: Final = 2**63 - 1
+"""That SQLite can give."""
+
+_OFF: Final = "Interactions are not remembered; enabled = true under [interactions] switches that on."
+
+_PROBLEMS: Final = (
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
+
+
+class InteractionsApi:
+    """What the operations do."""
+
+    def __init__(
+        self, recorder: InteractionRecorder | None, clock: Callable[[], float] = time_of_day
+    ) -> None:
+        """Prepare to answer.
+
+        Args:
+            recorder: Takes interactions in; None where they are not remembered.
+            clock: Seconds since 1970.
+        """
+        self._recorder, self._clock = recorder, clock
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Everything that can be asked."""
+        return (
+            Operation(
+                method="POST",
+                path="/interactions",
+                name="postInteraction",
+                summary="Remember something that was said or done.",
+                handler=self._post,
+                body=InteractionPosted,
+                answer=InteractionAnswer,
+                names_agent=True,
+                problems=(*_PROBLEMS, *WITH_BODY),
+            ),
+            Operation(
+                method="GET",
+                path="/interactions",
+                name="recallInteractions",
+                summary="Interactions that are like a query, those long past counting less; or the latest.",
+                handler=self._recall,
+                query=InteractionsWanted,
+                answer=InteractionsAnswer,
+                problems=_PROBLEMS,
+            ),
+            Operation(
+                method="DELETE",
+                path="/interactions",
+                name="forgetInteractions",
+                summary="Forget interactions for good.",
+                handler=self._forget,
+                query=InteractionsUnwanted,
+                answer=Forgotten,
+                problems=_PROBLEMS,
+            ),
+            Operation(
+                method="DELETE",
+                path="/interactions/{interaction}",
+                name="forgetInteraction",
+                summary="Forget one interaction for good.",
+                handler=self._forget_one,
+                answer=Forgotten,
+                problems=(*_PROBLEMS, HTTPStatus.NOT_FOUND),
+            ),
+        )
+
+    async def _post(self, given: Given) -> InteractionAnswer:
+        posted: InteractionPosted = given.body
+        interaction = Interaction(
+            agent_name=agent_named(posted.agent_name or given.agent),
+            interaction_type=posted.interaction_type,
+            content=posted.content,
+            time=self._clock() if posted.time is None else posted.time,
+        )
+        try:
+            kept = await self._remembering().post(interaction)
+        except StoreError as error:
+            raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, f"It was not kept: {error}.") from None
+        return msgspec.convert(kept, InteractionAnswer, from_attributes=True)
+
+    async def _recall(self, given: Given) -> InteractionsAnswer:
+        wanted: InteractionsWanted = given.query
+        memory = self._remembering().memory
+        await self._remembering().caught_up()
+        if wanted.query is None:
+            search = partial(memory.recent, wanted.agent_name, wanted.top_k, wanted.interaction_type)
+        else:
+            search = partial(
+                memory.semantic_search_interactions,
+                wanted.query[:QUERY_CHARACTERS],
+                wanted.agent_name,
+                wanted.top_k,
+                wanted.time_decay_factor,
+                wanted.interaction_type,
+            )
+        found = meta_tools.as_data(await _in_thread(search))
+        return msgspec.convert({"query": wanted.query, **found}, InteractionsAnswer)
+
+    async def _forget(self, given: Given) -> Forgotten:
+        unwanted: InteractionsUnwanted = given.query
+        agent = None if unwanted.agent_name is None else agent_named(unwanted.agent_name)
+        days = unwanted.older_than_days
+        before = self._clock() - days * SECONDS_A_DAY if days else None
+        scope = InteractionScope(agent, unwanted.interaction_type, before)
+        # What was searched a moment ago may still wait to be written: it is to be forgotten as well.
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            await self._remembering().settled()
+        return Forgotten(await _in_thread(partial(self._remembering().memory.forget, scope)))
+
+    async def _forget_one(self, given: Given) -> Forgotten:
+        name, memory = given.path["interaction"], self._remembering().memory
+        known = name.isascii() and name.isdecimal() and int(name) <= LARGEST_ID
+        if not known or not await _in_thread(partial(memory.forget_one, int(name))):
+            raise BadRequestError(HTTPStatus.NOT_FOUND, f"There is no interaction {name!r}, or not any more.")
+        return Forgotten(1)
+
+    def _remembering(self) -> InteractionRecorder:
+        if self._recorder is None:
+            raise BadRequestError(HTTPStatus.FORBIDDEN, _OFF)
+        return self._recorder
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    try:
+        return await in_thread(function, abandon_on_cancel=True)
+    except StoreError as error:
+        raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.") from None

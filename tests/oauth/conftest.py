@@ -1,0 +1,64 @@
+"""A server that wants a login, its authorization server, and a person who logs in."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from support.authorization import Protected, protected_server
+
+from mcp_context_proxy.config import OAuthConfig, ServerConfig
+from mcp_context_proxy.oauth import login
+from mcp_context_proxy.oauth.bearer import BearerAuth
+from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
+
+
+@pytest.fixture
+async def protected() -> AsyncIterator[Protected]:
+    with anyio.fail_after(60):
+        async with protected_server() as made:
+            yield made
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where credentials are kept."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def configuration(tmp_path: Path, protected: Protected, more: str = "") -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(f'[store]\npath = "memory"\n[servers.locked]\nurl = "{protected.url}"\n{more}')
+    return path
+
+
+def server_config(protected: Protected, **oauth: Any) -> ServerConfig:
+    settings = {"oauth": OAuthConfig(**oauth)} if oauth else {}
+    return ServerConfig(name="locked", url=protected.url, **settings)
+
+
+async def visit(address: str) -> httpx2.Response:
+    """What a browser does with an address."""
+    async with httpx2.AsyncClient(follow_redirects=True) as browser:
+        return await browser.get(address)
+
+
+async def logged_in(config: ServerConfig) -> OAuthCredentials:
+    """Log in as a person would, and keep it."""
+    async with login.listening(config.name, 0) as waiting:
+
+        async def send(address: str) -> None:
+            await visit(address)
+
+        person = login.Person(waiting.redirect_uri, send, waiting.answer)
+        credentials = await login.log_in(config, person)
+    CredentialFile(config).write(credentials)
+    return credentials
+
+
+async def fetched(config: ServerConfig, auth: httpx2.Auth | None = None) -> int:
+    async with httpx2.AsyncClient(auth=auth or BearerAuth(config, CredentialFile(config))) as client:
+        return (await client.get(config.url or "")).status_code

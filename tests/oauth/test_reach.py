@@ -1,0 +1,231 @@
+"""A server leads us nowhere that is nearer to this machine than the server itself is."""
+
+import os
+import ssl
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import anyio.streams.tls
+import httpx2
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from mcp.client.auth import OAuthFlowError
+
+from mcp_context_proxy.config import OAuthConfig, ServerConfig
+from mcp_context_proxy.errors import AuthorizationError
+from mcp_context_proxy.oauth import token_endpoint
+from mcp_context_proxy.oauth.credentials import OAuthCredentials
+from mcp_context_proxy.oauth.ssrf_guard import Destinations, NetworkReach
+from mcp_context_proxy.oauth.token_endpoint import exchange
+
+pytestmark = pytest.mark.anyio
+
+PUBLIC = ServerConfig(name="far", url="https://mcp.example/mcp")
+NEARER = "nearer to this machine"
+
+
+class Canary:
+    """A port of this machine that counts who comes, and answers."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self.port = 0
+
+    async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        self.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        task_status.started()
+        async with listener:
+            await listener.serve(self.answer)
+
+    async def answer(self, stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            self.heard.append(await stream.receive())
+            await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+
+@pytest.fixture
+async def canary() -> AsyncIterator[Canary]:
+    canary = Canary()
+    async with anyio.create_task_group() as group:
+        await group.start(canary.serve)
+        yield canary
+        group.cancel_scope.cancel()
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    with pytest.raises(OAuthFlowError, match=NEARER):
+        yield
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "[::ffff:127.0.0.1]"])
+async def test_a_server_elsewhere_never_leads_to_this_machine(canary: Canary, host: str) -> None:
+    with refused():
+        await exchange(Destinations(PUBLIC), httpx2.Request("GET", f"https://{host}:{canary.port}/"))
+
+    assert canary.heard == []
+
+
+@pytest.mark.parametrize("reach", [NetworkReach.PUBLIC, NetworkReach.PRIVATE, NetworkReach.LOOPBACK])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254",
+        "169.254.1.1",
+        "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.192",
+        "0.0.0.0",
+        "224.0.0.1",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
+        "[::]",
+        "[::ffff:169.254.169.254]",
+        "[64:ff9b::a9fe:a9fe]",
+        "[2002:a9fe:a9fe::1]",
+    ],
+)
+async def test_nobody_leads_to_what_tells_a_machine_its_credentials(host: str, reach: NetworkReach) -> None:
+    with refused():
+        await Destinations(PUBLIC, reach).pinned(httpx2.Request("GET", f"https://{host}/"))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["10.0.0.1", "172.16.0.1", "100.64.0.1", "[fc00::1]", "[fec0::1]", "[64:ff9b::a00:1]"],
+)
+async def test_only_a_server_of_this_network_leads_to_others_of_it(host: str) -> None:
+    request = httpx2.Request("GET", f"https://{host}/")
+    with refused():
+        await Destinations(PUBLIC).pinned(request)
+
+    assert await Destinations(PUBLIC, NetworkReach.PRIVATE).pinned(request) == [request]
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "[2606:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"])
+async def test_every_server_leads_to_public_addresses(host: str) -> None:
+    request = httpx2.Request("GET", f"https://{host}/")
+
+    assert await Destinations(PUBLIC).pinned(request) == [request]
+
+
+async def test_what_a_name_stands_for_is_looked_up_once_and_connected_to(canary: Canary) -> None:
+    request = httpx2.Request("GET", f"http://localhost:{canary.port}/well-known")
+    pinned = await Destinations(PUBLIC, NetworkReach.LOOPBACK).pinned(request)
+    answer = await exchange(Destinations(PUBLIC, NetworkReach.LOOPBACK), request)
+
+    assert all(each.url.host in {"127.0.0.1", "::1"} for each in pinned)
+    assert all(each.headers["host"] == f"localhost:{canary.port}" for each in pinned)
+    assert answer.status_code == 200
+    assert f"host: localhost:{canary.port}".encode() in canary.heard[0].lower()
+
+
+async def test_hosts_of_the_configuration_are_connected_to_wherever_they_are(canary: Canary) -> None:
+    of_issuer = ServerConfig(
+        name="far", url="https://mcp.example/mcp", oauth=OAuthConfig(issuer=f"http://localhost:{canary.port}")
+    )
+    destinations = Destinations(of_issuer)
+    await exchange(destinations, httpx2.Request("GET", f"http://localhost:{canary.port}/"))
+
+    # And where that one is, its own endpoints may be.
+    await exchange(destinations, httpx2.Request("GET", f"http://127.0.0.1:{canary.port}/"))
+    assert len(canary.heard) == 2
+
+
+async def test_a_renewal_goes_no_nearer_than_the_login_went(canary: Canary) -> None:
+    def credentials(reach: NetworkReach) -> OAuthCredentials:
+        return OAuthCredentials(
+            server="far",
+            resource="https://mcp.example/mcp",
+            issuer="https://login.example",
+            token_endpoint=f"http://localhost:{canary.port}/token",
+            client_id="us",
+            access_token="old",
+            refresh_token="again",
+            reach=reach,
+        )
+
+    with pytest.raises(AuthorizationError, match=NEARER):
+        await token_endpoint.refresh(PUBLIC, credentials(NetworkReach.PRIVATE))
+    assert canary.heard == []
+
+    with pytest.raises(AuthorizationError, match="no usable token"):
+        await token_endpoint.refresh(PUBLIC, credentials(NetworkReach.LOOPBACK))
+    assert len(canary.heard) == 1
+
+
+# A server for one name, with a certificate for it, that is trusted in the process that asks.
+ASK = """
+import sys, anyio, httpx2
+from mcp_context_proxy.oauth.token_endpoint import exchange
+from mcp_context_proxy.oauth.ssrf_guard import Destinations, NetworkReach
+from mcp_context_proxy.config import ServerConfig
+
+async def main():
+    far = ServerConfig(name="far", url="https://mcp.example/mcp")
+    destinations = Destinations(far, NetworkReach.LOOPBACK)
+    try:
+        answer = await exchange(destinations, httpx2.Request("GET", sys.argv[1]))
+        print(answer.status_code)
+    except httpx2.ConnectError as error:
+        print(error)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize(("named", "told"), [("localhost", "200"), ("other.example", "Hostname mismatch")])
+async def test_encryption_is_verified_for_the_name_and_not_for_the_address(
+    tmp_path: Path, named: str, told: str
+) -> None:
+    certificate, key = _certificate(tmp_path, named)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+
+    async def answer(stream: anyio.abc.SocketStream) -> None:
+        try:
+            async with await anyio.streams.tls.TLSStream.wrap(
+                stream, server_side=True, ssl_context=context, standard_compatible=False
+            ) as encrypted:
+                await encrypted.receive()
+                await encrypted.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        except (ssl.SSLError, anyio.EndOfStream, anyio.BrokenResourceError):
+            await stream.aclose()
+
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, answer)
+        asked = await anyio.run_process(
+            [sys.executable, "-c", ASK, f"https://localhost:{port}/"],
+            env={**os.environ, "SSL_CERT_FILE": str(certificate)},
+        )
+        group.cancel_scope.cancel()
+
+    assert told in asked.stdout.decode()
+
+
+def _certificate(folder: Path, host: str) -> tuple[Path, Path]:
+    """A certificate for a host, and its key, each in a file."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    builder = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+    )
+    certificate, private = folder / "certificate.pem", folder / "key.pem"
+    certificate.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return certificate, private

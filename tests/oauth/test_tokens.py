@@ -1,0 +1,221 @@
+"""A token is used as long as it is good, renewed once, and kept for its owner alone."""
+
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
+
+from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
+from mcp_context_proxy.oauth.bearer import LOOK_SECONDS, BearerAuth
+from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
+
+from .conftest import fetched, logged_in, server_config
+
+pytestmark = pytest.mark.anyio
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+def occupy(path: Path) -> None:
+    path.write_text("not a folder")
+
+
+async def token_sent(auth: BearerAuth) -> str | None:
+    """The authorization on the next request."""
+    flow = auth.async_auth_flow(httpx2.Request("POST", "http://127.0.0.1/mcp"))
+    try:
+        return (await anext(flow)).headers.get("authorization")
+    finally:
+        await flow.aclose()
+
+
+async def test_a_token_that_expires_is_renewed_before_it_is_used(protected: Protected) -> None:
+    config = server_config(protected)
+    first = await logged_in(config)
+    file = CredentialFile(config)
+    soon = BearerAuth(config, file, clock=lambda: (first.expires_at or 0) - 31)
+    assert await fetched(config, soon) != 401
+    assert protected.issuer.granted == ["authorization_code"]
+    sooner = BearerAuth(config, file, clock=lambda: (first.expires_at or 0) - 29)
+
+    assert await fetched(config, sooner) != 401
+    kept = CredentialFile(config).read()
+    assert kept is not None
+    assert kept.access_token != first.access_token
+    assert protected.issuer.granted == ["authorization_code", "refresh_token"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file modes are POSIX")
+async def test_a_login_that_others_could_read_is_kept_from_them_and_that_is_told(
+    protected: Protected, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = await logged_in(server_config(protected))
+    file = CredentialFile(server_config(protected))
+    file.path.chmod(0o644)
+
+    assert file.read() == credentials
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert "others could read the login" in caplog.text
+
+
+async def test_a_token_that_is_refused_is_renewed_and_the_request_sent_again(protected: Protected) -> None:
+    config = server_config(protected)
+    await logged_in(config)
+    protected.issuer.expire_all()
+
+    assert await fetched(config) != 401
+    assert protected.issuer.granted[-1] == "refresh_token"
+
+
+async def test_many_requests_renew_once(protected: Protected) -> None:
+    config = server_config(protected)
+    await logged_in(config)
+    protected.issuer.expire_all()
+    protected.issuer.refresh_seconds = 0.1
+    auth, statuses = BearerAuth(config, CredentialFile(config)), []
+
+    async def fetch() -> None:
+        statuses.append(await fetched(config, auth))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(20):
+            group.start_soon(fetch)
+
+    assert 401 not in statuses
+    assert protected.issuer.granted.count("refresh_token") == 1
+    assert protected.issuer.failed == []
+
+
+PROXY = """
+import sys, anyio, httpx2
+from pathlib import Path
+from mcp_context_proxy.oauth.bearer import BearerAuth
+from mcp_context_proxy.oauth.credentials import CredentialFile
+from mcp_context_proxy.config import ServerConfig
+async def main(url):
+    config = ServerConfig(name="locked", url=url)
+    async with httpx2.AsyncClient(auth=BearerAuth(config, CredentialFile(config)), timeout=30) as client:
+        for _ in range(3):
+            print((await client.get(url)).status_code, flush=True)
+anyio.run(main, sys.argv[1])
+"""
+
+
+async def test_two_proxies_never_use_a_refresh_token_twice(protected: Protected) -> None:
+    config = server_config(protected)
+    await logged_in(config)
+    protected.issuer.expire_all()
+    protected.issuer.refresh_seconds = 0.3
+    outputs: list[bytes] = []
+
+    async def run() -> None:
+        done = await anyio.run_process([sys.executable, "-c", PROXY, protected.url], env=dict(os.environ))
+        outputs.append(done.stdout)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(run)
+
+    assert b"401" not in b"".join(outputs)
+    assert protected.issuer.granted.count("refresh_token") == 1
+    assert protected.issuer.failed == []
+
+
+async def test_a_login_that_is_made_anew_or_ended_is_followed_by_a_proxy_that_runs(
+    protected: Protected,
+) -> None:
+    config, now = server_config(protected), [time.time()]
+    auth = BearerAuth(config, CredentialFile(config), clock=lambda: now[0])
+    first, sent = await logged_in(config), []
+    sent.append(await token_sent(auth))
+    second = await logged_in(config)
+    sent.append(await token_sent(auth))
+    now[0] += LOOK_SECONDS
+    sent.append(await token_sent(auth))
+    CredentialFile(config).delete()
+    now[0] += LOOK_SECONDS
+    sent.append(await token_sent(auth))
+
+    bearer = [f"Bearer {each.access_token}" for each in (first, first, second)]
+    assert sent == [*bearer, None]
+
+
+async def test_a_revoked_login_names_the_command_and_is_tried_once(
+    protected: Protected,
+) -> None:
+    config = server_config(protected)
+    await logged_in(config)
+    await protected.issuer.revoke_token(None)  # type: ignore[arg-type]
+    auth = BearerAuth(config, CredentialFile(config))
+    for _ in range(3):
+        with pytest.raises(LoginRequiredError, match="run: mcp-context-proxy login locked"):
+            await fetched(config, auth)
+
+    assert protected.issuer.failed == ["refresh_token"]
+
+
+async def test_a_renewal_that_fails_for_now_costs_no_login(protected: Protected) -> None:
+    config = server_config(protected)
+    credentials = await logged_in(config)
+    await_gone = "http://127.0.0.1:9/token"
+    broken = {name: getattr(credentials, name) for name in credentials.__struct_fields__}
+    CredentialFile(config).write(OAuthCredentials(**broken | {"token_endpoint": await_gone}))
+    protected.issuer.expire_all()
+    with pytest.raises(AuthorizationError) as failed:
+        await fetched(config)
+
+    assert not isinstance(failed.value, LoginRequiredError)
+    kept = CredentialFile(config).read()
+    assert kept is not None
+    assert kept.refresh_token == credentials.refresh_token
+
+
+async def test_credentials_of_another_issuer_url_or_name_are_not_used(protected: Protected) -> None:
+    await logged_in(server_config(protected))
+    file = CredentialFile(server_config(protected))
+    other_issuer = CredentialFile(server_config(protected, issuer="https://mine.example"))
+    moved = ServerConfig(name="locked", url=protected.url + "/elsewhere")
+    (file.path.parent / CredentialFile(moved).path.name).write_bytes(file.path.read_bytes())
+
+    assert file.read() is not None
+    assert other_issuer.path == file.path
+    assert other_issuer.read() is None
+    assert CredentialFile(moved).read() is None
+
+
+async def test_where_nothing_was_logged_in_nothing_is_written(protected: Protected, data_home: Path) -> None:
+    with pytest.raises(LoginRequiredError):
+        await fetched(server_config(protected))
+
+    assert not is_there(data_home)
+
+
+async def test_without_a_place_for_files_a_login_still_lasts_as_long_as_the_proxy(
+    protected: Protected, data_home: Path
+) -> None:
+    occupy(data_home)
+    settings = {"grant": "client_credentials", "client_id": MACHINE_ID, "client_secret": MACHINE_SECRET}
+    config = server_config(protected, **settings, issuer=protected.issuer.url)
+    auth = BearerAuth(config, CredentialFile(config))
+
+    assert await fetched(config, auth) != 401
+    assert await fetched(config, auth) != 401
+    assert protected.issuer.granted == ["client_credentials"]
+
+
+async def test_a_damaged_file_is_a_login_that_is_missing(protected: Protected) -> None:
+    config = server_config(protected)
+    await logged_in(config)
+    CredentialFile(config).path.write_bytes(b'{"access_token": 7')
+
+    with pytest.raises(LoginRequiredError):
+        await fetched(config)

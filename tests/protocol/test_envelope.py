@@ -1,0 +1,208 @@
+"""JSON-RPC envelopes: only what routes a message is decoded, the payload stays the bytes that came."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec import UNSET, Raw
+
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import MalformedError
+
+IDS = st.integers(min_value=-(10**17), max_value=10**17) | st.text(
+    st.characters(codec="utf-8", exclude_characters='"\\', exclude_categories=["Cc", "Cs"]),
+    min_size=1,
+    max_size=32,
+)
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=8,
+)
+
+
+@given(IDS, JSONS)
+def test_a_payload_is_the_bytes_that_came(request_id: int | str, payload: object) -> None:
+    text = json.dumps(payload, indent=1).encode()
+    frame = b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (json.dumps(request_id).encode(), text)
+
+    message = envelope.decode(frame)
+
+    assert message.id == request_id
+    assert bytes(message.result) == text
+    assert message.method is UNSET
+
+
+@given(IDS, JSONS)
+def test_a_reply_is_json_with_that_result(request_id: int | str, payload: object) -> None:
+    reply = json.loads(envelope.reply(request_id, json.dumps(payload).encode()))
+
+    assert reply == {"jsonrpc": "2.0", "id": request_id, "result": payload}
+
+
+@given(IDS, JSONS)
+@example(-10000, "x" * 199)
+def test_the_id_of_a_message_that_cannot_be_read_is_found_at_either_end(
+    request_id: int | str, payload: object
+) -> None:
+    text = json.dumps(payload, ensure_ascii=False).replace('"id"', '"di"').encode()
+    spelled = json.dumps(request_id, ensure_ascii=False).encode()
+    first = b'{"jsonrpc":"2.0","id":%b,"result":%b,"x":NaN}' % (spelled, text)
+    last = b'{"jsonrpc":"2.0","result":{"x":NaN,"y":%b},"id": %b}' % (text, spelled)
+
+    assert envelope.salvage_id(first, first) == request_id
+    assert envelope.salvage_id(last, last) == request_id
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "",
+        "garbage",
+        '{"idx":7}',
+        '{"id":null}',
+        '{"id":[1]}',
+        '{"id":1.5}',
+        '{"id":1e9}',
+        '{"id":' + "9" * 30,
+    ],
+)
+def test_where_no_id_can_be_told_none_is_made_up(frame: str) -> None:
+    assert envelope.salvage_id(frame.encode(), frame.encode()) is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"7",
+        b'"x"',
+        b"{",
+        b'{"id":1,"result":{"a":NaN}}',
+        b'{"id":1,"result":{"a":"\xff"}}',
+        b'{"id":1,"result":"\xed\xa0\x80"}',
+        b'{"id":{}}',
+        b'{"id":true}',
+        b'{"method":7}',
+        b'{"method":null}',
+        b'{"id":1} trailing',
+        b'{"result":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda frame: repr(frame[:30]),
+)
+def test_what_is_not_a_message_is_malformed(frame: bytes) -> None:
+    with pytest.raises(MalformedError):
+        envelope.decode(frame)
+
+
+def test_the_kind_of_a_message_follows_from_its_members() -> None:
+    request = envelope.decode(envelope.request(1, "ping", None))
+    notification = envelope.decode(envelope.notification("x"))
+    error = envelope.decode(envelope.error_reply(None, -32700, "no", {"a": 1}))
+
+    assert (request.id, request.method) == (1, "ping")
+    assert notification.id is UNSET
+    assert error.id is None
+    assert envelope.decode_error(error.error).code == -32700  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("raw", [b'"x"', b"[]", b'{"code":"x"}', b'{"code":1.5}', b"null"])
+def test_a_malformed_error_is_an_internal_error(raw: bytes) -> None:
+    from msgspec import Raw
+
+    assert envelope.decode_error(Raw(raw)).code == envelope.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"\ud83d\ude00", "\U0001f600"),
+        (rb"\ud83d", "\ufffd"),
+        (rb"\ude00 x", "\ufffd x"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\\ud83d \ud83d", "\\ud83d \ufffd"),
+        (rb"\u00e9 \ud83d \"", 'é \ufffd "'),
+    ],
+)
+def test_half_a_character_is_replaced_and_whole_ones_stay(sent: bytes, read: str) -> None:
+    message = envelope.decode(b'{"id":1,"result":{"text":"%b"}}' % sent)
+
+    assert isinstance(message.result, Raw)
+    assert json.loads(bytes(message.result)) == {"text": read}
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_any_bytes_are_a_message_or_told_to_be_none(data: bytes) -> None:
+    try:
+        message = envelope.decode(data)
+    except envelope.MalformedError:
+        envelope.salvage_id(data, data)
+    else:
+        assert isinstance(message, envelope.Envelope)
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["jsonrpc", "id", "method", "params", "result", "error", "x"]), JSON_VALUES
+    ),
+    st.booleans(),
+)
+def test_a_payload_leaves_as_it_came_whatever_is_around_it(message: dict[str, Any], escaped: bool) -> None:
+    data = json.dumps(message, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
+    try:
+        decoded = envelope.decode(data)
+    except envelope.MalformedError:
+        return
+    for member in ("params", "result", "error"):
+        if member in message:
+            raw = getattr(decoded, member)
+            assert json.loads(bytes(raw)) == message[member]
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "why"),
+    [
+        ('{"jsonrpc":"2.0","id":1,', -32700, "truncated"),
+        ('{"jsonrpc":"2.0","id":1,"method":"a\xff"}', -32700, "not UTF-8"),
+        ('[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600, "array"),
+        ('{"jsonrpc":"2.0","id":1,"method":5}', -32600, "method"),
+        ('{"jsonrpc":"2.0","id":null,"method":"ping"}', -32600, "id"),
+        ('{"jsonrpc":"2.0","id":1.5,"method":"ping"}', -32600, "id"),
+        ('{"jsonrpc":"1.0","id":1,"method":"ping"}', -32600, "jsonrpc"),
+        ('{"id":1,"method":"ping"}', -32600, "jsonrpc"),
+        ('{"jsonrpc":"2.0","id":1,"method":"ping","params":[1]}', -32600, "params"),
+        ('{"jsonrpc":"2.0","id":1}', -32600, "neither"),
+    ],
+)
+def test_a_client_is_told_what_is_wrong_with_a_request(frame: str, code: int, why: str) -> None:
+    with pytest.raises(MalformedError, match=why) as malformed:
+        envelope.decode_from_client(frame.encode("latin-1"))
+
+    assert malformed.value.code == code
+
+
+@pytest.mark.parametrize("frame", ['{"id":null,"error":{}}', '{"id":7.5,"result":5,"params":[]}'])
+def test_a_reply_is_taken_however_odd_for_an_answer_to_it_would_be_answered(frame: str) -> None:
+    assert envelope.decode_from_client(frame.encode()).method is UNSET
+
+
+@pytest.mark.parametrize(
+    ("raw", "number"), [("5", 5), ("-0.5", -0.5), ("true", None), ('"5"', None), ("nothing", None)]
+)
+def test_a_number_is_one_and_nothing_else(raw: str, number: float | None) -> None:
+    assert envelope.number(Raw(raw.encode())) == number

@@ -1,0 +1,191 @@
+"""Messages fitted to an era: what a hop demands is written anew, everything else stays."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.eras import Era
+
+INFO = envelope.raw({"name": "us"})
+P = "io.modelcontextprotocol/"
+
+
+def members(value: dict[str, Any]) -> envelope.Members:
+    return envelope.members(json.dumps(value).encode())
+
+
+def downward(params: dict[str, Any], to: Era, **more: Any) -> Any:
+    return json.loads(envelope.encode(eras.fit_params_to_server(members(params), to, **more)))
+
+
+def upward(method: str, result: Any, to: Era) -> Any:
+    return json.loads(eras.fit_result_to_client(method, json.dumps(result).encode(), to, INFO))
+
+
+@pytest.mark.parametrize("to", list(Era))
+def test_downward_ours_and_the_last_hops_keys_go_and_foreign_ones_stay(to: Era) -> None:
+    meta = {
+        "com.example/k": {"a": None},
+        "traceparent": "00-1",
+        eras.QUERY_KEY: "secret",
+        eras.CONTEXT_KEY: "secret",
+        "progressToken": "theirs",
+        P + "clientInfo": {"name": "them"},
+    }
+
+    sent = downward({"name": "x", "_meta": meta, "x": [None]}, to)
+
+    assert sent["x"] == [None]
+    kept = {key: value for key, value in sent["_meta"].items() if not key.startswith(P)}
+    assert kept == {"com.example/k": {"a": None}, "traceparent": "00-1"}
+    assert P + "clientInfo" not in sent["_meta"]
+
+
+def test_downward_to_the_handshake_era_nothing_is_added() -> None:
+    assert downward({"name": "x"}, Era.HANDSHAKE, capabilities={}, client_info={}) == {"name": "x"}
+
+
+def test_downward_to_the_modern_era_each_request_carries_the_envelope() -> None:
+    sent = downward({}, Era.MODERN, capabilities={"sampling": {}}, client_info={"name": "c"})
+
+    assert sent["_meta"] == {
+        P + "protocolVersion": "2026-07-28",
+        P + "clientCapabilities": {"sampling": {}},
+        P + "clientInfo": {"name": "c"},
+    }
+
+
+def test_downward_answers_to_questions_go_to_the_modern_era_only() -> None:
+    params = {"name": "x", "inputResponses": {"a": 1}, "requestState": "s"}
+
+    assert downward(params, Era.HANDSHAKE) == {"name": "x"}
+    assert downward(params, Era.MODERN)["requestState"] == "s"
+
+
+@pytest.mark.parametrize("to", list(Era))
+def test_downward_nothing_asks_for_a_task_whose_result_nobody_could_fetch(to: Era) -> None:
+    """Tasks are not relayed: a call that asks for one is an ordinary call."""
+    capabilities = {
+        "sampling": {"x": None},
+        "tasks": {"list": {}},
+        "extensions": {P + "tasks": {}, "com.example/x": {"y": [None]}},
+    }
+    kept = {"sampling": {"x": None}, "extensions": {"com.example/x": {"y": [None]}}}
+
+    for given in (capabilities, envelope.raw(capabilities)):
+        sent = downward({"name": "x", "task": {"ttl": 1}}, to, capabilities=given)
+        meta = sent.pop("_meta", {})
+        assert sent == {"name": "x"}
+        assert meta.get(P + "clientCapabilities", kept) == kept
+
+
+@pytest.mark.parametrize("meta", [None, 7, "x", []], ids=repr)
+def test_a_meta_that_is_no_object_is_none(meta: Any) -> None:
+    assert downward({"a": 1, "_meta": meta}, Era.HANDSHAKE) == {"a": 1}
+
+
+@pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
+def test_upward_to_the_modern_era_a_result_says_what_it_is_and_who_served_it(method: str) -> None:
+    assert upward(method, {"content": [], "x": None}, Era.MODERN) == {
+        "content": [],
+        "x": None,
+        "resultType": "complete",
+        "_meta": {P + "serverInfo": {"name": "us"}},
+    }
+
+
+@pytest.mark.parametrize("method", sorted(eras.CACHEABLE))
+def test_upward_to_the_modern_era_a_cacheable_result_says_for_how_long(method: str) -> None:
+    fitted = upward(method, {}, Era.MODERN)
+
+    assert (fitted["ttlMs"], fitted["cacheScope"]) == (0, "private")
+    assert upward(method, {"ttlMs": 7, "cacheScope": "public"}, Era.MODERN)["ttlMs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("0", 0),
+        ("3600000", 3_600_000),
+        ("3600001", 3_600_000),
+        ("9" * 5000, 3_600_000),
+        ("-1", 0),
+        ("1e400", 0),
+        ("60000.5", 0),
+        ("true", 0),
+        ("null", 0),
+        ('"60000"', 0),
+        ("[" * 300 + "]" * 300, 0),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_upward_to_the_modern_era_a_result_is_kept_for_an_hour_at_most(said: str, kept: int) -> None:
+    came = b'{"contents":[],"ttlMs":%b}' % said.encode()
+    fitted = json.loads(eras.fit_result_to_client("resources/read", came, Era.MODERN, INFO))
+
+    assert fitted["ttlMs"] == kept
+
+
+def test_upward_to_the_modern_era_a_question_is_not_cacheable() -> None:
+    fitted = upward("resources/read", {"resultType": "input_required", "requestState": "s"}, Era.MODERN)
+
+    assert fitted["resultType"] == "input_required"
+    assert "ttlMs" not in fitted
+
+
+def test_upward_to_the_modern_era_the_servers_own_name_is_replaced_by_ours() -> None:
+    fitted = upward("tools/call", {"_meta": {P + "serverInfo": {"name": "them"}, "k": 1}}, Era.MODERN)
+
+    assert fitted["_meta"] == {P + "serverInfo": {"name": "us"}, "k": 1}
+
+
+def test_upward_to_the_handshake_era_nothing_of_the_modern_one_is_left() -> None:
+    modern = {
+        "contents": [],
+        "resultType": "complete",
+        "ttlMs": 1,
+        "cacheScope": "public",
+        "_meta": {P + "serverInfo": {}, "k": 1},
+    }
+
+    assert upward("resources/read", modern, Era.HANDSHAKE) == {"contents": [], "_meta": {"k": 1}}
+
+
+def test_upward_to_the_handshake_era_what_needs_no_change_is_the_bytes_that_came() -> None:
+    came = b'{ "content" : [ ], "structuredContent": {"n": 1.0e-07} }'
+
+    assert eras.fit_result_to_client("tools/call", came, Era.HANDSHAKE, INFO) == came
+
+
+@pytest.mark.parametrize("structured", [[1], "x", 7, None, True], ids=repr)
+def test_upward_to_the_handshake_era_structured_content_that_is_no_object_is_left_out(
+    structured: Any,
+) -> None:
+    result = {"content": [{"type": "text", "text": "1"}], "structuredContent": structured}
+
+    assert upward("tools/call", result, Era.HANDSHAKE) == {"content": result["content"]}
+    assert upward("tools/call", result, Era.MODERN)["structuredContent"] == structured
+
+
+def test_upward_to_the_handshake_era_structured_content_that_is_nowhere_else_becomes_text() -> None:
+    image = b'{"type":"image","data":"AA==","mimeType":"image/png","x":1.0e-07}'
+    came = b'{"content":[ ' + image + b' ],"structuredContent":["caf\xc3\xa9", 1.0e-07]}'
+    bare = {"content": [], "structuredContent": [{"n": 1}]}
+
+    fitted = eras.fit_result_to_client("tools/call", came, Era.HANDSHAKE, INFO)
+
+    assert image in fitted
+    assert json.loads(fitted)["content"][1] == {"type": "text", "text": '["café", 1.0e-07]'}
+    assert upward("tools/call", bare, Era.HANDSHAKE) == {"content": [{"type": "text", "text": '[{"n": 1}]'}]}
+
+
+def test_only_a_complete_envelope_is_modern() -> None:
+    whole = {P + "protocolVersion": "2026-07-28", P + "clientCapabilities": {}}
+
+    assert eras.is_modern(members(whole))
+    for key in whole:
+        assert not eras.is_modern(members({k: v for k, v in whole.items() if k != key}))
+    assert not eras.is_modern(members(whole | {P + "protocolVersion": "2025-11-25"}))
+    assert not eras.is_modern(members(whole | {P + "clientCapabilities": []}))

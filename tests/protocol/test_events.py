@@ -1,0 +1,80 @@
+"""A stream of events is cut the same way however it arrives, and what nobody can use is passed over."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_context_proxy.protocol.framing import Event, EventFramer, OversizedEventError
+
+LINES = st.sampled_from(
+    [
+        "",
+        "data: \u2028\U0001f642",
+        "nothing: of use",
+        "\ufeffdata: marked",
+        ":",
+        ": kept alive",
+        "data: {}",
+        "data:x",
+        "data",
+        "event: endpoint",
+        "id: 7",
+        "id",
+        "retry: 20",
+    ]
+)
+ENDS = st.sampled_from(["\n", "\r\n", "\r"])
+
+
+def framed(data: bytes, step: int, limit: int = 1 << 20) -> list[Event]:
+    framer = EventFramer(limit)
+    return [event for at in range(0, len(data), step) for event in framer.feed(data[at : at + step])]
+
+
+@given(st.lists(st.tuples(LINES, ENDS)), st.integers(1, 9))
+def test_events_are_the_same_whatever_ends_their_lines_and_wherever_the_stream_is_cut(
+    lines: list[tuple[str, str]], step: int
+) -> None:
+    # A bare return before a line feed would be one line end, not two.
+    mixed = "".join(line + (end if end != "\r" else "\r\n") for line, end in lines).encode()
+    plain = "".join(line + "\n" for line, _ in lines).encode()
+    returns = "".join(line + "\r" for line, _ in lines).encode()
+
+    whole = framed(plain, len(plain) or 1)
+
+    assert framed(mixed, step) == framed(returns, step) == framed(plain, step) == whole
+
+
+def test_an_event_has_its_name_its_lines_its_id_and_its_time() -> None:
+    stream = b"\xef\xbb\xbfevent: endpoint\ndata: a\ndata:b\nid: 7\nretry: 1500\n\ndata: c\n\n"
+
+    assert framed(stream, 1) == [
+        Event(b"endpoint", b"a\nb", b"7", 1.5),
+        Event(b"message", b"c", b"7", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", [b"id: \x00", b"id: " + b"7" * 2000, b"retry: " + b"9" * 5000, b"retry: -1", b"retry: \xb2", b"x"]
+)
+def test_a_field_that_nobody_can_use_is_passed_over(line: bytes) -> None:
+    assert framed(line + b"\ndata: 1\n\n", 4) == [Event(b"message", b"1")]
+
+
+def test_what_is_no_text_is_replaced_and_the_rest_is_as_it_came() -> None:
+    assert framed(b"data: \xff\xc3\xa4\n\n", 3) == [Event(b"message", "\ufffdä".encode())]
+
+
+@pytest.mark.parametrize(
+    "stream", [b"data: " + b"x" * 200, b"data:x\n" * 30, b"x" * 200, b"data: 1\n" * 30 + b"\n"]
+)
+@pytest.mark.parametrize("step", [7, 1000])
+def test_an_event_over_the_limit_is_refused_before_it_ends(stream: bytes, step: int) -> None:
+    with pytest.raises(OversizedEventError, match="100 bytes"):
+        framed(stream, step, limit=100)
+
+
+def test_lines_that_say_nothing_never_fill_it() -> None:
+    assert framed((b": still there\n" * 50 + b"\n") * 20 + b"data: 1\n\n", 11, limit=100) == [
+        Event(b"message", b"1")
+    ]

@@ -1,0 +1,43 @@
+"""How deep JSON nests, against a reference that builds it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_context_proxy.protocol.validation import nests_deeper
+
+TEXT = st.text(alphabet='[]{}"\\\\é a', max_size=8)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    TEXT | st.integers(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth, value.values()), default=0)
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+@given(VALUES, st.booleans())
+def test_it_is_as_deep_as_what_is_built_of_it(value: Any, escaped: bool) -> None:
+    encoded = json.dumps(value, ensure_ascii=escaped).encode()
+
+    assert not nests_deeper(encoded, depth(value))
+    assert depth(value) == 0 or nests_deeper(encoded, depth(value) - 1)
+
+
+@pytest.mark.parametrize("character", ["x", "[", '\\"', "\\\\"])
+def test_it_is_the_same_wherever_its_bytes_are_cut(character: str) -> None:
+    encoded = json.dumps([[character * 50, [{"a": [character]}]]]).encode()
+    for size in range(1, len(encoded)):
+        assert nests_deeper(encoded, 4, size)
+        assert not nests_deeper(encoded, 5, size)
+
+
+def test_a_hundred_thousand_levels_are_found_without_building_one() -> None:
+    assert nests_deeper(b"[" * 100_000, 190)

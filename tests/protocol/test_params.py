@@ -1,0 +1,76 @@
+"""Params that would be taken for something else are refused, in words that say which and why."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.protocol import envelope, validation
+
+CAPABLE = {"io.modelcontextprotocol/clientCapabilities": {}}
+PROMPT = {"type": "ref/prompt", "name": "greet"}
+ARGUMENT = {"name": "who", "value": "y"}
+
+
+def fault(method: str, given: dict[str, Any], *, modern: bool = False) -> str | None:
+    return validation.fault(method, envelope.members(json.dumps(given).encode()), modern=modern)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "said"),
+    [
+        ("tools/call", {}, "needs name"),
+        ("tools/call", {"name": 5}, "needs name"),
+        ("tools/call", {"name": "x", "arguments": [1]}, "arguments of tools/call must be an object"),
+        ("tools/list", {"cursor": 5}, "cursor of tools/list must be a string"),
+        ("prompts/get", {"name": "x", "arguments": 7}, "arguments of prompts/get must be an object"),
+        ("resources/read", {"uri": ["x"]}, "needs uri, a string"),
+        ("completion/complete", {"ref": {}, "argument": ARGUMENT}, "ref/prompt with a name"),
+        (
+            "completion/complete",
+            {"ref": {"type": "ref/resource", "name": "x"}, "argument": ARGUMENT},
+            "a uri",
+        ),
+        ("completion/complete", {"ref": PROMPT, "argument": {"name": "who"}}, "a name and a value"),
+        ("completion/complete", {"ref": PROMPT}, "needs argument"),
+        ("tools/list", {"_meta": 5}, "_meta must be an object"),
+        ("tools/list", {"_meta": {"progressToken": {}}}, "progressToken"),
+        ("tools/list", {"_meta": {"progressToken": True}}, "progressToken"),
+        ("tools/list", {"_meta": {"progressToken": 1.5}}, "progressToken"),
+    ],
+)
+def test_what_is_of_another_kind_is_told(method: str, given: dict[str, Any], said: str) -> None:
+    assert said in (fault(method, given) or "")
+
+
+@pytest.mark.parametrize("level", ["loud", 7, None])
+def test_a_level_that_there_is_not_is_told_where_requests_carry_one(level: Any) -> None:
+    meta = {**CAPABLE, "io.modelcontextprotocol/logLevel": level}
+
+    assert "must be one of debug, info" in (fault("tools/list", {"_meta": meta}, modern=True) or "")
+    assert fault("tools/list", {"_meta": meta}) is None
+
+
+def test_capabilities_that_are_no_object_are_told_where_requests_carry_them() -> None:
+    meta = {"io.modelcontextprotocol/clientCapabilities": 5}
+
+    assert "must be an object" in (fault("tools/list", {"_meta": meta}, modern=True) or "")
+    assert fault("tools/list", {"_meta": meta}) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("tools/list", {}),
+        ("tools/list", {"cursor": None, "_meta": None}),
+        ("tools/call", {"name": "x", "arguments": '{"a": 1}'}),
+        ("tools/call", {"name": "x", "arguments": None, "x-unknown": [None]}),
+        ("prompts/get", {"name": "x", "arguments": {"n": 5}}),
+        ("completion/complete", {"ref": PROMPT, "argument": ARGUMENT, "context": {"arguments": {"a": "b"}}}),
+        ("tools/list", {"_meta": {"progressToken": 0, "com.example/x": [None]}}),
+        ("tools/list", {"_meta": {"progressToken": ""}}),
+        ("com.example/unknown", {"name": 5}),
+    ],
+)
+def test_what_the_protocol_allows_is_not_judged(method: str, given: dict[str, Any]) -> None:
+    assert fault(method, given) is None

@@ -1,0 +1,28 @@
+"""Whether bytes are UTF-8 is found out a piece at a time, and a character may lie across two."""
+
+import pytest
+
+from mcp_context_proxy.protocol.text import PIECE_BYTES, is_utf8
+
+
+@pytest.mark.parametrize("before", range(PIECE_BYTES - 4, PIECE_BYTES + 1))
+@pytest.mark.parametrize("character", ["é", "☃", "\U0001f600"])
+def test_a_character_may_lie_anywhere(before: int, character: str) -> None:
+    assert is_utf8(b"x" * before + character.encode())
+    assert is_utf8(b"x" * before + character.encode() + b"x" * PIECE_BYTES)
+
+
+@pytest.mark.parametrize("before", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, 3 * PIECE_BYTES])
+@pytest.mark.parametrize(
+    "wrong",
+    [b"\xff", b"\x80", b"\xc3", b"\xf0\x9f\x98", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"],
+    ids=["no start", "no end", "cut", "cut late", "too long", "a surrogate", "beyond the last"],
+)
+def test_what_is_no_character_is_found_anywhere(before: int, wrong: bytes) -> None:
+    assert not is_utf8(b"x" * before + wrong)
+    assert not is_utf8(b"x" * before + wrong + b"x" * PIECE_BYTES)
+
+
+@pytest.mark.parametrize("text", [b"", b"x", b"\x00", b"x" * (2 * PIECE_BYTES)])
+def test_ascii_is_utf8(text: bytes) -> None:
+    assert is_utf8(text)
