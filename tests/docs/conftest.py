@@ -88,3 +88,8 @@ def api() -> Page:
 @pytest.fixture
 def how_it_works() -> Page:
     return page("docs/how-it-works.md")
+
+
+@pytest.fixture
+def ranking() -> Page:
+    return page("docs/ranking.md")
