@@ -27,12 +27,13 @@ SURROUNDINGS = "faults/test_surroundings.py::"
 
 PROMISES = (
     Promise(
-        "Every request gets exactly one answer, whatever the server behind it does.",
+        "Every request gets exactly one response, whatever the server behind it does.",
         (MODES, SOAK, STOPPING + "test_a_call_that_outlasts_the_drain_is_told_and_cancelled"),
     ),
     Promise(
-        "No call is sent twice, but for one that a server refused because its session had expired, and then "
-        "a ping for the same reason. One whose connection was lost is told that it may or may not have run.",
+        "No call is sent twice, except one that a server rejected because its session had expired, and "
+        "only if the server then rejects a ping for the same reason. If the connection is lost during a "
+        "call, the caller is told that the call may or may not have run.",
         (
             MODES,
             SOAK,
@@ -43,15 +44,15 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A server that fails, hangs, floods or lies disturbs no call of another.",
+        "A server that fails, hangs, floods or lies does not disturb calls to other servers.",
         (MODES, SOAK, "downstream/test_calls.py::test_a_server_that_reads_nothing_more_holds_up_only_itself"),
     ),
     Promise(
-        "A failure is told as a result that names the server, the cause and what became of the call.",
+        "A failure is reported as a result that names the server, the cause and what happened to the call.",
         (MODES, "downstream/test_life.py::test_a_server_that_exits_at_start_is_told_with_its_last_words"),
     ),
     Promise(
-        "What has no answer ends at its deadline, and the server is told to cancel.",
+        "A request without a response ends at its deadline, and the server is told to cancel it.",
         (
             "faults/test_every_mode.py::test_a_call_that_was_given_up_is_cancelled_at_the_server",
             "downstream/test_calls.py::test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled",
@@ -59,17 +60,16 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A server that fails again and again without having answered anything, or soon leaves of itself each "
-        "time, is left alone, and tried once a minute.",
+        "A server that keeps failing without having answered anything, or keeps exiting on its own soon "
+        "after its start, is left alone and retried once a minute.",
         (
             "downstream/test_restarts.py::test_after_five_failures_it_is_left_alone_and_tried_once_a_minute",
             "downstream/test_life.py::test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers",
         ),
     ),
     Promise(
-        "Messages, lists, definitions, results, queues and waits are bounded (`[limits]`); what is over "
-        "a bound is "
-        "refused in words and never buffered.",
+        "Messages, lists, definitions, results, queues and waits are bounded (`[limits]`); anything "
+        "over a bound is refused with an explanation and never buffered.",
         (
             "wire/test_framing.py::test_a_line_that_never_ends_is_not_kept",
             "downstream/test_answers.py::test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit",
@@ -90,15 +90,16 @@ PROMISES = (
         ),
     ),
     Promise(
-        "One bad entry of a list costs itself, not the list.",
+        "A bad entry in a list is withheld on its own; the rest of the list stays.",
         (
             DEFINITIONS + "test_entries_that_are_no_tools_cost_no_tool",
             DEFINITIONS + "test_a_schema_that_is_too_deep_costs_its_own_tool_only",
         ),
     ),
     Promise(
-        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible or reordering "
-        "characters. What a call depends on is not changed; a tool that hides something there is withheld.",
+        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible or "
+        "reordering characters. Fields that a call depends on are not changed; a tool that hides "
+        "something there is withheld.",
         (
             DEFINITIONS + "test_no_text_of_a_list_hides_anything",
             "catalog/test_definitions.py::test_no_text_of_a_definition_that_passes_hides_anything",
@@ -114,8 +115,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Secrets of the configuration and of logins are in no log, no error and no last words of a server, "
-        "also not encoded.",
+        "Secrets from the configuration and from logins never appear in logs, errors or a server's last "
+        "output, not even in encoded form.",
         (
             MODES,
             "authorization/test_proxy.py::test_a_token_that_its_server_tells_is_in_no_error_and_no_log",
@@ -127,17 +128,17 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A server inherits HOME, LOGNAME, PATH, SHELL, TERM, USER and what its own entry names; no "
-        "descriptor but "
-        "its three; arguments as they are, never through a shell.",
+        "A server inherits HOME, LOGNAME, PATH, SHELL, TERM, USER and the variables in its own entry; "
+        "no file descriptor except its three standard streams; and its arguments as they are, never "
+        "through a shell.",
         (
             "faults/test_every_mode.py::test_what_a_child_inherits_is_a_short_list_and_its_own_settings",
             "downstream/test_processes.py::test_arguments_are_passed_as_they_are_and_never_to_a_shell",
         ),
     ),
     Promise(
-        "Nothing the proxy started outlives it, also where it is killed: a server ends with all that it "
-        "left behind in its process group.",
+        "No process that the proxy started outlives it, even if the proxy is killed: a server ends with "
+        "everything it left behind in its process group.",
         (
             STOPPING + "test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_started",
             STOPPING + "test_the_guardian_of_the_servers_is_replaced_when_it_was_killed",
@@ -148,9 +149,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "On SIGTERM new requests are refused, those under way are finished or told, and it exits with "
-        "0; a second "
-        "signal ends it at once.",
+        "On SIGTERM new requests are refused, running ones finish or get an error, and the proxy exits "
+        "with code 0; a second signal ends it at once.",
         (
             STOPPING + "test_calls_under_way_are_finished_before_it_stops",
             STOPPING + "test_what_comes_after_the_signal_is_refused_and_does_not_run",
@@ -158,7 +158,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A host that reads nothing any more takes no memory by it, and is left after 30 seconds.",
+        "A host that stops reading does not fill the memory of the proxy, and is disconnected after 30 "
+        "seconds.",
         (
             STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",
             "front/test_stdio_streams.py::test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile",
@@ -166,8 +167,9 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Over HTTP every request but for `/healthz` and the files of the page needs the bearer token, which "
-        "only its owner can read; without one it listens on the loopback address only, and says so.",
+        "Over HTTP every request except `/healthz` and the files of the page needs the bearer token, "
+        "which only its owner can read; without a token the proxy listens on the loopback address only, "
+        "and says so.",
         (
             LISTENING + "test_it_asks_for_a_token_that_only_its_owner_can_read",
             LISTENING + "test_without_a_token_it_never_listens_beyond_this_machine",
@@ -183,8 +185,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "The page shows what others wrote as text that cannot become part of it, loads nothing from "
-        "elsewhere, and keeps the token in its tab.",
+        "The page shows the text of others as text that cannot become part of the page, loads nothing "
+        "from elsewhere, and keeps the token in its tab.",
         (
             PAGE + "test_a_hostile_description_stays_text",
             PAGE + "test_no_text_can_become_markup_even_by_a_mistake_of_the_page",
@@ -193,8 +195,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Slow headers, slow bodies and unread answers end their connection, and a crowd of such keeps "
-        "nobody out.",
+        "Slow headers, slow bodies and unread responses end their connection, and a crowd of such "
+        "connections keeps nobody out.",
         (
             "front/test_slow_clients.py::test_who_does_not_go_on_is_disconnected",
             "front/test_slow_clients.py::test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same",
@@ -206,8 +208,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Sessions never see each other's answers, cancellations or tokens, and no server sees a "
-        "client's token. Who guesses them is refused, and no log names them.",
+        "Sessions never see each other's responses, cancellations or tokens, and no server sees a "
+        "client's token. A client that guesses session ids is refused, and no log contains them.",
         (
             HTTP + "test_two_clients_with_the_same_ids_never_get_each_others_answers",
             HTTP + "test_cancelling_in_one_session_leaves_the_same_id_in_another",
@@ -217,9 +219,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A damaged, locked, full or missing store and an unusable model cost memory or quality of "
-        "search, never a "
-        "call.",
+        "A damaged, locked, full or missing store and an unusable model cost remembered data or search "
+        "quality, never a call.",
         (
             "store/test_damage.py::test_with_any_of_2000_bits_flipped_it_serves",
             "store/test_damage.py::test_truncated_at_any_page_it_serves",
@@ -239,13 +240,13 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Nothing leaves the machine through the proxy itself, unless a server or a model service is "
+        "Nothing leaves the machine through the proxy itself unless a server or a model service is "
         "configured.",
         ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
     ),
     Promise(
-        "A server leads a login to no address that is nearer to this machine than its own, and to none that "
-        "tells a machine its credentials, whatever a name stands for at which moment.",
+        "A server cannot direct a login to an address nearer to this machine than its own, or to one "
+        "that gives a machine its credentials, no matter what a name resolves to at any moment.",
         (
             "authorization/test_reach.py::test_a_server_elsewhere_never_leads_to_this_machine",
             "authorization/test_reach.py::test_nobody_leads_to_what_tells_a_machine_its_credentials",
@@ -254,8 +255,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A model that is asked for a second opinion decides about nothing but the order of five tools, and "
-        "can neither hold up a search beyond `limits.rerank_seconds` nor fail it.",
+        "A model that is asked to rerank decides only the order of five tools; it can neither delay a "
+        "search beyond `limits.rerank_seconds` nor make it fail.",
         (
             "rerank/test_order.py::test_any_answer_gives_an_order",
             "rerank/test_prompt.py::test_each_candidate_is_one_line_of_data_and_none_can_pose_as_another",
