@@ -561,7 +561,7 @@ README_REMARKS = (
     "If other machines connect, put a reverse proxy with TLS in front.",
     "docs/docker.md describes running it in a container.",
     "docs/api.md describes the same data as JSON, for hooks and scripts.",
-    "The embedding model is all-MiniLM-L6-v2 (Apache License 2.0), quantized to 8 bits, 23 MB.",
+    "The embedding model is all-MiniLM-L6-v2 (Apache License 2.0), quantised to 8 bits, 23 MB.",
     "It is an English model.",
     "With an endpoint, queries and descriptions are sent there.",
     "All except the cross-encoder receive the query and those five tools.",
