@@ -42,7 +42,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+    *(f"{p.parent.name}/{p.name}" for folder in ("docs", "benchmarks") for p in ROOT.glob(f"{folder}/*.md")),
 ]
 
 
