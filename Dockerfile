@@ -1,5 +1,5 @@
-# The proxy with its HTTP front. `docs/docker.md` says how to run and extend it.
-# There is one variable per line, one command per RUN: .ci/image.py reads this file and does the same without Docker.
+# The proxy with its HTTP front. docs/docker.md explains how to run and extend this image.
+# One variable per ENV and one command per RUN: .ci/image.py reads this file and runs its steps without Docker.
 
 FROM python:3.12-slim AS build
 WORKDIR /src
@@ -17,7 +17,7 @@ ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin
 ENV HOME=/data
 ENV XDG_DATA_HOME=/data
 ENV MCP_CONTEXT_PROXY_CONFIG=/config/config.toml
-# A volume shows the rights and owners of the host; whoever mounts it decides what runs here anyway.
+# A volume shows the permissions and owners of the host; whoever mounts it decides what runs here anyway.
 ENV MCP_CONTEXT_PROXY_TRUST_CONFIG=1
 
 USER 10001:10001

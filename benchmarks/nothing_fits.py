@@ -56,9 +56,9 @@ HEAD = (
     "impossible",
     "refused",
     "AUROC",
-    "of the cosine alone",
+    "AUROC of the cosine alone",
     "refused by the cosine",
-    "chosen elsewhere: fit",
+    "threshold from other catalogs: fit",
     "refused",
 )
 
@@ -99,15 +99,15 @@ def calibration(sets: Sequence[Named], embedder: EmbedTexts, query_embedder: Emb
     return [
         '## "Nothing fits"',
         "",
-        "Answerable: queries of each set in its own catalog, or in a part that has all they need.",
-        "Impossible: queries of other sets, read one by one with the tools that came nearest",
-        f"(`{JUDGED.name}`), but for {UNREAD}, where none of 20 that were read can be answered and",
-        f"the rest were taken unread (without those that need a tool with a twin there, cosine {TWIN:g}).",
-        "For seal_tools there is none: 16 of 20 that were read can be answered among its 4,076 tools.",
+        "Answerable: queries of each set, in its own catalog or in a part that has all the tools they need.",
+        "Impossible: queries of other sets, judged one by one with the nearest tools in view",
+        f"(`{JUDGED.name}`). For {UNREAD}, none of 20 judged queries can be answered, so the others were",
+        f"taken without judging, except those that need a tool with a similar one there (cosine {TWIN:g}).",
+        "For seal_tools there are none: 16 of 20 judged queries can be answered with its 4,076 tools.",
         "Parts: every sixth server of livemcp, every fourth tool of metatool, every fourth real list.",
-        "Refused by the cosine: with the best threshold for it, one for all catalogs,",
+        "Refused by the cosine: with the best cosine threshold, the same for all catalogs,",
         f"that keeps {KEPT:.0%} of the answerable queries of the whole catalogs.",
-        "Last columns: with what spares as much evidence as the other catalogs allow for the same share.",
+        "Last two columns: with the threshold that keeps the same share in the other catalogs.",
         "",
         *(f"| {' | '.join(line)} |" for line in [HEAD, ["---"] * len(HEAD), *rows]),
         "",
@@ -205,7 +205,7 @@ def _mean(values: Sequence[float]) -> str:
 
 def _told(accidents: Asked) -> str:
     return (
-        f"Of the {accidents.fits.size} queries that were read and can be answered though they were meant for "
+        f"Of the {accidents.fits.size} judged queries that can be answered although they were written for "
         f"other tools, {accidents.fits.mean():.0%} fit."
     )
 

@@ -34,7 +34,7 @@ DEPTH = 10
 LEFT_OUT = {"metatool_full"}
 """Unless it is named: it contains another set and takes ten times as long as all the rest."""
 
-HYBRID = "this"
+HYBRID = "proxy"
 AGAINST = ("plain BM25", "seed design", "RRF", "query alone")
 SHARES = np.arange(0.5, 0.9, 0.01)
 """Of the selection rule: one of these is chosen with each set left out."""
@@ -184,17 +184,17 @@ def page(found: Sequence[Measured]) -> list[str]:
         "# Search on public sets",
         "",
         "Written by `python benchmarks/retrieval.py FOLDER --output benchmarks/retrieval.md`.",
-        "In brackets: 95 % bootstrap intervals.",
-        "One set alone: `mcp-context-proxy eval FOLDER/NAME/corpus.jsonl.gz FOLDER/NAME/queries.jsonl.gz`.",
+        "Brackets contain 95 % bootstrap intervals.",
+        "One set: `mcp-context-proxy eval FOLDER/NAME/corpus.jsonl.gz FOLDER/NAME/queries.jsonl.gz`.",
         "",
-        "- **plain BM25**: k1 1.2, b 0.75, words of name and description (`benchmarks/baselines.py`).",
-        "- **seed design**: best cosine of the whole query with a chunk of `name: description`, same model.",
+        "- **plain BM25**: k1 1.2, b 0.75, over name and description (`benchmarks/baselines.py`).",
+        "- **seed design**: best cosine of the query with a chunk of `name: description`, same model.",
         "- **RRF**: reciprocal rank fusion, k = 60, of this project's BM25F and cosine.",
-        "- **query alone**: as this, but without the query's telling words embedded beside it.",
-        "- **this**: what the proxy does: `cosine + 0.025 * BM25F + need` (docs/how-it-works.md).",
+        "- **query alone**: the proxy's method, but only one vector for the query, with its stop words.",
+        "- **proxy**: the proxy's method, `cosine + 0.025 * BM25F + need` (docs/ranking.md).",
         "",
         "The macro row is the mean of the sets.",
-        "The formula and its numbers were chosen with these sets in view.",
+        "The formula and its numbers were chosen using these sets.",
         "",
         *(
             line
@@ -221,7 +221,11 @@ def advantage(found: Sequence[Measured]) -> list[str]:
         [measure, *(signed(macro_estimate([gains(one, name, measure) for one in found])) for name in AGAINST)]
         for measure in ("recall@5", "recall@10", "complete@5", "mrr", "ndcg@10")
     ]
-    return ["## This less the others, paired by query, macro", "", *table(["measure", *AGAINST], rows)]
+    return [
+        "## Gain of the proxy over the others, paired by query, macro",
+        "",
+        *table(["measure", *AGAINST], rows),
+    ]
 
 
 def details(found: Sequence[Measured]) -> list[str]:
@@ -235,7 +239,7 @@ def details(found: Sequence[Measured]) -> list[str]:
         f"{np.mean([np.mean(values(one, HYBRID, measure)) for one in found]):.3f}" for measure in COLUMNS
     ]
     head = ["set (queries, tools)", *COLUMNS]
-    return ["## This, every measure", "", *table(head, [*rows, ["**macro**", *macro]])]
+    return ["## The proxy, all measures", "", *table(head, [*rows, ["**macro**", *macro]])]
 
 
 def selection(found: Sequence[Measured]) -> list[str]:
@@ -270,7 +274,7 @@ def shares_left_out(found: Sequence[Measured]) -> list[str]:
         f"The lowest share that returns at most {MOST_RETURNED:g} tools on average over the other sets:",
         "",
         *table(["set left out", "share", "tools returned", "recall"], [*rows, ["**macro**", "", *macro]]),
-        f"A fixed number, macro: 5 tools have {fixed[0]:.3f} of what is needed, 10 tools {fixed[1]:.3f}.",
+        f"A fixed number, macro: 5 tools have {fixed[0]:.3f} of the needed tools, 10 tools {fixed[1]:.3f}.",
         "",
     ]
 

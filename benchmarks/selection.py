@@ -121,9 +121,9 @@ def page(subjects: Sequence[Subject]) -> list[str]:
         "# Selection on public sets",
         "",
         "Written by `python benchmarks/selection.py FOLDER --output benchmarks/selection.md`.",
-        "**recall**: the share of a query's needs that are among the tools selected; **complete**: the share",
-        "of queries of which all are. **tokens**: what the definitions of the tools selected cost a model,",
-        "estimated; in the first row of a set, what all of its tools cost.",
+        "**recall**: the share of a query's needs that the selected tools meet. **complete**: the share of",
+        "queries whose needs are all met. **tokens**: the estimated cost of the selected definitions for a",
+        "model; in the first row of a set, the cost of all its tools.",
         "",
         *presets(subjects),
         *chunking(subjects),
@@ -161,7 +161,7 @@ def chunking(subjects: Sequence[Subject]) -> list[str]:
         rows.append(["", "by sentence", *parts.cells()])
     head = ["set (queries)", "query", *HEAD]
     return [
-        "## Query chunking: queries of several sentences and needs, preset normal",
+        "## Query chunking: queries with several sentences and needs, preset normal",
         "",
         *table(head, rows),
     ]
@@ -199,7 +199,7 @@ def history(subjects: Sequence[Subject]) -> list[str]:
         [subject.of.name, f"{steps}", *subject.quality(partial(select, steps=steps)).cells()]
         for steps in HISTORIES
     ]
-    return ["## Message history: queries before this one", "", *table(["set", "queries", *HEAD], rows)]
+    return ["## Message history: number of earlier queries", "", *table(["set", "queries", *HEAD], rows)]
 
 
 def mean(qualities: Sequence[Quality]) -> Quality:

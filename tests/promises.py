@@ -1,4 +1,4 @@
-"""What the proxy promises, as data: each sentence stands in SECURITY.md, each has tests that prove it."""
+"""The promises of SECURITY.md and README.md as data: each sentence with the tests that prove it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One sentence, and where it is proved."""
+    """A passage of a page, and the tests that prove it."""
 
     sentence: str
     proofs: tuple[str, ...]
@@ -25,14 +25,15 @@ DEFINITIONS = "faults/test_definitions.py::"
 MEMORY = "faults/test_memory.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
-PROMISES = (
+SECURITY = (
     Promise(
-        "Every request gets exactly one answer, whatever the server behind it does.",
+        "Every request gets exactly one response, whatever the server behind it does.",
         (MODES, SOAK, STOPPING + "test_a_call_that_outlasts_the_drain_is_told_and_cancelled"),
     ),
     Promise(
-        "No call is sent twice, but for one that a server refused because its session had expired, and then "
-        "a ping for the same reason. One whose connection was lost is told that it may or may not have run.",
+        "No call is sent twice, except one that a server rejected because its session had expired, and "
+        "only if the server then rejects a ping for the same reason. If the connection is lost during a "
+        "call, the caller is told that the call may or may not have run.",
         (
             MODES,
             SOAK,
@@ -43,15 +44,15 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A server that fails, hangs, floods or lies disturbs no call of another.",
+        "A server that fails, hangs, floods or lies does not disturb calls to other servers.",
         (MODES, SOAK, "downstream/test_calls.py::test_a_server_that_reads_nothing_more_holds_up_only_itself"),
     ),
     Promise(
-        "A failure is told as a result that names the server, the cause and what became of the call.",
+        "A failure is reported as a result that names the server, the cause and what happened to the call.",
         (MODES, "downstream/test_life.py::test_a_server_that_exits_at_start_is_told_with_its_last_words"),
     ),
     Promise(
-        "What has no answer ends at its deadline, and the server is told to cancel.",
+        "A request without a response ends at its deadline, and the server is told to cancel it.",
         (
             "faults/test_every_mode.py::test_a_call_that_was_given_up_is_cancelled_at_the_server",
             "downstream/test_calls.py::test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled",
@@ -59,17 +60,16 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A server that fails again and again without having answered anything, or soon leaves of itself each "
-        "time, is left alone, and tried once a minute.",
+        "A server that keeps failing without having answered anything, or keeps exiting on its own soon "
+        "after its start, is left alone and retried once a minute.",
         (
             "downstream/test_restarts.py::test_after_five_failures_it_is_left_alone_and_tried_once_a_minute",
             "downstream/test_life.py::test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers",
         ),
     ),
     Promise(
-        "Messages, lists, definitions, results, queues and waits are bounded (`[limits]`); what is over "
-        "a bound is "
-        "refused in words and never buffered.",
+        "Messages, lists, definitions, results, queues and waits are bounded (`[limits]`); anything "
+        "over a bound is refused with an explanation and never buffered.",
         (
             "protocol/test_framing.py::test_a_line_that_never_ends_is_not_kept",
             "downstream/test_answers.py::test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit",
@@ -90,15 +90,16 @@ PROMISES = (
         ),
     ),
     Promise(
-        "One bad entry of a list costs itself, not the list.",
+        "A bad entry in a list is withheld on its own; the rest of the list stays.",
         (
             DEFINITIONS + "test_entries_that_are_no_tools_cost_no_tool",
             DEFINITIONS + "test_a_schema_that_is_too_deep_costs_its_own_tool_only",
         ),
     ),
     Promise(
-        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible or reordering "
-        "characters. What a call depends on is not changed; a tool that hides something there is withheld.",
+        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible or "
+        "reordering characters. Fields that a call depends on are not changed; a tool that hides "
+        "something there is withheld.",
         (
             DEFINITIONS + "test_no_text_of_a_list_hides_anything",
             "catalog/test_definitions.py::test_no_text_of_a_definition_that_passes_hides_anything",
@@ -114,8 +115,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Secrets of the configuration and of logins are in no log, no error and no last words of a server, "
-        "also not encoded.",
+        "Secrets from the configuration and from logins never appear in logs, errors or a server's last "
+        "output, not even in encoded form.",
         (
             MODES,
             "oauth/test_proxy.py::test_a_token_that_its_server_tells_is_in_no_error_and_no_log",
@@ -127,17 +128,17 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A server inherits HOME, LOGNAME, PATH, SHELL, TERM, USER and what its own entry names; no "
-        "descriptor but "
-        "its three; arguments as they are, never through a shell.",
+        "A server inherits HOME, LOGNAME, PATH, SHELL, TERM, USER and the variables in its own entry; "
+        "no file descriptor except its three standard streams; and its arguments as they are, never "
+        "through a shell.",
         (
             "faults/test_every_mode.py::test_what_a_child_inherits_is_a_short_list_and_its_own_settings",
             "downstream/test_processes.py::test_arguments_are_passed_as_they_are_and_never_to_a_shell",
         ),
     ),
     Promise(
-        "Nothing the proxy started outlives it, also where it is killed: a server ends with all that it "
-        "left behind in its process group.",
+        "No process that the proxy started outlives it, even if the proxy is killed: a server ends with "
+        "everything it left behind in its process group.",
         (
             STOPPING + "test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_started",
             STOPPING + "test_the_guardian_of_the_servers_is_replaced_when_it_was_killed",
@@ -148,9 +149,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "On SIGTERM new requests are refused, those under way are finished or told, and it exits with "
-        "0; a second "
-        "signal ends it at once.",
+        "On SIGTERM new requests are refused, running ones finish or get an error, and the proxy exits "
+        "with code 0; a second signal ends it at once.",
         (
             STOPPING + "test_calls_under_way_are_finished_before_it_stops",
             STOPPING + "test_what_comes_after_the_signal_is_refused_and_does_not_run",
@@ -158,7 +158,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A host that reads nothing any more takes no memory by it, and is left after 30 seconds.",
+        "A host that stops reading does not fill the memory of the proxy, and is disconnected after 30 "
+        "seconds.",
         (
             STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",
             "front/test_stdio_streams.py::test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile",
@@ -166,8 +167,9 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Over HTTP every request but for `/healthz` and the files of the page needs the bearer token, which "
-        "only its owner can read; without one it listens on the loopback address only, and says so.",
+        "Over HTTP every request except `/healthz` and the files of the page needs the bearer token, "
+        "which only its owner can read; without a token the proxy listens on the loopback address only, "
+        "and says so.",
         (
             LISTENING + "test_it_asks_for_a_token_that_only_its_owner_can_read",
             LISTENING + "test_without_a_token_it_never_listens_beyond_this_machine",
@@ -183,8 +185,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "The page shows what others wrote as text that cannot become part of it, loads nothing from "
-        "elsewhere, and keeps the token in its tab.",
+        "The page shows the text of others as text that cannot become part of the page, loads nothing "
+        "from elsewhere, and keeps the token in its tab.",
         (
             PAGE + "test_a_hostile_description_stays_text",
             PAGE + "test_no_text_can_become_markup_even_by_a_mistake_of_the_page",
@@ -193,8 +195,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Slow headers, slow bodies and unread answers end their connection, and a crowd of such keeps "
-        "nobody out.",
+        "Slow headers, slow bodies and unread responses end their connection, and a crowd of such "
+        "connections keeps nobody out.",
         (
             "front/test_slow_clients.py::test_who_does_not_go_on_is_disconnected",
             "front/test_slow_clients.py::test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same",
@@ -206,8 +208,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Sessions never see each other's answers, cancellations or tokens, and no server sees a "
-        "client's token. Who guesses them is refused, and no log names them.",
+        "Sessions never see each other's responses, cancellations or tokens, and no server sees a "
+        "client's token. A client that guesses session ids is refused, and no log contains them.",
         (
             HTTP + "test_two_clients_with_the_same_ids_never_get_each_others_answers",
             HTTP + "test_cancelling_in_one_session_leaves_the_same_id_in_another",
@@ -217,9 +219,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A damaged, locked, full or missing store and an unusable model cost memory or quality of "
-        "search, never a "
-        "call.",
+        "A damaged, locked, full or missing store and an unusable model cost remembered data or search "
+        "quality, never a call.",
         (
             "store/test_damage.py::test_with_any_of_2000_bits_flipped_it_serves",
             "store/test_damage.py::test_truncated_at_any_page_it_serves",
@@ -239,13 +240,13 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Nothing leaves the machine through the proxy itself, unless a server or a model service is "
+        "Nothing leaves the machine through the proxy itself unless a server or a model service is "
         "configured.",
         ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
     ),
     Promise(
-        "A server leads a login to no address that is nearer to this machine than its own, and to none that "
-        "tells a machine its credentials, whatever a name stands for at which moment.",
+        "A server cannot direct a login to an address nearer to this machine than its own, or to one "
+        "that gives a machine its credentials, no matter what a name resolves to at any moment.",
         (
             "oauth/test_reach.py::test_a_server_elsewhere_never_leads_to_this_machine",
             "oauth/test_reach.py::test_nobody_leads_to_what_tells_a_machine_its_credentials",
@@ -254,8 +255,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A model that is asked for a second opinion decides about nothing but the order of five tools, and "
-        "can neither hold up a search beyond `limits.rerank_seconds` nor fail it.",
+        "A model that is asked to rerank decides only the order of five tools; it can neither delay a "
+        "search beyond `limits.rerank_seconds` nor make it fail.",
         (
             "rerank/test_order.py::test_any_answer_gives_an_order",
             "rerank/test_prompt.py::test_each_candidate_is_one_line_of_data_and_none_can_pose_as_another",
@@ -265,3 +266,304 @@ PROMISES = (
         ),
     ),
 )
+"""Promises of SECURITY.md, in the order of their numbers."""
+
+FORMATS = "catalog/test_documents_formats.py::"
+TOOL_LIST = "server/test_tool_list.py::"
+API = "web/test_api.py::"
+
+README_SECTIONS = (
+    "Environment variables",
+    "What a model sees",
+    "Rules and references",
+    "Over HTTP",
+    "What was selected, and why",
+    "Privacy",
+)
+"""Sections of README.md in which every sentence is a promise below or one of `README_REMARKS`."""
+
+README = (
+    Promise(
+        "Search runs on your machine with a small embedding model that ships in the package: no external "
+        "service, no API key, no network.",
+        ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
+    ),
+    Promise(
+        "Both `mcpServers` (Claude Desktop, Claude Code, Cursor) and `servers` (VS Code) are understood. An "
+        "entry that starts this proxy is skipped.",
+        (
+            "config/test_hosts.py::test_the_servers_of_a_real_host_file_are_taken_over",
+            "config/test_hosts.py::test_the_proxy_itself_is_skipped_with_a_warning",
+            "docs/test_readme.py::test_a_host_file_that_starts_the_proxy_can_be_the_one_it_reads",
+        ),
+    ),
+    Promise(
+        "Servers behind the proxy inherit only `HOME`, `LOGNAME`, `PATH`, `SHELL`, `TERM` and `USER`. Put "
+        "any other variable a server needs (`GITHUB_TOKEN`, `HTTPS_PROXY`, ...) into its `env`.",
+        (
+            "faults/test_every_mode.py::test_what_a_child_inherits_is_a_short_list_and_its_own_settings",
+            "downstream/test_processes.py::"
+            "test_a_child_gets_a_short_environment_and_what_is_configured_for_it",
+        ),
+    ),
+    Promise(
+        "`${NAME}` in the configuration is replaced by that variable of the proxy's own environment.",
+        ("config/test_expand.py::test_a_reference_becomes_its_value",),
+    ),
+    Promise(
+        "The list is stable. `tools/list` is short and the same for every client: these three tools, the "
+        'tools that you marked `include = "always"`, and, if you turn that on, the ones used regularly. The '
+        "conversation does not change this list, so the provider's prompt cache stays valid.",
+        (
+            TOOL_LIST + "test_by_default_it_lists_our_own_tools_and_those_that_are_always_included",
+            TOOL_LIST + "test_our_own_definitions_depend_on_the_configuration_alone",
+            TOOL_LIST + "test_no_search_changes_the_list_of_a_modern_client",
+            "proxy/test_real_tools.py::test_a_default_list_is_short_whatever_is_behind_it",
+            "server/test_working_set.py::"
+            "test_what_was_used_in_several_sessions_is_listed_after_the_next_start",
+            "server/test_working_set.py::test_by_default_there_is_none",
+        ),
+    ),
+    Promise(
+        "A small catalog (under `expose.list_all_below`, 3000 estimated tokens) is listed in full, because "
+        "hiding it would save nothing.",
+        (TOOL_LIST + "test_a_small_catalog_is_listed_whole",),
+    ),
+    Promise(
+        "Relevance is in the answer. The tools that fit a query are returned as the result of a search.",
+        ("server/test_search.py::test_a_found_tool_comes_with_all_that_a_call_needs",),
+    ),
+    Promise(
+        "Every known tool can be called, listed or not, as `server__tool` or through `call_tool`.",
+        (
+            TOOL_LIST + "test_every_tool_can_be_called_though_it_is_not_listed",
+            TOOL_LIST + "test_a_tool_that_is_listed_by_hand_only_is_never_found_but_can_be_called",
+            "server/test_search.py::test_call_tool_answers_what_the_tool_itself_answers",
+        ),
+    ),
+    Promise(
+        "Where the protocol allows a query, the list is filtered by it. A client can send a query in the "
+        "`_meta` of `tools/list` as `io.github.mcp-context-proxy/query`, or the `context_id` returned by "
+        "`set_context` as `io.github.mcp-context-proxy/context`.",
+        (
+            TOOL_LIST + "test_a_query_in_the_request_adds_what_fits_it",
+            TOOL_LIST + "test_set_context_gives_a_handle_that_selects_the_same_for_any_request",
+        ),
+    ),
+    Promise(
+        "In a session of protocol 2025-11-25 or earlier, a search also appends the tools it found to the "
+        "list of that session and notifies the client; nothing is removed from the list later.",
+        (
+            TOOL_LIST + "test_a_handshake_session_lists_what_it_searched_and_only_ever_more",
+            TOOL_LIST + "test_one_session_does_not_see_what_another_searched",
+            "proxy/test_starting.py::"
+            "test_a_search_in_a_session_is_followed_by_one_announcement_and_a_longer_list",
+        ),
+    ),
+    Promise(
+        "Definitions, arguments and results are relayed without being rebuilt, so fields unknown to the "
+        "proxy are kept.",
+        (
+            "proxy/test_fronts.py::test_unknown_fields_of_a_definition_reach_the_client",
+            "proxy/test_real_tools.py::test_every_definition_reaches_a_client_over_stdio_unchanged",
+            "front/test_stdio.py::test_a_result_passes_byte_for_byte",
+            "front/test_stdio.py::test_arguments_pass_byte_for_byte",
+            "front/test_relaying.py::test_results_pass_byte_for_byte",
+            "front/test_relaying.py::test_arguments_pass_byte_for_byte",
+        ),
+    ),
+    Promise(
+        "Both protocol eras (up to 2025-11-25, and 2026-07-28) work on either side, in any combination.",
+        (
+            "proxy/test_matrix.py::"
+            "test_a_call_arrives_under_the_servers_own_name_with_foreign_meta_and_without_ours",
+            "proxy/test_matrix.py::test_what_the_server_asks_reaches_the_client_and_the_answer_the_server",
+        ),
+    ),
+    Promise(
+        "Folders of markdown can be searched together with the tools, and are served as resources "
+        "(`rule://name`, `reference://name`). A file is read again as soon as it changes.",
+        (
+            "server/test_search.py::test_documents_are_found_beside_tools_and_alone",
+            "proxy/test_documents.py::test_they_are_listed_and_read_beside_the_resources_of_servers",
+            "proxy/test_documents.py::test_a_changed_file_is_served_anew_and_announced_to_who_subscribed",
+        ),
+    ),
+    Promise(
+        "Cursor rules (`.mdc`), Agent Skills (`SKILL.md`), `AGENTS.md` and `CLAUDE.md` are read in their own "
+        "format and do not need a `kind`.",
+        (
+            FORMATS + "test_a_cursor_rule_says_when_it_applies",
+            FORMATS + "test_a_skill_is_a_reference_with_its_name_and_description",
+            FORMATS + "test_the_sections_of_a_file_for_agents_are_references",
+        ),
+    ),
+    Promise(
+        "Front matter is optional: `name`, `description`, `tags`, `priority` (0 to 999) and `include` "
+        "(`agent`: found by search; `always`: part of every context; `manual`: never found by search).",
+        (
+            "catalog/test_documents.py::test_front_matter_says_everything_about_a_document",
+            "catalog/test_documents.py::test_a_file_without_front_matter_takes_its_name_from_its_path",
+            "context/test_engine.py::test_each_request_has_what_the_session_has_and_what_its_query_selects",
+            "retrieval/test_search.py::test_an_item_included_by_hand_only_is_never_found",
+        ),
+    ),
+    Promise(
+        "This serves streamable HTTP at `http://127.0.0.1:8765/mcp`, HTTP+SSE at `/sse`, the REST API at "
+        "`/api/v1`, the page at `/ui`, and `/healthz`.",
+        (
+            HTTP + "test_it_says_that_it_is_well",
+            "proxy/test_sdk_client.py::test_over_streamable_http",
+            "proxy/test_fronts.py::test_a_result_arrives_unchanged",
+            API + "test_a_query_comes_back_as_the_context_that_a_model_is_to_be_given",
+            PAGE + "test_a_request_is_shown_in_three_columns_in_a_stable_order",
+        ),
+    ),
+    Promise(
+        "Every request except `/healthz` and the files of the page needs `Authorization: Bearer TOKEN`.",
+        (
+            LISTENING + "test_it_asks_for_a_token_that_only_its_owner_can_read",
+            "front/test_guard.py::test_health_needs_no_token",
+            API + "test_nothing_is_told_without_the_token",
+            PAGE + "test_the_files_are_served_without_a_token_and_with_a_strict_policy",
+        ),
+    ),
+    Promise(
+        "The token comes from the environment variable `MCP_CONTEXT_PROXY_TOKEN`, or else from the file "
+        "`http.token_file` (by default in your data folder). The proxy creates that file at its first start "
+        "and prints its path at every start.",
+        (
+            LISTENING + "test_it_asks_for_a_token_that_only_its_owner_can_read",
+            LISTENING + "test_a_configured_token_is_asked_for_on_this_machine_too_and_stays",
+            LISTENING + "test_with_a_token_it_says_where_it_serves_and_does_not_warn",
+        ),
+    ),
+    Promise(
+        "With `--no-auth` there is no token, and the proxy listens on the loopback address only.",
+        (
+            LISTENING + "test_without_a_token_it_never_listens_beyond_this_machine",
+            LISTENING + "test_without_a_token_it_says_so_at_its_start",
+        ),
+    ),
+    Promise(
+        "Requests from web pages are refused in either case.",
+        (HTTP + "test_a_web_page_reaches_nothing", API + "test_a_web_page_of_others_reaches_nothing"),
+    ),
+    Promise(
+        "prints the address of a page that shows the context of each request: its rules, references and "
+        "tools, the reason for each, its score and cost, and the tokens saved. It also ranks any query as "
+        "you type.",
+        (
+            "cli/test_ui.py::test_it_prints_the_address_with_the_token_where_no_server_gets_it",
+            PAGE + "test_a_request_is_shown_in_three_columns_in_a_stable_order",
+            PAGE + "test_what_is_behind_is_shown_as_soon_as_it_is_counted",
+            PAGE + "test_a_query_is_ranked_as_it_is_typed_and_not_recorded",
+        ),
+    ),
+    Promise(
+        "A second page, and `mcp-context-proxy stats` in a terminal, show how tools and searches performed, "
+        "the tokens saved, and the tools that were never called.",
+        (
+            "web/test_usage_page.py::test_usage_and_savings_are_summed_up",
+            "web/test_usage_page.py::test_tools_that_were_never_called_are_named_with_what_they_cost",
+            "cli/test_stats.py::test_tools_and_searches_are_shown_as_tables",
+            "cli/test_stats.py::test_tools_that_were_never_called_are_named_with_their_cost",
+        ),
+    ),
+    Promise(
+        "The pages are part of the HTTP front; beside stdio, start them with `serve --api-port 8766`. Both "
+        "serve `/metrics` for Prometheus, too.",
+        (
+            "web/test_beside_stdio.py::test_the_context_of_the_host_is_shown_to_whoever_has_the_token",
+            "web/test_beside_stdio.py::test_what_the_host_calls_is_counted_for_whoever_has_the_token",
+            "web/test_usage.py::test_metrics_are_for_whoever_has_the_token",
+        ),
+    ),
+    Promise(
+        "The proxy itself sends nothing from your machine: no telemetry, no downloads, no model service.",
+        ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
+    ),
+    Promise(
+        "It connects only to the servers you configure, and to the authorization servers they name when you "
+        "log in.",
+        (
+            "oauth/test_login.py::test_a_login_discovers_registers_and_gives_tokens_for_this_server",
+            "downstream/test_urls.py::test_nobody_is_followed_to_another_address",
+            DEFINITIONS + "test_links_in_a_result_are_passed_on_and_never_followed",
+        ),
+    ),
+    Promise(
+        "The store (`store.sqlite3` in your data folder, readable only by you) holds: vectors of tool "
+        "descriptions and documents, under a hash of their text; the lists of lazy servers, as last seen; "
+        "the last 1,000 queries of a week, with what was selected for each; which tools were used for which "
+        "queries, and in which sessions; how often tools were used, and how well they did.",
+        (
+            "store/test_store.py::test_without_a_path_the_store_is_in_the_users_data_folder",
+            "store/test_store.py::test_only_the_owner_may_read_the_store",
+            "embedding/test_cache.py::test_the_next_start_embeds_nothing",
+            "proxy/test_lazy.py::test_what_is_remembered_is_listed_and_found_at_once_without_a_process",
+            "context/test_records.py::test_only_the_latest_are_kept",
+            "context/test_records.py::test_what_is_too_old_is_forgotten",
+            "proxy/test_learning.py::test_what_is_learned_is_there_after_a_restart_and_gone_with_the_store",
+            "proxy/test_statistics.py::test_counts_go_on_after_a_restart_and_over_two_proxies_on_one_store",
+        ),
+    ),
+    Promise(
+        "Call arguments and messages are kept only if you turn on the memory of interactions.",
+        ("proxy/test_interactions.py::test_nothing_is_remembered_by_default",),
+    ),
+    Promise(
+        "With `context.keep_requests = false` and `learning.store_queries = false` no queries are kept; with "
+        '`store.path = "memory"` there is no store file at all.',
+        (
+            "context/test_records.py::test_requests_are_not_written_down_where_they_are_not_to_be",
+            "proxy/test_learning.py::test_queries_are_not_kept_where_that_is_not_wanted",
+            "proxy/test_statistics.py::test_a_search_is_kept_without_its_text_where_that_is_not_wanted",
+            "store/test_store.py::test_memory_keeps_nothing_and_touches_no_disk",
+        ),
+    ),
+    Promise(
+        "PROVENANCE.md lists its hashes and the steps to rebuild it.",
+        ("embedding/test_model_files.py::test_the_provenance_names_exactly_the_packaged_files",),
+    ),
+    Promise(
+        "Queries in other languages are matched by shared words and names, and otherwise poorly. Another "
+        "model, in a folder or behind an endpoint such as Ollama, understands them.",
+        (
+            "retrieval/test_languages.py::test_a_query_finds_the_tool_that_has_its_words",
+            "proxy/test_other_models.py::"
+            "test_search_finds_a_need_in_another_language_where_the_packaged_model_does_not",
+            "proxy/test_other_models.py::test_a_folder_of_another_model_is_searched_with",
+        ),
+    ),
+    Promise(
+        "When several tools score close together, another model can order the best five: a chat model such "
+        "as one in Ollama, a cross-encoder in a folder, or the client's own model.",
+        (
+            "rerank/test_doubt.py::test_auto_asks_only_where_it_can_matter",
+            "rerank/test_endpoint.py::test_the_model_decides_the_order_and_the_outcome_says_so",
+            "rerank/test_cross_encoder.py::test_the_order_is_that_of_its_scores",
+            "proxy/test_reranking.py::test_a_search_has_the_order_that_the_clients_model_gives",
+        ),
+    ),
+    Promise(
+        "This is off by default.",
+        ("server/test_rerank.py::test_by_default_nobody_is_asked_and_nothing_is_said",),
+    ),
+)
+"""Promises of README.md, as plain text: without emphasis, and links without their targets."""
+
+README_REMARKS = (
+    "A host started from the desktop may not have the variables of your shell: set them for the proxy in the "
+    'host\'s `"env"`.',
+    "docs/how-it-works.md explains the rest.",
+    "Every user and program on the machine can then use your servers.",
+    "If other machines connect, put a reverse proxy with TLS in front.",
+    "docs/docker.md describes running it in a container.",
+    "docs/api.md describes the same data as JSON, for hooks and scripts.",
+    "The embedding model is all-MiniLM-L6-v2 (Apache License 2.0), quantised to 8 bits, 23 MB.",
+    "It is an English model.",
+    "With an endpoint, queries and descriptions are sent there.",
+    "All except the cross-encoder receive the query and those five tools.",
+)
+"""Sentences of those sections that advise, warn or refer to another page, and promise nothing."""

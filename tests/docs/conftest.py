@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
 import pytest
+from mcp_context_proxy.cli.main import COMMANDS
+from mcp_context_proxy.cli.main import cli
 
-from mcp_context_proxy.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +43,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+    *(f"{p.parent.name}/{p.name}" for folder in ("docs", "benchmarks") for p in ROOT.glob(f"{folder}/*.md")),
 ]
 
 
@@ -88,3 +89,8 @@ def api() -> Page:
 @pytest.fixture
 def how_it_works() -> Page:
     return page("docs/how-it-works.md")
+
+
+@pytest.fixture
+def ranking() -> Page:
+    return page("docs/ranking.md")

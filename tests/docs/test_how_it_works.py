@@ -1,27 +1,49 @@
-"""docs/how-it-works.md speaks of the code as it is."""
+"""docs/how-it-works.md, ranking.md and eras.md describe the code as it is."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from pathlib import Path
-
+import pytest
 import mcp_context_proxy
-from mcp_context_proxy.retrieval import ADAPTIVE, bm25, relevance, scoring, text
+from mcp_context_proxy.retrieval import ADAPTIVE
+from mcp_context_proxy.retrieval import relevance
+from mcp_context_proxy.retrieval import scoring
+from mcp_context_proxy.retrieval import bm25
+from mcp_context_proxy.retrieval import text
 from mcp_context_proxy.retrieval.relevance import BACKGROUND
+from .conftest import page
+
 
 PACKAGE = Path(mcp_context_proxy.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 
-def test_files_that_are_named_exist(how_it_works):
-    for name in re.findall(r"`([\w/]+\.py|[a-z]+/)`", how_it_works.text):
-        assert (PACKAGE / name).exists(), name
+PACKAGES = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+FLOWS = 6
+
+
+@pytest.mark.parametrize("name", ["how-it-works", "ranking", "eras", "decisions"])
+def test_files_that_are_named_exist(name):
+    for file in re.findall(r"`([\w/]+\.py|[a-z]+/)`", page(f"docs/{name}.md").text):
+        assert (PACKAGE / file).exists(), file
+
+
+def test_each_flow_names_the_packages_it_passes_through(how_it_works):
+    _, *flows = how_it_works.text.partition("## Six flows")[2].partition("\n## ")[0].split("\n### ")
+
+    assert len(flows) == FLOWS
+    for flow in flows:
+        heading, _, path, *_ = flow.splitlines()
+        packages = re.findall(r"`(\w+)`", path)
+        assert len(packages) > 2, heading
+        assert set(packages) <= PACKAGES, heading
 
 
 def test_every_folder_and_top_module_has_its_line(how_it_works):
     table = how_it_works.text.partition("## What lives where")[2]
-    parts = {path.name + "/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    parts = {name + "/" for name in PACKAGES}
     modules = {path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
 
     assert set(re.findall(r"`([\w.]+/?)`(?=[ ,].*\|)", table)) >= parts | modules
@@ -37,20 +59,20 @@ def test_the_folders_are_in_the_order_of_their_imports(how_it_works):
     assert [name for name in listed if name in layers] == layers
 
 
-def test_the_formula_has_the_numbers_of_the_code(how_it_works):
+def test_the_formula_has_the_numbers_of_the_code(ranking):
     weights = dict(zip(bm25.FIELDS, bm25.WEIGHTS.tolist(), strict=True))
 
-    assert f"+ {scoring.LEXICAL_FACTOR:g} * BM25F" in how_it_works.text
-    assert f"k1 = {bm25.K1:g}, b = {bm25.B:g}" in how_it_works.text
-    assert f"at least {ADAPTIVE.share_of_best:g} of the mean of the best three" in how_it_works.text
-    assert f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools" in how_it_works.text
+    assert f"+ {scoring.LEXICAL_FACTOR:g} * BM25F" in ranking.text
+    assert f"k1 = {bm25.K1:g}, b = {bm25.B:g}" in ranking.text
+    assert f"at least {ADAPTIVE.share_of_best:g} of the mean of the best three" in ranking.text
+    assert f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools" in ranking.text
     assert ADAPTIVE.best == 3
-    assert f"from {relevance.CERTAIN_DEVIATIONS:g} on is proof" in how_it_works.text
-    assert f"{relevance.needed(relevance.FEWEST_ITEMS):.2f} among 20 items" in how_it_works.text
-    assert f"{relevance.needed(1_000):.2f} among 1,000" in how_it_works.text
-    assert f"the words cover {relevance.STRONG_COVERAGE:g} of the query's idf" in how_it_works.text
+    assert f"{relevance.CERTAIN_DEVIATIONS:g} or more count as proof" in ranking.text
+    assert f"{relevance.needed(relevance.FEWEST_ITEMS):.2f} among 20 items" in ranking.text
+    assert f"{relevance.needed(1_000):.2f} among 1,000" in ranking.text
+    assert f"the words must cover {relevance.STRONG_COVERAGE:g} of the query's idf" in ranking.text
     assert 185 <= len(BACKGROUND) <= 195
-    assert f"at most {text.CHUNK_LIMIT} characters" in how_it_works.text
+    assert f"at most {text.CHUNK_LIMIT} characters" in ranking.text
     assert weights == {
         "name": 2,
         "description": 1,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-
 import dockerfile
 import pytest
-
 from mcp_context_proxy.config.load import VARIABLE
+
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""The promises of SECURITY.md, those of `promises.py` and the tests that prove them are the same."""
+"""The promises of SECURITY.md and README.md are those of `promises.py`, and each has tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-from promises import PROMISES, Promise
+from promises import README, README_REMARKS, README_SECTIONS, SECURITY, Promise
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-_PROMISE = re.compile(r"^\d+\. (.*)$", re.MULTILINE)
+PAGE_OF_SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+PAGE_OF_README = (ROOT / "README.md").read_text(encoding="utf-8")
+_NUMBERED = re.compile(r"^\d+\. (.*)$", re.MULTILINE)
+_NO_PROSE = re.compile(r"^```.*?^```$|^\|.*?$|^(?:\d+\.|-) ", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 def names_in(file: Path) -> set[str]:
@@ -20,28 +23,58 @@ def names_in(file: Path) -> set[str]:
     return {function.name for function in functions if function.name.startswith("test_")}
 
 
-def test_the_page_makes_these_promises_and_no_others() -> None:
-    section = TEXT.split("## Promises")[1].split("\n## ")[0]
+def prose(markdown: str) -> str:
+    """Sentences on one line, without code blocks, tables, list signs, emphasis and targets of links."""
+    return " ".join(_LINK.sub(r"\1", _NO_PROSE.sub("", markdown)).replace("**", "").split())
 
-    assert _PROMISE.findall(section) == [promise.sentence for promise in PROMISES]
+
+def section(heading: str) -> str:
+    _, found, rest = PAGE_OF_README.partition(f"# {heading}\n")
+    assert found, heading
+    return prose(re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0])
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.sentence[:40])
-def test_each_promise_has_tests_that_are_there(promise: Promise) -> None:
+def test_security_md_makes_these_promises_and_no_others() -> None:
+    promises = PAGE_OF_SECURITY.split("## Promises")[1].split("\n## ")[0]
+
+    assert _NUMBERED.findall(promises) == [promise.sentence for promise in SECURITY]
+
+
+@pytest.mark.parametrize("promise", README, ids=lambda promise: promise.sentence[:40])
+def test_a_promise_of_the_readme_is_in_the_readme(promise: Promise) -> None:
+    assert prose(PAGE_OF_README).count(promise.sentence) == 1
+
+
+@pytest.mark.parametrize("heading", README_SECTIONS)
+def test_every_sentence_of_a_section_is_a_promise_or_a_remark(heading: str) -> None:
+    left = section(heading)
+    for passage in (*(promise.sentence for promise in README), *README_REMARKS):
+        left = left.replace(passage, "")
+
+    assert left.split() == []
+
+
+def test_every_remark_is_in_the_readme() -> None:
+    text = prose(PAGE_OF_README)
+
+    assert [remark for remark in README_REMARKS if remark not in text] == []
+
+
+@pytest.mark.parametrize("promise", SECURITY + README, ids=lambda promise: promise.sentence[:40])
+def test_each_promise_is_proved_by_tests_that_exist(promise: Promise) -> None:
     assert promise.proofs
     for proof in promise.proofs:
         file, _, name = proof.partition("::")
         assert name in names_in(ROOT / "tests" / file), proof
 
 
-@pytest.mark.parametrize("folder", ["faults"])
-def test_each_test_of_faults_proves_a_promise_or_stands_for_a_mode(folder: str) -> None:
-    proofs = {proof.partition("::")[0] for promise in PROMISES for proof in promise.proofs}
-    files = {f"{folder}/{file.name}" for file in (ROOT / "tests" / folder).glob("test_*.py")}
+def test_every_file_of_fault_tests_proves_a_promise_of_security_md() -> None:
+    proofs = {proof.partition("::")[0] for promise in SECURITY for proof in promise.proofs}
+    files = {f"faults/{file.name}" for file in (ROOT / "tests" / "faults").glob("test_*.py")}
 
     assert files <= proofs
 
 
-def test_every_figure_is_measured() -> None:
-    for program in re.findall(r"`((?:benchmarks|tests)/\S+\.py)`", TEXT):
+def test_the_programs_that_measured_the_figures_exist() -> None:
+    for program in re.findall(r"`((?:benchmarks|tests)/\S+\.py)`", PAGE_OF_SECURITY):
         assert (ROOT / program).exists(), program
