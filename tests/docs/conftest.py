@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-import pytest
-from mcp_context_proxy.cli.main import COMMANDS
-from mcp_context_proxy.cli.main import cli
 
+import pytest
+
+from mcp_context_proxy.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
 

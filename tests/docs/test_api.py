@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from mcp_context_proxy.web.contexts import ContextWanted
-from mcp_context_proxy.web.contexts import RequestAnswer
-from mcp_context_proxy.web.contexts import SessionChanges
-from mcp_context_proxy.web.search import SearchAnswer
 
+from mcp_context_proxy.web.contexts import ContextWanted, RequestAnswer, SessionChanges
+from mcp_context_proxy.web.search import SearchAnswer
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,15 @@ import ast
 import re
 import tomllib
 from pathlib import Path
+
 import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-import mcp_context_proxy
-from mcp_context_proxy.config import Config
-from mcp_context_proxy.config import DocumentsConfig
-from mcp_context_proxy.config import Limits
-from mcp_context_proxy.config import OAuthConfig
-from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config import ToolConfig
-from mcp_context_proxy.config.settings import PRESETS
-from mcp_context_proxy.config.settings import DomainConfig
-from mcp_context_proxy.config.settings import Table
-from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
 
+import mcp_context_proxy
+from mcp_context_proxy.config import Config, DocumentsConfig, Limits, OAuthConfig, ServerConfig, ToolConfig
+from mcp_context_proxy.config.settings import PRESETS, DomainConfig, Table
+from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
 
 MODELS: dict[str, type[BaseModel]] = {
     "[servers.NAME]": ServerConfig,

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-import pytest
-import mcp_context_proxy
-from mcp_context_proxy.retrieval import ADAPTIVE
-from mcp_context_proxy.retrieval import relevance
-from mcp_context_proxy.retrieval import scoring
-from mcp_context_proxy.retrieval import bm25
-from mcp_context_proxy.retrieval import text
-from mcp_context_proxy.retrieval.relevance import BACKGROUND
-from .conftest import page
 
+import pytest
+
+import mcp_context_proxy
+from mcp_context_proxy.retrieval import ADAPTIVE, bm25, relevance, scoring, text
+from mcp_context_proxy.retrieval.relevance import BACKGROUND
+
+from .conftest import page
 
 PACKAGE = Path(mcp_context_proxy.__file__).parent
 ROOT = Path(__file__).parents[2]

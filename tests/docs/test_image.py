@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+
 import dockerfile
 import pytest
-from mcp_context_proxy.config.load import VARIABLE
 
+from mcp_context_proxy.config.load import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 

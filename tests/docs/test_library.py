@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
 import pytest
+
 import mcp_context_proxy
 from mcp_context_proxy import library
-from .conftest import Page
-from .conftest import page
 
+from .conftest import Page, page
 
 
 @pytest.fixture

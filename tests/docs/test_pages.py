@@ -7,9 +7,9 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+
 from mcp_context_proxy import __version__
 from mcp_context_proxy.config import load
-
 
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (?P<text>.*)$", re.MULTILINE)

@@ -6,19 +6,17 @@ import json
 import re
 import shlex
 from pathlib import Path
+
 import pytest
+
 from mcp_context_proxy.cli.check import unpinned
 from mcp_context_proxy.cli.main import COMMANDS
-from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config import load
-from mcp_context_proxy.config.settings import ExposeConfig
-from mcp_context_proxy.config.settings import HttpConfig
-from mcp_context_proxy.config.settings import Limits
+from mcp_context_proxy.config import ServerConfig, load
+from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig, Limits
 from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
 from mcp_context_proxy.front.auth import TOKEN_VARIABLE
 from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.server import meta_definitions
-
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+
 import pytest
+
 from mcp_context_proxy.cli.search import search_command
-from mcp_context_proxy.context.constraints import MIN_CALLS
-from mcp_context_proxy.context.constraints import Constraints
+from mcp_context_proxy.context.constraints import MIN_CALLS, Constraints
 from mcp_context_proxy.context.search import ANSWERS
 from mcp_context_proxy.embedding.embeddings import TEXTS
 from mcp_context_proxy.retrieval.item_metadata import VERBS
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.web.search import SearchWanted
-
 
 PAGE = Path(__file__).parents[2] / "docs" / "search.md"
 NOT_FOR_MODELS = {"min_calls"}
