@@ -36,8 +36,10 @@ SEARCH = "search_available_tools"
 TOOLS = 50
 SERVERS = 2
 
+AFTER_SECONDS = 0.1
+"""Time without a function that is new to the flow, for work that follows a response at once."""
 QUIET_SECONDS = 0.5
-"""Time without a function that is new to the flow, after which it is over; no step of it waits so long."""
+"""The same for a flow that has no response; no step of it waits so long."""
 LOOK_SECONDS = 0.01
 START_SECONDS = 60.0
 
@@ -106,18 +108,17 @@ class Probe:
     def recorded(self, act: Callable[[], object], *, whole: bool = False) -> list[Entered]:
         """Return the functions entered until `act` returns or, if `whole`, until no new ones follow."""
         self._ask("start")
-        self._settle()
+        self._settle(QUIET_SECONDS)
         self._ask("start")
         act()
-        if whole:
-            self._settle()
+        self._settle(QUIET_SECONDS if whole else AFTER_SECONDS)
         return [(file, function) for file, function in json.loads(self._ask("stop"))]
 
-    def _settle(self) -> None:
-        """Wait until no new functions are entered."""
+    def _settle(self, seconds: float) -> None:
+        """Wait until no new functions have been entered for so long."""
         since, entered = time.monotonic(), -1
-        while time.monotonic() - since < QUIET_SECONDS:
-            time.sleep(QUIET_SECONDS / 20)
+        while time.monotonic() - since < seconds:
+            time.sleep(LOOK_SECONDS)
             if (now := int(self._ask("count"))) != entered:
                 since, entered = time.monotonic(), now
 
@@ -232,7 +233,6 @@ def learning(bench: Workbench) -> Iterator[Rounds]:
         before = written()
         client.call(tool)
         client.until(lambda _: written() != before)
-        time.sleep(LOOK_SECONDS * 10)  # until searches see the pair
 
     with over_stdio(bench, config) as (client, probe):
         client.until(indexed, START_SECONDS)
