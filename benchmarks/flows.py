@@ -252,21 +252,26 @@ def rest_search(bench: Workbench) -> Iterator[Rounds]:
     config = bench.config(TOOLS, servers=SERVERS)
     serving = ["--config", str(config), "serve", "--http", "--no-auth", "--port", str(port)]
 
-    def searched(query: str) -> bytes:
-        connection.request("GET", "/api/v1/tools/search?" + urlencode({"query": query}))
+    def ask(method: str, path: str) -> Any:
+        connection.request(method, f"/api/v1/{path}")
         response = connection.getresponse()
         answer = response.read()
         if response.status != 200:
             raise FailureError(answer.decode())
-        return answer
+        return json.loads(answer)
+
+    def searched(query: str) -> Any:
+        return ask("GET", "tools/search?" + urlencode({"query": query}))
 
     with listening(probe.command(*serving), port):
         probe.connect()
         connection = http.client.HTTPConnection("127.0.0.1", port)
-        words = definitions.queries()
-        while "indexed" in json.loads(searched(next(words))):
+        state = {"complete": False, "tools": 0}
+        while not state["complete"] or state["tools"] < SERVERS * TOOLS:
+            state = ask("POST", "reindex")
             time.sleep(LOOK_SECONDS)
-        yield (probe.recorded(partial(searched, query)) for query in words)
+        searched("whatever there is")
+        yield (probe.recorded(partial(searched, query)) for query in definitions.queries())
 
 
 def add_server(config: Path, name: str, server: dict[str, Any]) -> None:
