@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from io import BufferedReader
@@ -86,6 +87,16 @@ class StdioClient:
                 raise FailureError(f"not within {seconds} s")
             time.sleep(0.002)
 
+    def until_notified(self, method: str, seconds: float = 60) -> None:
+        """Read until a notification comes; the process is killed if it does not."""
+        watchdog = threading.Timer(seconds, self.process.kill)
+        watchdog.start()
+        try:
+            while method.encode() not in self._line():
+                pass
+        finally:
+            watchdog.cancel()
+
     def timed(self, method: str, params: dict[str, Any], count: int) -> list[float]:
         """Seconds of each of `count` requests, one after the other; each answer is checked off the clock."""
         return [self._time(next(self._ids), method, params) for _ in range(count)]
@@ -161,12 +172,15 @@ class StdioClient:
             data = data[written:] if written < len(data) else b""
 
     def _reply(self) -> bytes:
-        while True:
-            line = self._lines.readline()
-            if not line:
-                raise FailureError("the process has closed its output")
-            if b'"method"' not in line[:80]:
-                return line
+        while b'"method"' in (line := self._line())[:80]:
+            pass
+        return line
+
+    def _line(self) -> bytes:
+        line = self._lines.readline()
+        if not line:
+            raise FailureError("the process has closed its output")
+        return line
 
 
 class HttpClient:
