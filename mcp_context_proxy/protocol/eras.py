@@ -64,12 +64,9 @@ RETRY_KEYS = ("inputResponses", "requestState")
 ELICITATION_ID = "elicitationId"
 """Key by which the handshake era refers to a URL elicitation; the modern era has dropped it."""
 
-TASK_KEY = (
-    "task"
-    """The param with which a client of 2025-11-25 asks for a task. This proxy does not relay
-tasks and declares no support, so the param is ignored, as the protocol asks, and the call is an ordinary
-one."""
-)
+TASK_KEY = "task"
+"""The param with which a client of 2025-11-25 asks for a task. This proxy does not relay tasks and declares
+no support, so the param is ignored, as the protocol asks, and the call is an ordinary one."""
 TASKS_CAPABILITY, TASKS_EXTENSION = "tasks", META_PREFIX + "tasks"
 """The capabilities that declare tasks, in the handshake era and in the modern one. They are removed: a server
 that saw them could answer with a task, and no client could ask for its result."""

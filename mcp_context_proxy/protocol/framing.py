@@ -238,7 +238,7 @@ class FlowControl(asyncio.BaseProtocol):
 
     def __init__(self) -> None:
         self.writable = asyncio.Event()
-        """Cleared while the pipe is full; set when it has room or is closed, so that no writer waits forever."""
+        """Cleared while the pipe is full; set once it has room or is closed, so that no writer hangs."""
         self.writable.set()
         self.closed = asyncio.Event()
 
