@@ -5,6 +5,7 @@ Standard library only, like the core: a stub is a process that must be up at onc
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -65,6 +66,15 @@ class Stub(Core):
     def apart(self, function, *arguments):
         """Run a function in a thread of its own."""
         threading.Thread(target=function, args=arguments, daemon=True).start()
+
+    def spawn(self):
+        """Start a child that outlives its parent unless its group is killed."""
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                time.sleep(60)
+        self.note("spawned", child=child)
 
     def start(self):
         """Do something before the first message is read."""

@@ -60,8 +60,11 @@ class HttpChannel(Channel):
 
     def die(self, code):
         """Reset the connection, in place of the process's end."""
-        self.handler.reset()
+        self.reset()
         raise NoResponse
+
+    def reset(self):
+        self.handler.reset()
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -186,13 +186,7 @@ def step_need_input(request, value):
 
 
 def step_spawn(request, value):
-    """Start a child that outlives its parent unless its group is killed."""
-    pid = os.fork()
-    if pid == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            time.sleep(60)
-    request.server.note("spawned", child=pid)
+    request.server.spawn()
 
 
 def step_ignore_end(request, value):
