@@ -15,9 +15,12 @@ import sys
 from os.path import abspath, dirname
 
 TESTS = dirname(dirname(dirname(abspath(__file__))))  # pathlib starts slower
-sys.path += [TESTS, dirname(TESTS)]
+sys.path.extend([TESTS, dirname(TESTS)])
 
-import life, definitions, calls, replies  # noqa: E401, F401, I001 - each adds its modes, in the order of a server's life
+import calls  # noqa: F401 - each of these modules adds its modes
+import definitions  # noqa: F401
+import life  # noqa: F401
+import replies  # noqa: F401
 from server import MODES
 
 

@@ -25,7 +25,7 @@ import sys
 from os.path import abspath, dirname
 
 TESTS = dirname(dirname(dirname(abspath(__file__))))  # pathlib starts slower
-sys.path += [TESTS, dirname(TESTS)]
+sys.path.extend([TESTS, dirname(TESTS)])
 
 from server import Fake
 
