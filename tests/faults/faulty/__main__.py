@@ -14,8 +14,8 @@ import os
 import sys
 from os.path import abspath, dirname
 
-TESTS = dirname(dirname(dirname(abspath(__file__))))  # pathlib starts slower
-sys.path.extend([TESTS, dirname(TESTS)])
+sys.path.append(dirname(dirname(dirname(abspath(__file__)))))  # pathlib starts slower
+sys.path.append(dirname(sys.path[-1]))
 
 import calls  # noqa: F401 - each of these modules adds its modes
 import definitions  # noqa: F401

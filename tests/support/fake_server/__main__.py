@@ -24,8 +24,8 @@ import json
 import sys
 from os.path import abspath, dirname
 
-TESTS = dirname(dirname(dirname(abspath(__file__))))  # pathlib starts slower
-sys.path.extend([TESTS, dirname(TESTS)])
+sys.path.append(dirname(dirname(dirname(abspath(__file__)))))  # pathlib starts slower
+sys.path.append(dirname(sys.path[-1]))
 
 from server import Fake
 
