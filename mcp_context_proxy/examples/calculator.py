@@ -104,8 +104,6 @@ class Primes(TypedDict):
 
 server = Server("calculator", "Arithmetic, statistics, loans and interest, primes, and units of measure.")
 
-Numbers = Annotated[list[float], "The numbers"]
-
 
 @server.tool(read_only=True)
 def calculate(expression: Annotated[str, "Such as '2 * (3 + 4) ** 2' or 'sqrt(2) * sin(pi / 4)'"]) -> float:
@@ -126,7 +124,7 @@ def calculate(expression: Annotated[str, "Such as '2 * (3 + 4) ** 2' or 'sqrt(2)
 
 
 @server.tool(read_only=True)
-def describe_numbers(numbers: Numbers) -> Summary:
+def describe_numbers(numbers: Annotated[list[float], "The numbers"]) -> Summary:
     """Compute mean, median, standard deviation, quartiles, minimum, maximum and sum of a list of numbers."""
     if len(numbers) < 2:
         raise ToolError("statistics need at least two numbers")

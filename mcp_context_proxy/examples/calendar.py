@@ -1,10 +1,12 @@
 """A calendar and an address book in SQLite: events on local time, people with birthdays."""
 
 from datetime import date, datetime, time, timedelta
-from typing import Annotated, TypedDict
+from typing import Annotated, TypedDict, TypeVar
 
 from mcp_context_proxy.examples.functions import Between, Server, ToolError
 from mcp_context_proxy.examples.storage import Database, Table
+
+Parsed = TypeVar("Parsed", date, time, datetime)
 
 
 class Event(TypedDict):
@@ -237,27 +239,25 @@ def _events_between(begin: datetime, end: datetime) -> list[Event]:
 
 
 def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as e:
-        raise ToolError(f"{text!r} is not a date and time; write it as '2026-05-04T14:30'") from e
+    moment = _parsed(datetime, text, "a date and time", "2026-05-04T14:30")
     if moment.tzinfo is not None:
         raise ToolError(f"{text!r} has a time zone; this calendar keeps local time, so leave it out")
     return moment
 
 
 def _day(text: str) -> date:
-    try:
-        return date.fromisoformat(text.strip())
-    except ValueError as e:
-        raise ToolError(f"{text!r} is not a date; write it as '2026-05-04'") from e
+    return _parsed(date, text, "a date", "2026-05-04")
 
 
 def _time(text: str) -> time:
+    return _parsed(time, text, "a time of day", "09:00")
+
+
+def _parsed(kind: type[Parsed], text: str, name: str, example: str) -> Parsed:
     try:
-        return time.fromisoformat(text.strip())
+        return kind.fromisoformat(text.strip())
     except ValueError as e:
-        raise ToolError(f"{text!r} is not a time of day; write it as '09:00'") from e
+        raise ToolError(f"{text!r} is not {name}; write it as '{example}'") from e
 
 
 def _text(moment: datetime) -> str:

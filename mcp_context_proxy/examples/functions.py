@@ -1,9 +1,10 @@
 """MCP tools and prompts from plain typed functions.
 
 A tool is a function: its name, docstring, annotations and defaults are the definition that a model reads.
-Schemas cover what a signature can say: strings, numbers, booleans, lists, literals, typed dictionaries,
-defaults, descriptions and bounds. Complaints about arguments are worded for a language model: they name the
-mistake and the expected value.
+Schemas cover everything that a signature can say: strings, numbers, booleans, lists, literals, typed
+dictionaries, defaults, descriptions and bounds. A parameter called ``request`` gets the request itself, for
+progress and cancellation. Complaints about arguments are worded for a language model: they name the mistake
+and the expected value.
 """
 
 import json
@@ -64,8 +65,6 @@ class Between(NamedTuple):
 class _Tool(NamedTuple):
     function: Callable[..., Any]
     definition: Schema
-    request_parameter: str | None
-    """Parameter that gets the request itself, for progress and cancellation."""
     wrapped: bool
     """True while the result is not an object, so that it travels as ``{"result": ...}``."""
 
@@ -179,8 +178,8 @@ class Server(Core):
         checked, problems = check_arguments(tool.definition["inputSchema"], arguments)
         if problems:
             return _failure(f"{name}: " + "; ".join(problems))
-        if tool.request_parameter is not None:
-            checked[tool.request_parameter] = request
+        if "request" in tool.function.__annotations__:
+            checked["request"] = request
         try:
             return _success(tool, tool.function(**checked))
         except (NoResponse, RpcError):
@@ -224,16 +223,14 @@ def _failure(message: str) -> Schema:
 
 
 def _declared(function: Callable[..., object], hints: dict[str, bool]) -> _Tool:
-    annotations = function.__annotations__
-    request_parameter = next((name for name, hint in annotations.items() if hint is Request), None)
     definition = _headline(function) | {"inputSchema": schema_of_parameters(function), "annotations": hints}
-    if annotations["return"] is str:
-        return _Tool(function, definition, request_parameter, wrapped=False)
-    result = schema_of(annotations["return"])
+    if function.__annotations__["return"] is str:
+        return _Tool(function, definition, wrapped=False)
+    result = schema_of(function.__annotations__["return"])
     wrapped = result.get("type") != "object"
     if wrapped:
         result = {"type": "object", "properties": {"result": result}, "required": ["result"]}
-    return _Tool(function, definition | {"outputSchema": result}, request_parameter, wrapped)
+    return _Tool(function, definition | {"outputSchema": result}, wrapped)
 
 
 def _headline(function: Callable[..., object]) -> Schema:
@@ -244,17 +241,14 @@ def _headline(function: Callable[..., object]) -> Schema:
 
 
 def schema_of_parameters(function: Callable[..., object]) -> Schema:
-    """The schema of a function's parameters, without the one that gets the request."""
+    """The schema of a function's parameters, without the one called ``request``, which gets the request."""
     hints = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
     values: tuple[object, ...] = getattr(function, "__defaults__", None) or ()
     defaults = dict(zip([*hints][len(hints) - len(values) :], values, strict=True))
-    properties: Schema = {}
-    for name, hint in hints.items():
-        if hint is Request:
-            continue
-        properties[name] = schema_of(_without_none(hint))
+    properties = {name: schema_of(_without_none(hint)) for name, hint in hints.items() if name != "request"}
+    for name, schema in properties.items():
         if defaults.get(name) is not None:
-            properties[name]["default"] = defaults[name]
+            schema["default"] = defaults[name]
     required = [name for name in properties if name not in defaults]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 

@@ -67,7 +67,6 @@ class RpcError(Exception):
         super().__init__(message)
 
     def to_json(self) -> Message:
-        """The ``error`` member of the response."""
         error = {"code": self.code, "message": str(self)}
         return error if self.data is None else error | {"data": self.data}
 
@@ -80,11 +79,9 @@ class Channel:
     """The way to one client; a transport writes the bytes."""
 
     def send(self, message: Message) -> None:
-        """Write one JSON-RPC message."""
         self.line(encode(message))
 
     def refuse(self, request_id: JSON, error: RpcError) -> None:
-        """Write an error response."""
         self.send({"jsonrpc": "2.0", "id": request_id, "error": error.to_json()})
 
     def line(self, data: bytes) -> None:
@@ -99,7 +96,6 @@ class Pipe(Channel):
         self._descriptor, self._lock = descriptor, threading.Lock()
 
     def line(self, data: bytes) -> None:
-        """Write the bytes of one message and a line end."""
         self.write(data + b"\n")
 
     def write(self, data: bytes) -> None:
@@ -205,7 +201,6 @@ class Core:
         }
 
     def tools(self) -> list[JSON]:
-        """The tool definitions, in order."""
         raise NotImplementedError
 
     def call(self, request: Request) -> JSON:
@@ -213,7 +208,6 @@ class Core:
         raise NotImplementedError
 
     def capabilities(self) -> Message:
-        """The capabilities that the server declares."""
         return {"tools": {}}
 
     # Messages
@@ -247,10 +241,9 @@ class Core:
         return None
 
     def take_response(self, message: Message) -> None:
-        """Take the client's response to a request of this server."""
+        """Take the client's response to a request of this server; there are none here."""
 
     def take_notification(self, request: Request) -> None:
-        """Take a notification of the client."""
         if request.method == "notifications/cancelled":
             target = request.params.get("requestId")
             pending = self.pending.pop(target, None) if isinstance(target, int | str) else None
@@ -258,7 +251,6 @@ class Core:
                 self.cancel(pending)
 
     def cancel(self, request: Request) -> None:
-        """Take note that the client no longer waits for a response."""
         request.cancelled.set()
 
     def answer(self, request: Request) -> None:
@@ -320,7 +312,6 @@ class Core:
         return {"protocolVersion": version, "serverInfo": self.info} | self.introduction(request)
 
     def discover(self, request: Request) -> JSON:
-        """Answer ``server/discover``."""
         return {"supportedVersions": self.versions()} | self.introduction(request)
 
     def introduction(self, _request: Request) -> Message:

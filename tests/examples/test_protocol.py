@@ -1,4 +1,4 @@
-"""The kit's side of the protocol, in both eras: what a host or a proxy may rely on."""
+"""The protocol of the example servers in both eras, as hosts and proxies may rely on it."""
 
 import json
 import os

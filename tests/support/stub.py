@@ -17,10 +17,10 @@ class StdioChannel(Pipe):
     """Standard output of a stub."""
 
     def open(self):
-        """Do what HTTP does to begin a response."""
+        """Nothing to do: only HTTP begins a response before its first message."""
 
     def hold(self, request):
-        """Do what HTTP does to keep a response open."""
+        """Nothing to do: only HTTP has a response that can be kept open."""
 
     def die(self, code):
         os._exit(code)
@@ -34,7 +34,7 @@ class NoChannel(Channel):
 
 
 class Stub(Core):
-    """An MCP server for tests: tells a ledger what happens to it, asks its client, announces changes."""
+    """An MCP server for tests: keeps a ledger of events, asks its client, announces changes."""
 
     heeds_cancellation = False
 
