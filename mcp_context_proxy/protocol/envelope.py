@@ -7,13 +7,12 @@ leave as they came, so no field a peer sends is lost and large results cost almo
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
-
-from mcp_context_proxy.protocol.text import is_utf8
 
 Members: TypeAlias = dict[str, Raw]
 """A JSON object of which only the keys are decoded."""
@@ -108,6 +107,29 @@ def decode_from_client(frame: bytes) -> Envelope:
     if isinstance(message.params, Raw) and not starts_with(message.params, b"{"):
         raise MalformedError("its params must be an object", INVALID_REQUEST)
     return message
+
+
+PIECE_BYTES = 256 << 10
+"""Bytes decoded at a time by `is_utf8`: one emoji makes every character of a piece take four bytes."""
+
+_Decoder = getincrementaldecoder("utf-8")
+
+
+def is_utf8(data: bytes) -> bool:
+    """Return whether all of `data` is UTF-8; takes little memory beside it."""
+    if data.isascii():
+        return True
+    try:
+        if len(data) <= PIECE_BYTES:
+            str(data, "utf-8")
+            return True
+        decode = _Decoder().decode
+        for start in range(0, len(data), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            decode(data[start:end], final=end >= len(data))
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 _ESCAPE = re.compile(

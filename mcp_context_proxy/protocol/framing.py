@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mcp_context_proxy.protocol.text import is_utf8
+from mcp_context_proxy.protocol.envelope import is_utf8
 
 EDGE_BYTES = 256
 """How much of both ends of an oversized line is kept: enough to find an envelope's ``id``."""

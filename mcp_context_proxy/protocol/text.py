@@ -2,14 +2,11 @@
 
 Characters are removed, never replaced, so that nothing is added and lines keep their numbers. Joiners and
 variation selectors stay where a script or an emoji needs them: those are part of how people write.
-
-Tells whether bytes are UTF-8, with little memory beside theirs.
 """
 
 from __future__ import annotations
 
 import re
-from codecs import getincrementaldecoder
 from typing import Final
 
 _CONTROLS: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
@@ -93,26 +90,3 @@ def _without_stray_joiners(text: str) -> str:
     while (shorter := _CONDITIONAL.sub("", text)) != text:
         text = shorter
     return text
-
-
-PIECE_BYTES = 256 << 10
-"""Looked at at a time. As text, one emoji makes every character of a piece take four bytes."""
-
-_Decoder = getincrementaldecoder("utf-8")
-
-
-def is_utf8(data: bytes) -> bool:
-    """Whether it is all UTF-8."""
-    if data.isascii():
-        return True
-    try:
-        if len(data) <= PIECE_BYTES:
-            str(data, "utf-8")
-            return True
-        decode = _Decoder().decode
-        for start in range(0, len(data), PIECE_BYTES):
-            end = start + PIECE_BYTES
-            decode(data[start:end], final=end >= len(data))
-    except UnicodeDecodeError:
-        return False
-    return True
