@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -41,7 +41,6 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.relevance import fitting_for
 from mcp_context_proxy.store import IN_MEMORY, open_store
-from mcp_context_proxy.system.clock import Closing
 
 __all__ = [
     "Catalog",
@@ -147,7 +146,7 @@ class _IndexingSearcher(Searcher):
         return snapshot
 
 
-class ContextEngine(engine.ContextEngine, Closing):
+class ContextEngine(engine.ContextEngine):
     """Builds contexts from a catalog. Close it, or use it as a context manager."""
 
     def __init__(
@@ -207,6 +206,12 @@ class ContextEngine(engine.ContextEngine, Closing):
         request, draft = SelectionRequest(query, "context", options), Draft(query, "context", None, options)
         selected = await self._local.off_loop(partial(self._selection.select, request, snapshot, draft))
         return list(selected.context.items)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Let go of the model and the store."""

@@ -30,7 +30,7 @@ from pydantic import BaseModel
 from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.config.settings import Config, ServerConfig
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.system.threads import cancellation_told, in_thread, until_spare
+from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
 LOOK_MS: Final = 1_000
 """Between two looks where no change is reported; costs one `stat`."""
@@ -56,7 +56,7 @@ Mark: TypeAlias = tuple[str, int, int, int, int] | None
 
 async def watch_file(file: Path, on_change: Callable[[], None]) -> None:
     """Call `on_change` once at the beginning and whenever the file may have changed. Runs until cancelled."""
-    async with cancellation_told() as stop:
+    async with cancellation_event() as stop:
         await _FileWatcher(file, on_change, stop).run()
 
 
@@ -70,7 +70,7 @@ class _FileWatcher:
         while True:
             await self._look()
             folders = await in_thread(_folders, self._file)
-            await until_spare()
+            await wait_for_spare_threads()
             try:
                 await self._until_folders_change(folders)
             except Exception as error:  # boundary: the watcher, whose failures have no common class

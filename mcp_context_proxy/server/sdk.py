@@ -118,7 +118,7 @@ class SdkServer(Server[Any]):
             gateway: Answers all requests but negotiation and subscriptions.
             changes: Announces changes to sessions and subscriptions.
             instructions: The text about this server that hosts give to their models.
-            header_schema: Returns the input schema of a tool whose arguments are repeated in headers, or None.
+            header_schema: Returns the input schema of a tool with arguments repeated in headers, or None.
         """
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus)
