@@ -9,7 +9,7 @@ from support.proxies import Host, inside
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.server.caller import QUESTIONS_PER_CALL
+from mcp_context_proxy.server.forwarding import QUESTIONS_PER_CALL
 
 pytestmark = pytest.mark.anyio
 
