@@ -28,7 +28,7 @@ from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder, RememberedQueries
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, reference, rule, tool
@@ -63,7 +63,7 @@ class Subject:
     def __init__(self, store: Store) -> None:
         config, self.catalog = Config(), Catalog(items())
         model = LazyModel()
-        self.queries = RememberedQueries(QueryEmbedder(model))
+        self.queries = QueryEmbedder(model)
         self.engine = Engine(CachedEmbedder(model, store.vectors), self.queries, packaged_background())
         self.records = RequestRecords(config.limits, store.requests)
         self.contexts = ContextEngine(

@@ -31,7 +31,6 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
-    RememberedQueries,
     open_model,
 )
 from mcp_context_proxy.embedding.tokens import TokenCounter
@@ -163,7 +162,7 @@ class ContextEngine(engine.ContextEngine):
         config = config or Config()
         self._store = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         model = LazyModel(partial(open_model, config))
-        queries = RememberedQueries(QueryEmbedder(model))
+        queries = QueryEmbedder(model)
         retrieval = Engine(CachedEmbedder(model, self._store.vectors), queries, fitting_for(config.embedding))
         self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get)
         super().__init__(

@@ -24,11 +24,10 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
-    RememberedQueries,
-    look_at_model,
+    check_model_files,
     open_model,
 )
-from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention, Model
+from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.learning.recorder import Recorder, SessionRecorder
@@ -71,13 +70,12 @@ class Searching:
             figures: What is known of tools from their calls, now.
         """
         self._vectors = store.vectors
-        self.model = LazyModel(partial(open_model, config), look=partial(look_at_model, config))
+        self.model = LazyModel(partial(open_model, config), check=partial(check_model_files, config))
         self.answered: Counter[str] = Counter()
         """Calls that each server has answered: the most used ones are indexed first."""
-        embedder = QueryEmbedder(self.model)
-        queries = RememberedQueries(embedder)
+        queries = QueryEmbedder(self.model)
         learns, learned = config.learning, store.learned
-        self.learned = LearnedTier(embedder, learned, learns.store_queries) if learns.enabled else None
+        self.learned = LearnedTier(queries, learned, learns.store_queries) if learns.enabled else None
         self.session_recorder = SessionRecorder(store.tool_sessions) if learns.enabled else None
         self.working_set = WorkingSet()
         self.recorder = Recorder(self.learned) if self.learned is not None else None
@@ -151,7 +149,7 @@ class Measuring:
 class Remembering:
     """The parts of the memory of interactions, connected."""
 
-    def __init__(self, config: Config, store: Store, model: Model) -> None:
+    def __init__(self, config: Config, store: Store, model: LazyModel) -> None:
         self._secrets = set(all_secrets_of(config))
         self.memory = memory_of(config, store, model)
         self.recorder = InteractionRecorder(self.memory)
@@ -165,7 +163,7 @@ class Remembering:
         self.memory.redact_with(Redactor(self._secrets))
 
 
-def memory_of(config: Config, store: Store, model: Model) -> InteractionMemory:
+def memory_of(config: Config, store: Store, model: LazyModel) -> InteractionMemory:
     """The memory of interactions of a store, as configured."""
     redact = Redactor(all_secrets_of(config))
     return InteractionMemory(model, store.interactions, InteractionRetention.of(config), redact)

@@ -120,7 +120,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
 
 async def _look_at_model(proxy: Proxy) -> None:
     with anyio.move_on_after(LOOK_SECONDS):
-        await in_thread(proxy.searching.model.look, abandon_on_cancel=True)
+        await in_thread(proxy.searching.model.check, abandon_on_cancel=True)
 
 
 def _instructions(proxy: Proxy) -> str:

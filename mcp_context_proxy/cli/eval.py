@@ -122,7 +122,7 @@ def _replay(
     with open_store(store or "memory") as opened, terminal.indexing(messages(), "Replaying") as report:
         stages = replay(
             CachedEmbedder(model, opened.vectors),
-            QueryEmbedder(model),
+            QueryEmbedder(model, remembered=len(log)),
             snapshot,
             in_random_order(log) if shuffle else log,
             ADAPTIVE,
@@ -156,7 +156,7 @@ def _of_corpus(
         words_only = method == "lexical"
         engine = Engine(
             None if words_only else CachedEmbedder(model, opened.vectors),
-            QueryEmbedder(model),
+            QueryEmbedder(model, remembered=0),
             fitting_for(config.embedding),
         )
         with terminal.indexing(messages()) as report:

@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.text import Text
@@ -25,8 +25,8 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line
 from mcp_context_proxy.config import Config
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.embedding.embedder import Embedder
-    from mcp_context_proxy.interactions.memory import InteractionMemory, Model, Recall
+    from mcp_context_proxy.embedding.embeddings import LazyModel
+    from mcp_context_proxy.interactions.memory import InteractionMemory, Recall
     from mcp_context_proxy.interactions.recorder import Backfilled
     from mcp_context_proxy.store import Store
 
@@ -114,7 +114,7 @@ def opened_store(config: Config) -> Iterator[Store]:
         yield store
 
 
-def opened_memory(config: Config, store: Store, model: Model) -> InteractionMemory:
+def opened_memory(config: Config, store: Store, model: LazyModel) -> InteractionMemory:
     """The memory of a store."""
     from mcp_context_proxy.app.build import memory_of
 
@@ -203,9 +203,6 @@ def _show_recalled(console: Terminal, query: str, found: Recall) -> None:
         console.prose(one_line(interaction.content), indent=INDENT)
 
 
-T = TypeVar("T")
-
-
 @click.command("backfill")
 @config_option
 @click.option(
@@ -218,35 +215,26 @@ def backfill_command(ctx: click.Context, config_path: Path | None, batch_size: i
 
     Every batch is kept at once: after an interruption, the next run goes on.
     """
-    from mcp_context_proxy.embedding.embeddings import open_model
+    from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
     from mcp_context_proxy.interactions.recorder import backfill
 
     config = load_config(ctx, config_path)
-    embedder = open_model(config)
+    # Tried each time: nobody waits here, and the failure of one batch is not that of all.
+    model = LazyModel(partial(open_model, config), retry_seconds=0)
+    model.get()
     with opened_store(config) as store:
         try:
-            memory = opened_memory(config, store, _Opened(embedder))
+            memory = opened_memory(config, store, model)
             with terminal.indexing(messages(), "Embedding") as report:
                 done = backfill(memory, batch_size, report)
         finally:
-            embedder.close()
+            model.close()
     if as_json:
         echo_json(asdict(done))
     else:
         _show_backfill(results(), done)
     if done.failed or done.left:
         ctx.exit(1)
-
-
-class _Opened:
-    """A model that is tried each time: nobody waits here, and one failure is not all of them."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-
-    def used(self, use: Callable[[Embedder], T]) -> T:
-        """What ``use`` makes of it."""
-        return use(self._embedder)
 
 
 def _show_backfill(console: Terminal, done: Backfilled) -> None:

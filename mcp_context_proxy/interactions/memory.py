@@ -20,14 +20,15 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.embedding.embedder import Embedder, is_unit
+from mcp_context_proxy.embedding.embedder import is_unit
+from mcp_context_proxy.embedding.embeddings import LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.protocol import envelope
@@ -266,13 +267,6 @@ TOP_K: Final = 10
 """Interactions that a search finds, unless it says how many."""
 
 
-class Model(Protocol):
-    """Lends an embedder."""
-
-    def used(self, use: Callable[[Embedder], T]) -> T:
-        """What ``use`` makes of it; raises `ModelError`."""
-
-
 @dataclass(frozen=True, slots=True)
 class InteractionRetention:
     """How much is kept."""
@@ -294,7 +288,7 @@ class InteractionMemory:
 
     def __init__(
         self,
-        model: Model,
+        model: LazyModel,
         store: InteractionStore,
         retention: InteractionRetention,
         redact: Callable[[str], str],
@@ -349,7 +343,7 @@ class InteractionMemory:
             StoreError: they cannot be kept.
         """
         texts = list(dict.fromkeys(one.content for one in interactions))
-        model_id, rows = self._model.used(lambda model: (model.model_id, model.embed(texts)))
+        model_id, rows = self._model.run(lambda model: (model.model_id, model.embed(texts)))
         by_text = dict(zip(texts, rows, strict=True))
         self._store.put_vectors(model_id, {one.id: by_text[one.content] for one in interactions})
 
@@ -360,7 +354,7 @@ class InteractionMemory:
             ModelError: there is no model.
             StoreError: the store cannot be read.
         """
-        model_id = self._model.used(lambda model: model.model_id)
+        model_id = self._model.run(lambda model: model.model_id)
         return self._store.unembedded(model_id, after, limit)
 
     def unembedded_count(self) -> int:
@@ -370,7 +364,7 @@ class InteractionMemory:
             ModelError: there is no model.
             StoreError: the store cannot be read.
         """
-        model_id = self._model.used(lambda model: model.model_id)
+        model_id = self._model.run(lambda model: model.model_id)
         return max(self._store.count(InteractionScope()) - self._store.vector_count(model_id), 0)
 
     def semantic_search_interactions(
@@ -397,7 +391,7 @@ class InteractionMemory:
         """
         scope = InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type)
         try:
-            model_id, (vector,) = self._model.used(
+            model_id, (vector,) = self._model.run(
                 lambda model: (model.model_id, model.embed_queries([query]))
             )
         except (ModelError, EmbeddingCancelledError) as error:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.learning.pairs import Pair, key_of
 
 LITTLE_ENDIAN = np.dtype("<f4")
@@ -39,13 +39,6 @@ class PairLine(msgspec.Struct, omit_defaults=True):
     """float32, little-endian, base64."""
 
 
-class VectorsByText(Protocol):
-    """Makes a query's vector."""
-
-    def vectors(self, texts: Sequence[str]) -> tuple[str, NDArray[np.float32]]:
-        """The model's id, and one vector per text."""
-
-
 def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
     """One line per pair."""
     for pair in pairs:
@@ -57,7 +50,7 @@ def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
         yield msgspec.json.encode(line)
 
 
-def imported(lines: Sequence[PairLine], model: VectorsByText) -> list[Pair]:
+def imported(lines: Sequence[PairLine], model: QueryEmbedder) -> list[Pair]:
     """The pairs of lines that this model can use; of those without text, only its own.
 
     Raises:

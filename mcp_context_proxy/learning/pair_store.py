@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import is_unit
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.learning import pairs as arithmetic
@@ -133,17 +134,10 @@ def _add(topics: dict[ToolKey, Topic], pair: Pair) -> None:
     topics[pair.tool] = Topic.of(pair.vector) if known is None else known.and_of(pair.vector)
 
 
-class QueryModel(Protocol):
-    """Makes a query's vector."""
-
-    def vectors(self, texts: Sequence[str]) -> tuple[str, NDArray[np.float32]]:
-        """The model's id, and one vector of norm 1 per text; raises `ModelError`."""
-
-
 class PairStore:
     """All pairs. Whoever writes holds a lock of its own."""
 
-    def __init__(self, model: QueryModel, store: LearnedStore, clock: Callable[[], float]) -> None:
+    def __init__(self, model: QueryEmbedder, store: LearnedStore, clock: Callable[[], float]) -> None:
         """Read nothing until they are asked for.
 
         Args:

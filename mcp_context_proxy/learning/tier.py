@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import is_unit
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.learning import pairs as arithmetic
-from mcp_context_proxy.learning.pair_store import PairIndex, PairStore, QueryModel
+from mcp_context_proxy.learning.pair_store import PairIndex, PairStore
 from mcp_context_proxy.learning.pairs import Pair, ToolKey, Use, key_of
 from mcp_context_proxy.retrieval.results import Support
 from mcp_context_proxy.store import LearnedStore
@@ -139,7 +140,7 @@ class LearnedTier:
 
     def __init__(
         self,
-        model: QueryModel,
+        model: QueryEmbedder,
         store: LearnedStore,
         store_queries: bool = True,
         clock: Callable[[], float] = time_of_day,

@@ -27,11 +27,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.filters import Filters, allowed
 from mcp_context_proxy.retrieval.index import Calls, Index, lexical_only
-from mcp_context_proxy.retrieval.indexing import Cancelled, EmbedTexts, OnProgress, embedded, read
+from mcp_context_proxy.retrieval.indexing import Cancelled, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.query_scores import QueryScores
 from mcp_context_proxy.retrieval.relevance import Fitting
 from mcp_context_proxy.retrieval.results import (
@@ -213,8 +214,8 @@ class Engine:
 
     def __init__(
         self,
-        embedder: EmbedTexts | None,
-        query_embedder: EmbedTexts | None = None,
+        embedder: Embedder | None,
+        query_embedder: Embedder | None = None,
         fitting: Fitting = "anything",
         calls: Calls = lambda _key: 0,
         learned: Learned | None = None,

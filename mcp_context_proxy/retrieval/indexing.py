@@ -9,13 +9,11 @@ A long loop in a worker thread lets the event loop in now and then.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.retrieval.index import (
@@ -87,15 +85,6 @@ TEXTS_TO_TIDY_FOR = 10_000
 """To embed, before which memory is tidied up: about as many tools were read, which left some 10 MB free."""
 
 
-class EmbedTexts(Protocol):
-    """What search needs of the embedding side: one model, whose vectors never meet those of another."""
-
-    def embed(
-        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
-    ) -> NDArray[np.float32]:
-        """One row of norm 1 per text; blocks. Raises `ModelError` when there is no model."""
-
-
 def read(
     snapshot: Snapshot,
     with_model: bool,
@@ -129,7 +118,7 @@ def read(
 
 def embedded(
     index: Index,
-    embedder: EmbedTexts,
+    embedder: Embedder,
     may_publish: bool,
     on_progress: OnProgress | None,
     cancelled: Cancelled,

@@ -57,4 +57,4 @@ def test_a_server_that_fails_is_told_and_the_command_fails(run: Run, workshop: W
     done = run("index", "--config", config)
 
     assert done.returncode == 1
-    assert "server gone has failed and was not indexed" in done.stdout
+    assert "Server gone has failed and was not indexed" in done.stdout

@@ -55,7 +55,7 @@ def test_secrets_are_never_shown(run: Run, workshop: Workshop) -> None:
 
 
 def test_without_servers_it_says_so(run: Run, workshop: Workshop) -> None:
-    assert run("servers", "--config", workshop.config()).stdout == "No servers are configured.\n"
+    assert run("servers", "--config", workshop.config()).stdout == "No server is configured.\n"
 
 
 def test_a_lazy_server_is_asleep_once_it_is_known_and_check_wakes_it(run: Run, workshop: Workshop) -> None:

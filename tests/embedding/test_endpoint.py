@@ -12,7 +12,7 @@ from support.embeddings import DIMENSIONS, Asked, Service, embedding_service, ve
 
 from mcp_context_proxy.config import EmbeddingConfig, Limits
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import REST_SECONDS
+from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS
 from mcp_context_proxy.embedding.endpoint import ATTEMPTS, CHARACTERS, TEXTS_A_REQUEST, EndpointModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.store import open_store
@@ -127,7 +127,7 @@ def all_zero(asked: Asked) -> None:
         pytest.param(one_too_few, "it gave 1 vectors for 2 texts", id="count"),
         pytest.param(of_two_lengths, "its vectors have 8 and 16 numbers, where 16 were expected", id="mixed"),
         pytest.param(shorter, "its vectors have 8 numbers, where 16 were expected; restart", id="length"),
-        pytest.param(all_zero, "no direction", id="zero"),
+        pytest.param(all_zero, "unusable vector", id="zero"),
         pytest.param(bad(b"<html>"), "its answer is not what the API says", id="not JSON"),
         pytest.param(bad({"data": [{"embedding": "AAAA"}] * 2}), "not what the API says", id="no numbers"),
         pytest.param(bad({"error": "no"}), "not what the API says", id="no data"),
@@ -184,7 +184,7 @@ def test_a_service_that_stays_busy_is_given_up(opened, service):
     assert model.dimensions
     service.always = status(429, retry_after="0")
 
-    with pytest.raises(ModelError, match=r"429.*limits how much may be asked"):
+    with pytest.raises(ModelError, match=r"429.*limits the number of requests"):
         model.embed(["a"])
     assert len(service.requests) == 1 + ATTEMPTS
 
@@ -267,14 +267,14 @@ def test_a_failed_service_rests_and_is_then_asked_again(opened, service, caplog)
     service.always = status(500)
 
     def ask() -> Any:
-        return lazy.used(lambda model: model.embed_queries(["a"]))
+        return lazy.run(lambda model: model.embed_queries(["a"]))
 
     for _ in range(3):
         with pytest.raises(ModelError, match="500"):
             ask()
     assert len(service.requests) == 1, "while it rests it is not asked"
 
-    now[0], service.always = REST_SECONDS, None
+    now[0], service.always = RETRY_SECONDS, None
     np.testing.assert_allclose(ask(), [unit("a")], atol=1e-6)
     assert lazy.error is None
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]

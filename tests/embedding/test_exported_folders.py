@@ -138,7 +138,7 @@ def test_a_query_prefix_does_not_make_the_catalog_be_embedded_again(export):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        pytest.param({"inputs": ("input_ids", "pixel_values")}, "wants pixel_values", id="input"),
+        pytest.param({"inputs": ("input_ids", "pixel_values")}, "input pixel_values", id="input"),
         pytest.param(
             {"files": {"1_Pooling/config.json": {"pooling_mode_max_tokens": True}}}, "max_tokens", id="max"
         ),

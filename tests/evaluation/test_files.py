@@ -104,7 +104,7 @@ def test_a_file_that_is_not_there_or_cut_off_is_told_by_name(tmp_path):
         read_corpus(tmp_path / "none.jsonl")
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(json.dumps(MAIL).encode() * 1000)[:-20])
-    with pytest.raises(DataFileError, match=r"cut.gz: it is no whole gzip file"):
+    with pytest.raises(DataFileError, match=r"cut.gz: it is damaged: not a complete gzip file"):
         read_corpus(cut)
 
 

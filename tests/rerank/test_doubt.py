@@ -20,9 +20,9 @@ def scored(*scores: float):
     [
         pytest.param((0.60, 0.58, 0.51), None, id="close"),
         pytest.param((0.90, 0.85, 0.80), None, id="on both bounds"),
-        pytest.param((0.91, 0.90, 0.89), "the best one scores 0.91", id="certain"),
-        pytest.param((0.70, 0.69, 0.59), "the best one leads by 0.11", id="ahead of the third"),
-        pytest.param((0.70, 0.59), "the best one leads by 0.11", id="ahead of the only other"),
+        pytest.param((0.91, 0.90, 0.89), "the best tool scores 0.91", id="certain"),
+        pytest.param((0.70, 0.69, 0.59), "the best tool leads by 0.11", id="ahead of the third"),
+        pytest.param((0.70, 0.59), "the best tool leads by 0.11", id="ahead of the only other"),
         pytest.param((0.70,), "there is nothing to put in order", id="one"),
         pytest.param((), "there is nothing to put in order", id="none"),
     ],

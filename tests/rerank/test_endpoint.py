@@ -12,7 +12,7 @@ from support.chat import Asked, ChatService, chat_service
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.rerank.models import ANSWER_BYTES
-from mcp_context_proxy.rerank.reranker import REST_SECONDS, Reranker, reranker_for, reranker_model_for
+from mcp_context_proxy.rerank.reranker import RETRY_SECONDS, Reranker, reranker_for, reranker_model_for
 
 from .conftest import names
 
@@ -178,9 +178,9 @@ async def test_a_service_that_failed_is_left_alone_for_a_while(service, close):
         await asking.rerank(close)
         _, resting = await asking.rerank(close)
         assert len(service.requests) == 1
-        assert resting.reason.startswith("left alone for a while: small at")
+        assert resting.reason.startswith("not asked again so soon after a failure: small at")
 
-        service.reply, clock.now = saying("2, 1"), REST_SECONDS + 1
+        service.reply, clock.now = saying("2, 1"), RETRY_SECONDS + 1
         _, outcome = await asking.rerank(close)
     assert outcome.used
 
