@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from msgspec import Raw
 
 from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.downstream.inbound import CAPABILITY_OF
 from mcp_context_proxy.downstream.link import Ask
-from mcp_context_proxy.downstream.server_requests import CAPABILITY_OF
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,

@@ -305,7 +305,7 @@ def _outgoing(
     level = meta.get(eras.LOG_LEVEL_KEY)
     session = caller.session
     if session is None and client.era is Era.HANDSHAKE and level is not None:
-        client.wishes.include_log_level(envelope.text(level) or "")
+        client.subscriptions.include_log_level(envelope.text(level) or "")
     if session is not None:
         # A handshake-era server is told once, not with each request, and only what a client asked for.
         said = session.log_level or (DEFAULT_LOG_LEVEL if client.era is Era.MODERN else None)

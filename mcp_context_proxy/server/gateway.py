@@ -270,7 +270,7 @@ class Gateway:
     async def notified(self, method: str, session: Session) -> None:
         """Take what a handshake-era client announced."""
         if method in ANNOUNCED:
-            await self._fleet.announce(session.party, method)
+            await self._fleet.notify(session.party, method)
 
     def watching(self, uris: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Hear of updates of these resources, for a modern subscription, as long as it lasts."""

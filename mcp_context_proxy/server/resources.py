@@ -196,7 +196,7 @@ class Resources:
         def watch() -> None:
             for uri in wanted:
                 if uri not in watched and (client := self._watcher(uri)) is not None:
-                    client.wishes.watch(uri)
+                    client.subscriptions.watch(uri)
                     watched[uri] = client
 
         watch()
@@ -206,13 +206,13 @@ class Resources:
         try:
             async with anyio.create_task_group() as group:
                 for uri, client in watched.items():
-                    group.start_soon(client.wishes.heard, uri)
+                    group.start_soon(client.subscriptions.wait_confirmed, uri)
             yield
         finally:
             self._watchers.remove(watch)
             for uri, client in watched.items():
                 # A server that was configured anew has taken over the subscriptions of its predecessor.
-                self._fleet.clients.get(client.name, client).wishes.unwatch(uri)
+                self._fleet.clients.get(client.name, client).subscriptions.unwatch(uri)
 
     def catalog_changed(self) -> None:
         """A resource that subscriptions wait for may exist now."""
@@ -228,7 +228,7 @@ class Resources:
     def _unwatch(self, uri: str) -> None:
         client = self._watcher(uri)
         if client is not None:
-            client.wishes.unwatch(uri)
+            client.subscriptions.unwatch(uri)
 
     def _watcher(self, uri: str) -> DownstreamClient | None:
         """The client whose server tells of updates of a resource; None when nobody has it."""
