@@ -74,7 +74,7 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
             max_keepalive_connections=KEPT_ALIVE,
             keepalive_expiry=KEPT_ALIVE_SECONDS,
         ),
-        verify=await threads.trusted(),
+        verify=await threads.trusted_certificates(),
         follow_redirects=True,
         max_redirects=REDIRECTS,
         event_hooks={"response": [_redirects_within_origin(config.name)]},

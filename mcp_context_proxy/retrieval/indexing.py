@@ -35,7 +35,7 @@ from mcp_context_proxy.retrieval.index import (
     with_vectors,
 )
 from mcp_context_proxy.retrieval.vectors import Pool
-from mcp_context_proxy.system.process import give_back
+from mcp_context_proxy.system.process import trim_now
 
 TURN_SECONDS = 0.005
 """How long others wait at most: what the interpreter's switch interval promises."""
@@ -153,7 +153,7 @@ def embedded(
     """
     missing = missing_texts(index.parts.values(), calls)
     if len(missing) > TEXTS_TO_TIDY_FOR:
-        give_back()
+        trim_now()
     known: dict[str, int] = {}
     due, before, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts, index.pool
     try:
