@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from weakref import WeakSet
 
 import anyio
@@ -55,27 +55,6 @@ class Backpressure:
 
 gate = Backpressure()
 """Of this process."""
-
-
-class Backlog:
-    """The answers of the host that are not written yet. While they are too many, the gate is closed."""
-
-    def __init__(self, limit: int, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Let at most `limit` bytes wait, and one message of each server; `send` waits for the host."""
-        self._limit, self._send = limit, send
-        self._bytes = 0
-
-    async def send(self, answer: bytes) -> None:
-        """Write an answer once the host takes it."""
-        self._bytes += len(answer)
-        if self._bytes > self._limit:
-            gate.close()
-        try:
-            await self._send(answer)
-        finally:
-            self._bytes -= len(answer)
-            if self._bytes <= self._limit:
-                gate.open()
 
 
 class Bucket:
