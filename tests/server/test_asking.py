@@ -223,7 +223,7 @@ async def test_a_handshake_client_that_cannot_be_asked_gets_an_error_not_a_quest
 
     assert host.asked == []
     assert result["isError"] is True
-    assert "'curious' asked for input that it cannot have" in result["content"][0]["text"]
+    assert "'curious' asked for input and did not get it" in result["content"][0]["text"]
 
 
 async def test_what_a_handshake_client_refuses_to_answer_is_told_as_the_result_of_its_call(
