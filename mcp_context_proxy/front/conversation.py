@@ -44,8 +44,8 @@ SDK_NOTIFICATIONS = frozenset({"notifications/initialized", "notifications/cance
 """Notifications that mean something to the SDK."""
 
 MOST_VALUES = 10_000
-"""Values in a message that the SDK reads whole, which keeps everybody else waiting: a message that negotiates,
-announces or answers has a hundred, and this many take a tenth of a bearable delay."""
+"""Values in a message that the SDK reads whole while everybody else waits. A message that negotiates, announces
+or answers has a hundred; this many take a tenth of a bearable delay."""
 
 TOO_MUCH = f"message of more than {MOST_VALUES:,} values, which no message of its kind needs"
 
@@ -85,7 +85,7 @@ class Conversation:
         write_response: Callable[[bytes], Awaitable[None]],
         principal: str | None = None,
     ) -> None:
-        """Converse over `channel`; `write_response` writes responses there, `principal` identifies the host."""
+        """Converse over `channel`, where `write_response` writes responses; `principal` identifies the host."""
         self._gateway, self._limits, self._channel = gateway, limits, channel
         self._write_response, self._principal = write_response, principal
         self._methods = gateway.methods
@@ -140,7 +140,7 @@ class Conversation:
         self.take(message, frame)
 
     def take(self, message: Envelope, frame: bytes) -> anyio.Event | None:
-        """Take one decoded message; return the event that is set when it needs its frame no more, if it does."""
+        """Take a decoded message; return the event that is set once its frame is no longer needed, if it is now."""
         if message.method is UNSET:
             if not self._requests.answer(message):
                 self._pass_to_sdk(frame)
@@ -234,7 +234,7 @@ class Conversation:
             self._note_idle()
 
     def _refuse(self, response: bytes) -> None:
-        """Refuse a request over the limit; while the host does not read the response, it is not read either."""
+        """Refuse a request over the limit; a host that does not read the response is not read either."""
 
         async def send_and_resume() -> None:
             await self._channel.send(response)
@@ -435,7 +435,7 @@ class SdkRelay:
             await anyio.sleep_forever()
 
     def take(self, frame: bytes) -> str | None:
-        """Pass a message on; return the reason if it is not passed on and has to be answered with an error."""
+        """Pass a message on, or return the reason why it has to be answered with an error."""
         from mcp.shared.message import SessionMessage  # noqa: PLC0415 - loaded while the servers start
         from mcp_types import JSONRPCRequest, jsonrpc_message_adapter  # noqa: PLC0415
 

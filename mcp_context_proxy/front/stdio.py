@@ -156,7 +156,7 @@ class StandardPipes:
         await self._writer.writable.wait()
 
     async def stalled(self, seconds: float) -> None:
-        """Wait until the host has taken nothing for `seconds` though the pipe is full; then abort the output."""
+        """Wait until the host has read nothing of a full pipe for `seconds`; then abort the output."""
         loop = asyncio.get_running_loop()
         unsent, since = 0, loop.time()
         while loop.time() - since < seconds:
