@@ -215,13 +215,13 @@ class Proxy:
             self.searching.working_set,
         )
         self.tool_list = ToolList(
-            config.expose,
-            self.catalog,
-            self.fleet,
-            self.contexts,
-            self.handles,
-            meta_definitions.definitions(self.setup),
-            self.searching.working_set,
+            expose=config.expose,
+            catalog=self.catalog,
+            fleet=self.fleet,
+            contexts=self.contexts,
+            handles=self.handles,
+            meta_tools=meta_definitions.definitions(self.setup),
+            working_set=self.searching.working_set,
         )
         self.measuring = Measuring(
             config, store, lambda: self.catalog.snapshot, costs, self.tool_list.lists_all

@@ -91,7 +91,7 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
             max_keepalive_connections=KEPT_ALIVE,
             keepalive_expiry=KEPT_ALIVE_SECONDS,
         ),
-        verify=await threads.trusted(),
+        verify=await threads.trusted_certificates(),
         **within_origin(config.name),
     )
 

@@ -29,7 +29,7 @@ from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, Oversized, PipeReader, write_line
 from mcp_context_proxy.system import process_groups
-from mcp_context_proxy.system.process import shortage
+from mcp_context_proxy.system.process import descriptor_shortage
 from mcp_context_proxy.system.threads import in_thread
 
 FIRST_LOOK_SECONDS = 0.0025
@@ -61,7 +61,7 @@ async def exited(process: subprocess.Popen[bytes], look_seconds: float) -> None:
 
 def _descriptor(pid: int) -> int | None:
     """Becomes readable when the child exits; None where there is no such thing, or none is left for this."""
-    if sys.platform != "linux" or shortage():
+    if sys.platform != "linux" or descriptor_shortage():
         return None
     try:
         return os.pidfd_open(pid)
@@ -308,7 +308,7 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
         raise ConnectionError(
             f"cannot start: no program {command!r} on its PATH; install it or give its full path as 'command'"
         )
-    if refusal := shortage():
+    if refusal := descriptor_shortage():
         raise ConnectionError(f"cannot start {program}: {refusal}")
     process_groups.guard()
     try:

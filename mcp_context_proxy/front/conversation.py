@@ -32,7 +32,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, Members, RequestError, RequestId
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.validation import holds_more
-from mcp_context_proxy.server.gateway import ANNOUNCED, Drain, Gateway
+from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS, Drain, Gateway
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
@@ -138,8 +138,8 @@ class Host:
         """Write a notification, or drop it when the host is not reading."""
         self._channel.send_nowait(envelope.notification(method, params))
 
-    def passed_on(self) -> None:
-        """See `Caller.passed_on`."""
+    def release(self) -> None:
+        """See `Caller.release`."""
         self.released.set()
 
     async def ask(self, method: str, params: Members) -> bytes:
@@ -420,7 +420,7 @@ class Conversation:
 
     def _announce(self, method: str, session: Session) -> None:
         """Tell the gateway soon; what was said many times until then, it hears once."""
-        if method in ANNOUNCED and method not in self._announced:
+        if method in RELAYED_NOTIFICATIONS and method not in self._announced:
             self._announced.add(method)
             self._group.start_soon(self._tell, method, session)
 

@@ -34,7 +34,7 @@ from mcp_context_proxy.retrieval.item_metadata import item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
-from mcp_context_proxy.system.process import give_back
+from mcp_context_proxy.system.process import trim_now
 
 READING_SECONDS = 0.7
 """Time for which the words of sources are read before they can be searched: some 5,000 tools."""
@@ -226,7 +226,7 @@ def embedded(
     """
     missing = _missing_texts(index.parts.values(), calls)
     if len(missing) > TEXTS_TO_TRIM_FOR:
-        give_back()
+        trim_now()
     known: dict[str, int] = {}
     due, before, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts, index.pool
     try:
