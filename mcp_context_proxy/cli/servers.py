@@ -1,4 +1,4 @@
-"""``servers``, ``tools`` and ``index``: start the configured servers, and show or index what they offer.
+"""``servers``, ``tools`` and ``index``: start the configured servers, and show or index their items.
 
 Servers are shown without their secrets.
 """

@@ -231,7 +231,7 @@ async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
     with console.status(progress()) as status:
 
         async def wait(client: DownstreamClient) -> None:
-            await client.settled()
+            await client.wait_first_connect()
             seconds[client.name] = anyio.current_time() - began
             del waiting[client.name]
             status.update(progress())

@@ -14,7 +14,7 @@ Matrix: TypeAlias = NDArray[np.float32]
 """Shape [texts, dimensions], every row with L2 norm 1."""
 
 NORM_TOLERANCE = 1e-3
-"""How far a unit vector's length may be from 1."""
+"""Largest distance of a unit vector's length from 1."""
 
 
 class Embedder(Protocol):

@@ -2,7 +2,7 @@
 
 `LazyModel` opens the configured model at its first use and leaves a failing one alone for a while.
 `CachedEmbedder` embeds texts of the catalog and keeps their vectors in the store. `QueryEmbedder` embeds
-queries and keeps the latest ones in memory only: the store must not tell what anybody asked.
+queries and keeps the latest ones in memory only: the store must not reveal queries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RETRY_SECONDS = 30.0
 
 BATCH = 64
 """Texts between two writes, two reports of progress and two checks for cancellation: about a tenth of a
-second of work with the packaged model, which is what an interrupted indexing can lose."""
+second of work with the packaged model, the most that an interrupted indexing can lose."""
 
 REMEMBERED_QUERIES = 1000
 """The texts of a hundred requests with all their sentences: 1.5 MB."""

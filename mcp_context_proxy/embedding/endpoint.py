@@ -202,7 +202,7 @@ class ServiceError(Exception):
         super().__init__(reason)
         self.reason, self.remedy = reason, remedy
         self.busy, self.retry_after = busy, retry_after
-        """Whether a retry may succeed, and after how many seconds, if the service says it."""
+        """``busy``: a retry may succeed, ``retry_after`` seconds later if the service says it."""
 
 
 class OpenAIService:
@@ -279,4 +279,4 @@ class OpenAIService:
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise self.misfit(f"its answer is not what the API says ({error})") from error
+            raise self.misfit(f"its answer does not follow the API ({error})") from error

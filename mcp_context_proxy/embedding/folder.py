@@ -27,7 +27,7 @@ MANIFEST, GRAPH, TOKENIZER = "manifest.json", "model.onnx", "tokenizer.json"
 """The files of a model folder, as scripts/build_model.py writes them."""
 
 GRAPHS = ("model.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx", "model_quantized.onnx")
-"""Where exporters write the graph; the first that exists is used."""
+"""Paths of the graph in exported folders; the first that exists is used."""
 
 BLOCK = 8 * 1024 * 1024
 """Bytes hashed at a time. After each block the thread waits for the interpreter, up to 5 ms where another
@@ -40,14 +40,14 @@ MOST_TOKENS = 32_768
 """Larger numbers are how a tokenizer says that it knows no bound."""
 
 RESERVED_POSITIONS = 2
-"""Of ``max_position_embeddings``, which models of the RoBERTa family do not use for tokens."""
+"""Positions of ``max_position_embeddings`` that models of the RoBERTa family do not use for tokens."""
 
 REINSTALL = "reinstall mcp-context-proxy"
 EXPORT = "export it as ONNX with its tokenizer.json (docs/models.md tells how), or name another folder"
 REBUILD = "build it again with scripts/build_model.py, or remove the setting to use the packaged model"
 
 Pooling: TypeAlias = Literal["mean", "cls"]
-"""How the vectors of a text's tokens become one: their mean, or that of the first token."""
+"""Combination of the vectors of a text's tokens: their mean, or the first token's vector."""
 
 
 @dataclass(frozen=True, slots=True)

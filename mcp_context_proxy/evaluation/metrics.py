@@ -30,7 +30,7 @@ KEPT = "kept"
 REFUSED = "refused"
 
 RESAMPLES = 2_000
-"""Of them fifty lie beyond each end of a 95 % interval, which fixes it to about a tenth of its width."""
+"""Fifty of them lie beyond each end of a 95 % interval, which fixes it to about a tenth of its width."""
 
 SEED = 20260728
 """Any number would do, as long as it stays."""

@@ -36,7 +36,7 @@ MARK_BYTES: Final = 8
 
 QUERY_CHARACTERS: Final = 1_000
 DESCRIPTION_CHARACTERS: Final = 400
-"""A description tells at its beginning what a tool is for."""
+"""The purpose of a tool stands at the beginning of its description."""
 
 ANSWER_TOKENS: Final = 300
 """Limit of an answer: some numbers, with room for a model that writes more than it was asked for."""

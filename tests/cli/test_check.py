@@ -45,8 +45,15 @@ def test_when_all_is_well_it_says_so_and_exits_with_0(run: Run, workshop: Worksh
 
     assert done.returncode == 0, done.stdout
     assert "good: 1 tool, ready in" in done.stdout
-    assert "what it prints to stdout beside messages is skipped | stdout: Welcome!" in flat(done.stdout)
+    assert "output on stdout that is no message is skipped | stdout: Welcome!" in flat(done.stdout)
     assert done.stdout.endswith("All is well: 2 servers.\n")
+
+
+def test_without_servers_it_says_that_there_is_nothing_to_serve(run: Run, workshop: Workshop) -> None:
+    done = run("check", "--config", workshop.config())
+
+    assert done.returncode == 0
+    assert done.stdout.endswith("Nothing to serve: no server is configured.\n")
 
 
 def test_every_problem_of_a_broken_configuration_is_told_with_its_line(run: Run, tmp_path: Path) -> None:
@@ -58,14 +65,14 @@ def test_every_problem_of_a_broken_configuration_is_told_with_its_line(run: Run,
     told = done.stdout.replace("\n", "").replace(" ", "")
     assert f"{config}:2:expose.mode" in told
     assert f"{config}:4:servers.a.comand" in told
-    assert "to mend. No server was started." in done.stdout
+    assert "to fix. No server was started." in done.stdout
 
 
 def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
     done = run("check", "--config", tmp_path / "none.toml")
 
     assert done.returncode == 1
-    assert "there is no such file" in flat(done.stdout)
+    assert "the file does not exist" in flat(done.stdout)
 
 
 def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, forbidding_url: str) -> None:
@@ -88,15 +95,15 @@ def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, fo
     assert "-> install Node.js" in told
     assert "dies: it exited (code 3) | no key given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
-    assert "connect_timeout under servers.silent, now 0.5 s" in told
-    assert "(HTTP status 401) -> it wants credentials" in told
+    assert "raise connect_timeout under servers.silent, now 0.5 s" in told
+    assert "(HTTP status 401) -> it needs credentials" in told
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
-    assert "| stdout: unknown option -> what it prints to stdout is no MCP message" in told
+    assert "| stdout: unknown option -> its output on stdout is no MCP message" in told
     assert "complains: it was not ready within 0.5 s | stdout: no licence key ->" in told
     assert "echo: it answered with what it was sent, so it is no MCP server -> correct the command" in told
     assert "\x1b" not in done.stdout
-    assert "9 problems to mend" in told
+    assert "9 problems to fix" in told
 
 
 def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> None:
@@ -117,14 +124,14 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
 
     told = flat(done.stdout)
     assert done.returncode == 0
-    assert "warning empty: it is ready, and offers no tools" in told
+    assert "warning empty: it is ready, but offers no tools" in told
     assert "ok mixed: 2 of 3 tools, ready in" in told
     assert "warning mixed: entry 2 of its tools is withheld" in told
     assert "mixed: tool 'wordy': its description is cut: 16,384 of 3,300,000 bytes are shown" in told
     assert "mixed: entry 2 of its resources is withheld: it has no uri" in told
     assert "mixed: prompts/list: stopped, a result has no list of prompts" in told
     assert "odd.md:2" in done.stdout.replace("\n         ", "")
-    assert "warning asking: its descriptions read like requests, so its tools are held back" in told
+    assert "warning asking: its descriptions read like requests, so its tools come after" in told
     assert "It works, with 7 warnings" in told
 
 
@@ -177,7 +184,7 @@ def test_a_runner_without_a_version_is_warned_about(
     warning = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
 
     assert (warning is None) == (package is None)
-    assert package is None or f"version of {package} is newest" in str(warning)
+    assert package is None or f"newest version of {package};" in str(warning)
     assert "1.2.3" not in str(warning), "nobody knows whether there is such a version"
 
 
@@ -201,7 +208,7 @@ def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | No
     warning = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
 
     assert (warning is None) == (image is None)
-    assert image is None or f"docker runs whatever {image}:latest is" in str(warning)
+    assert image is None or f"docker runs the current {image}:latest;" in str(warning)
 
 
 def test_the_model_that_orders_tools_is_tried(run: Run, workshop: Workshop) -> None:

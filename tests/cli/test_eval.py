@@ -36,7 +36,7 @@ def test_gzipped_files_by_words_alone_need_no_model(run, tmp_path):
 
     done = run("eval", packed, QUERIES, "--method", "lexical", "--top-k", "5")
 
-    assert done.stdout.startswith("queries: 47, to 45 tools of 7 servers; method: lexical\n")
+    assert done.stdout.startswith("47 queries to 45 tools of 7 servers; method: lexical\n")
     assert "recall@5" in done.stdout
     assert "recall@10" not in done.stdout
     assert "search p50" in done.stdout

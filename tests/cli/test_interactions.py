@@ -115,7 +115,7 @@ def test_recall_without_a_model_lists_the_latest_and_says_so(
 def test_recall_says_where_nothing_is_recorded(run: Run, workshop: Workshop) -> None:
     done = run("recall", "anything", "--config", workshop.config())
 
-    assert 'Nothing like "anything" among 0 interactions.' in done.stdout
+    assert 'Nothing similar to "anything" among 0 interactions.' in done.stdout
     assert "enabled = true under [interactions]" in " ".join(done.stdout.split())
 
 
@@ -160,7 +160,7 @@ def test_backfill_counts_what_cannot_be_embedded_and_embeds_the_rest(
 
     assert done.returncode == 1
     assert "Embedded 3 interactions." in done.stdout
-    assert "1 error; the last:" in done.stdout
+    assert "1 error; the last one:" in done.stdout
     assert "it is too long" in " ".join(done.stdout.split())
     assert (contents(data)[0], data["without_embedding"]) == ("two", 1)
 
@@ -209,4 +209,4 @@ def test_forgetting_wants_to_know_what(run: Run, config: Path, what: list[str]) 
     done = run("interactions", "forget", *what, "--config", config)
 
     assert done.returncode == 2
-    assert "say what to forget: --agent, --type, --older-than, or --id, or --all" in done.stderr
+    assert "give --id alone, or --all alone, or any of --agent, --type and --older-than" in done.stderr

@@ -57,7 +57,7 @@ def test_stats_show_how_much_there_is_and_the_most_certain_first(run: Run, confi
     done = run("learning", "stats", "--config", config)
 
     assert done.returncode == 0
-    assert "2 pairs of queries and tools, of 2 tools." in done.stdout
+    assert "2 pairs of queries and tools, for 2 tools." in done.stdout
     assert done.stdout.index("desk__post_message") < done.stdout.index("desk__report")
     data = stats(run, config)
     assert (data["pairs"], data["tools"], data["uses"], data["enabled"]) == (2, 2, 3, True)
@@ -66,7 +66,7 @@ def test_stats_show_how_much_there_is_and_the_most_certain_first(run: Run, confi
 def test_where_nothing_is_learned_stats_say_what_teaches(run: Run, workshop: Workshop) -> None:
     done = run("learning", "--config", workshop.config())
 
-    assert done.stdout.startswith("Nothing yet: ")
+    assert done.stdout.startswith("Nothing was learned yet: ")
 
 
 def test_pairs_can_be_taken_to_another_machine(run: Run, config: Path, workshop: Workshop) -> None:
@@ -75,7 +75,7 @@ def test_pairs_can_be_taken_to_another_machine(run: Run, config: Path, workshop:
     other = another(workshop, "other")
     done = run("learning", "import", file, "--config", other)
 
-    assert "Read 2 pairs; there are 2, 0 before." in done.stdout
+    assert "Read 2 pairs. There were 0 before; now 2." in done.stdout
     assert stats(run, other)["best"] == stats(run, config)["best"]
     assert "vector" not in file.read_text(encoding="utf-8")
 
@@ -124,7 +124,7 @@ def test_forgetting_wants_to_know_what(run: Run, config: Path) -> None:
     done = run("learning", "forget", "--config", config)
 
     assert done.returncode == 2
-    assert "say what to forget: --tool, --query or --all" in done.stderr
+    assert "give exactly one of --tool, --query and --all" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_forgetting_wants_to_know_what(run: Run, config: Path) -> None:
         (
             '{"server":"s","tool":"t","confidence":1,"uses":1,"first":0,"last":0,"key":"zz","vector":"A",'
             '"model":"MODEL"}',
-            "a key or vector in it is damaged",
+            "it has a damaged key or vector",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from .conftest import PATIENCE, Run
 
 
 def test_serving_imports_nothing_of_the_other_commands(run: Run) -> None:
-    """They would add to the time until a host is answered."""
+    """Imports would delay the first response to a host."""
     script = (
         "import sys, mcp_context_proxy.cli.main, mcp_context_proxy.cli.serve, mcp_context_proxy.app;"
         "others = ('rich', 'mcp_context_proxy.library');"

@@ -45,9 +45,9 @@ def test_tools_and_searches_are_shown_as_tables(run: Run, config: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "In the last 30 days"
     assert any(line.startswith("Searches  10; ") for line in lines)
-    assert "Used      80 % of them: a tool that was found was called" in lines
-    assert "Accepted  70 % of them: that was the first one" in lines
-    assert "Tokens    1,000 of 50,000 shown, 98 % saved (estimated)" in lines
+    assert "Used      A found tool was called after 80 % of the searches" in lines
+    assert "Accepted  The first tool was called after 70 % of the searches" in lines
+    assert "Tokens    1,000 of 50,000 shown, 98 % saved (estimate)" in lines
     (post,) = [line for line in lines if line.endswith("desk__post")]
     assert post.split()[:3] == ["4", "25", "%"]
     tables = done.stdout.split("Tools\n")[1]
@@ -58,7 +58,7 @@ def test_tools_that_were_never_called_are_named_with_their_cost(run: Run, config
     """Not those that are hidden already, nor those of servers that are not configured."""
     never = run("stats", "--config", config).stdout.split("Never called\n")[1]
 
-    assert "1 tool, the first known for 3 days. Turn these off and save about 321 tokens" in " ".join(
+    assert "1 tool, the oldest known for 3 days. Without them, the catalog has about 321 tokens" in " ".join(
         never.split()
     )
     assert [line.split()[-1] for line in never.splitlines()[-1:]] == ["desk__never"]

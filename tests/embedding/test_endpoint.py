@@ -128,9 +128,9 @@ def all_zero(asked: Asked) -> None:
         pytest.param(of_two_lengths, "its vectors have 8 and 16 numbers, where 16 were expected", id="mixed"),
         pytest.param(shorter, "its vectors have 8 numbers, where 16 were expected; restart", id="length"),
         pytest.param(all_zero, "unusable vector", id="zero"),
-        pytest.param(bad(b"<html>"), "its answer is not what the API says", id="not JSON"),
-        pytest.param(bad({"data": [{"embedding": "AAAA"}] * 2}), "not what the API says", id="no numbers"),
-        pytest.param(bad({"error": "no"}), "not what the API says", id="no data"),
+        pytest.param(bad(b"<html>"), "its answer does not follow the API", id="not JSON"),
+        pytest.param(bad({"data": [{"embedding": "AAAA"}] * 2}), "does not follow the API", id="no numbers"),
+        pytest.param(bad({"error": "no"}), "does not follow the API", id="no data"),
         pytest.param(bad(b'{"data":[{"embedding":[1e999]},{"embedding":[1]}]}'), "API says", id="infinite"),
     ],
 )

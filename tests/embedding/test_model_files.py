@@ -1,4 +1,4 @@
-"""What happens when a model folder is not what it should be."""
+"""Damaged and incomplete model folders are refused with a reason."""
 
 import hashlib
 import json
@@ -115,7 +115,7 @@ def test_a_model_of_another_size_than_announced_is_refused(folder: Path) -> None
 
 
 def test_the_provenance_names_exactly_the_packaged_files() -> None:
-    """Who audits the package reads PROVENANCE.md; a rebuilt model must not keep the old one's story."""
+    """Auditors of the package read PROVENANCE.md: after a rebuild it must describe the new model."""
     provenance = (PACKAGED_MODEL / "PROVENANCE.md").read_text(encoding="utf-8")
     facts = json.loads((PACKAGED_MODEL / "manifest.json").read_text(encoding="utf-8"))
 

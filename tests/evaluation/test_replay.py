@@ -106,7 +106,7 @@ def test_the_command_shows_each_stage(files: tuple[Path, Path]) -> None:
         [*command, "--json"], capture_output=True, encoding="utf-8", timeout=120, check=True
     )
 
-    assert "queries measured: 84" in shown.stdout
+    assert "84 queries measured" in shown.stdout
     assert "30%" in shown.stdout
     stages = json.loads(data.stdout)["stages"]
     assert [stage["used"] for stage in stages] == [0, 12, 36]
@@ -115,7 +115,7 @@ def test_the_command_shows_each_stage(files: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [(["--shuffle"], "--shuffle is for --learning"), (["--learning"], "a log of 1 queries says nothing")],
+    [(["--shuffle"], "--shuffle is for --learning"), (["--learning"], "a log of 1 queries is too short")],
 )
 def test_a_command_that_makes_no_sense_is_refused(
     files: tuple[Path, Path], options: list[str], told: str

@@ -1,4 +1,4 @@
-"""What tools say of themselves is data in the question, whatever it says."""
+"""Descriptions of tools are data in the question, whatever they say."""
 
 from __future__ import annotations
 
