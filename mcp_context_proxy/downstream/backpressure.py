@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from weakref import WeakSet
 
 import anyio
@@ -54,27 +54,6 @@ class Backpressure:
 
 gate = Backpressure()
 """The gate of this process."""
-
-
-class Backlog:
-    """Responses that the host has not read yet; closes the gate while they are over a limit in bytes."""
-
-    def __init__(self, limit: int, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Let at most `limit` bytes wait, and one message of each server; `send` waits for the host."""
-        self._limit, self._send = limit, send
-        self._bytes = 0
-
-    async def send(self, response: bytes) -> None:
-        """Write a response once the host takes it."""
-        self._bytes += len(response)
-        if self._bytes > self._limit:
-            gate.close()
-        try:
-            await self._send(response)
-        finally:
-            self._bytes -= len(response)
-            if self._bytes <= self._limit:
-                gate.open()
 
 
 class Bucket:
