@@ -39,7 +39,7 @@ from mcp_context_proxy.interactions.standalone import Interactions
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.relevance import fitting_for
+from mcp_context_proxy.retrieval.relevance import calibration_for
 from mcp_context_proxy.store import IN_MEMORY, open_store
 
 __all__ = [
@@ -164,7 +164,9 @@ class ContextEngine(engine.ContextEngine):
         self._store = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         model = LazyModel(partial(open_model, config))
         queries = RememberedQueries(QueryEmbedder(model))
-        retrieval = Engine(CachedEmbedder(model, self._store.vectors), queries, fitting_for(config.embedding))
+        retrieval = Engine(
+            CachedEmbedder(model, self._store.vectors), queries, calibration=calibration_for(config.embedding)
+        )
         self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get)
         super().__init__(
             catalog or Catalog(),

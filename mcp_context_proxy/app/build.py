@@ -37,7 +37,7 @@ from mcp_context_proxy.learning.working_set import Novelty, WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.relevance import fitting_for
+from mcp_context_proxy.retrieval.relevance import calibration_for
 from mcp_context_proxy.server.after_call import EndedCalls, InteractionLog
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools, Sampling
@@ -84,10 +84,10 @@ class Searching:
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
             queries,
-            fitting_for(config.embedding),
-            self.answered.__getitem__,
-            self.learned,
-            None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
+            calibration=calibration_for(config.embedding),
+            calls=self.answered.__getitem__,
+            learned=self.learned,
+            novel=None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
         )
         self.expander = Expander(self.engine.index_of, queries)
         self.reranker = reranker_for(config)

@@ -38,7 +38,7 @@ from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.validation import reaches
-from mcp_context_proxy.retrieval.terms import identifier_words
+from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.clock import time_of_day
 
 ID_BYTES = 8
