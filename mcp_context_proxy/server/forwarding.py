@@ -26,8 +26,8 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.inbound import CAPABILITY_OF
 from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
-from mcp_context_proxy.downstream.server_requests import CAPABILITY_OF
 from mcp_context_proxy.errors import BadAnswerError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
@@ -179,7 +179,7 @@ def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outg
     meta = eras.meta_of(request.params)
     level = meta.get(eras.LOG_LEVEL_KEY)
     if session is None and client.era is Era.HANDSHAKE and level is not None:
-        client.wishes.include_log_level(envelope.text(level) or "")
+        client.subscriptions.include_log_level(envelope.text(level) or "")
     if session is not None:
         # A handshake-era server is told once, not with each request, and only a level that a client set.
         name = session.log_level or (DEFAULT_LOG_LEVEL if client.era is Era.MODERN else None)

@@ -150,7 +150,7 @@ class Gateway:
     async def notified(self, method: str, session: Session) -> None:
         """Take a notification of a handshake-era client."""
         if method in RELAYED_NOTIFICATIONS:
-            await self._fleet.announce(session.party, method)
+            await self._fleet.notify(session.party, method)
 
     def watching(self, uris: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Subscribe to updates of these resources for a modern client, as long as the context lasts."""

@@ -189,7 +189,7 @@ class Resources:
         def subscribe_found() -> None:
             for uri in wanted:
                 if uri not in watched and (client := self._owning_client(uri)) is not None:
-                    client.wishes.watch(uri)
+                    client.subscriptions.watch(uri)
                     watched[uri] = client
 
         subscribe_found()
@@ -199,13 +199,13 @@ class Resources:
         try:
             async with anyio.create_task_group() as group:
                 for uri, client in watched.items():
-                    group.start_soon(client.wishes.heard, uri)
+                    group.start_soon(client.subscriptions.wait_confirmed, uri)
             yield
         finally:
             self._subscribe_found.remove(subscribe_found)
             for uri, client in watched.items():
                 # A server that was configured anew has taken over the subscriptions of its predecessor.
-                self._fleet.clients.get(client.name, client).wishes.unwatch(uri)
+                self._fleet.clients.get(client.name, client).subscriptions.unwatch(uri)
 
     def catalog_changed(self) -> None:
         """Subscribe to the resources that open subscriptions wait for and that exist now."""
@@ -215,7 +215,7 @@ class Resources:
     def _unsubscribe(self, uri: str) -> None:
         client = self._owning_client(uri)
         if client is not None:
-            client.wishes.unwatch(uri)
+            client.subscriptions.unwatch(uri)
 
     def _owning_client(self, uri: str) -> DownstreamClient | None:
         return self._fleet.clients.get(_owner(self._catalog.snapshot, uri) or "")
