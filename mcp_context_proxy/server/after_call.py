@@ -24,7 +24,7 @@ from mcp_context_proxy.context.records import RequestContext, RequestRecords
 from mcp_context_proxy.context.session import Handles, SessionContext, handle_of
 from mcp_context_proxy.errors import AuthorizationError, DownstreamError, ServerUnavailableError
 from mcp_context_proxy.interactions import memory
-from mcp_context_proxy.interactions.memory import CALL, SEARCH, Interaction
+from mcp_context_proxy.interactions.memory import CALL, SEARCH
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import IncludeMode, Kind, Tool
 from mcp_context_proxy.learning.pairs import Signal, Use
@@ -33,6 +33,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
+from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.clock import time_of_day
 
 MOST_BYTES: Final = 1024 * 1024
