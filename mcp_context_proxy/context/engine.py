@@ -2,8 +2,6 @@
 
 A request never fails because selection did: then the session's items are served, and the record says why.
 Runs on the event loop; what blocks is done by what it is given.
-
-What the answer of a call says, for the next selection: its texts, cut. Answers are never learned from.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
-import msgspec
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
@@ -27,38 +24,10 @@ from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, Snapsh
 from mcp_context_proxy.context.selection import Selected, Selection, SelectionRequest
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import Kind, Snapshot, Tool
+from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
-
-CHARACTERS = 2000
-"""Of an answer that are looked at: four chunks, some 10 ms of embedding."""
-
-ANSWER_BYTES = 1_000_000
-"""An answer that is longer is not looked at: decoding it would hold up everybody."""
-
-
-class _Content(msgspec.Struct):
-    text: str = ""
-
-
-class _ToolAnswer(msgspec.Struct):
-    content: list[_Content] = []
-    isError: bool = False  # noqa: N815 - the protocol's word
-
-
-def text_of(result: bytes) -> str | None:
-    """The texts of a call's result; None where it has none, or failed."""
-    if len(result) > ANSWER_BYTES:
-        return None
-    try:
-        answer = msgspec.json.decode(result, type=_ToolAnswer)
-    except msgspec.DecodeError:
-        return None
-    text = "\n".join(content.text for content in answer.content)[:CHARACTERS]
-    return None if answer.isError or not text.strip() else text
-
 
 RELATED = 20
 """Items that are named as near to one: a screen."""
@@ -114,12 +83,13 @@ class ContextEngine:
         """
         self._reranker = reranker
         self._catalog, self._searcher, self._sessions = catalog, searcher, sessions
-        self._records, self._options, self._costs = records, options, costs
+        self._records, self._costs = records, costs
+        self.configure(options)
         self._selection = Selection(searcher, companions, costs, working_set or WorkingSet())
 
     def configure(self, options: ContextOptions) -> None:
         """Select by these options of the agent's from now on."""
-        self._options = options
+        self._options, self.expand_results = options, options.expand_results
 
     async def build(
         self,
@@ -309,11 +279,6 @@ class ContextEngine:
             UnknownItemError: there is no such item.
         """
         context_session.remove(session, context_session.resolve(self._catalog.snapshot, kind, name, server))
-
-    def called(self, session: SessionContext, tool: Tool, result: bytes) -> None:
-        """A tool was called in a session: it stays selected for a while, and its answer may bring others."""
-        options = overridden(self._options, session.overrides)
-        session.called(tool, text_of(result) if options.expand_results else None)
 
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
         """The latest request contexts, of one session (by public id) or of all, newest first."""

@@ -13,7 +13,7 @@ from mcp_context_proxy.context.records import Mode
 from mcp_context_proxy.context.session import SessionView, key_of
 from mcp_context_proxy.items import IncludeMode, Item, Snapshot, Tool
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
-from mcp_context_proxy.retrieval.filters import Filters
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Result
 
 RELATED_COSINE = 0.5

@@ -224,6 +224,8 @@ class RequestRecords:
         self._recent: OrderedDict[str, RequestContext] = OrderedDict()
         self._writer = BatchWriter(self._put, seconds=GATHERING_SECONDS, limit=UNWRITTEN)
         self._added: list[Callable[[RequestContext], None]] = []
+        self.newest = 0.0
+        """Time of the newest one, in seconds since 1970."""
 
     def when_added(self, callback: Callable[[RequestContext], None]) -> None:
         """Call with every request context that is added; it must not block."""
@@ -232,6 +234,7 @@ class RequestRecords:
     def add(self, context: RequestContext) -> None:
         """Remember one. Does not block."""
         self._recent[context.id] = context
+        self.newest = context.time
         if len(self._recent) > min(IN_MEMORY, self._keep):
             self._recent.popitem(last=False)
         if self._store is not None:

@@ -27,6 +27,8 @@ from itertools import islice
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
 from mcp_context_proxy.context.records import Mode
 from mcp_context_proxy.downstream.link import Party
@@ -36,7 +38,7 @@ from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.validation import reaches
-from mcp_context_proxy.retrieval.terms import identifier_words
+from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.clock import time_of_day
 
 ID_BYTES = 8
@@ -130,14 +132,19 @@ class SessionContext:
         self.requests += 1
         self.history.appendleft(query[:HISTORY_CHARACTERS])
 
-    def called(self, tool: Tool, answer: str | None) -> None:
-        """A tool was called; its answer where that is to be looked at."""
+    def called(self, tool: Tool, result: bytes, expand_results: bool) -> None:
+        """Note a call: the tool stays selected for a while, and its answer may bring others.
+
+        `expand_results` says whether the answer is looked at where the session has no setting of its own.
+        """
         self.used.pop(tool.exposed_name, None)
         self.used[tool.exposed_name] = self.requests
         if len(self.used) > USED_KEPT:
             del self.used[next(iter(self.used))]
         self.history.appendleft(identifier_words(tool.name))
-        self.answer = None if answer is None else (tool.exposed_name, answer)
+        own = self.overrides.expand_results
+        text = text_of(result) if (expand_results if own is None else own) else None
+        self.answer = None if text is None else (tool.exposed_name, text)
 
     def view(self, retained: int = 0, history: int = 0) -> SessionView:
         """What it has now, with the tools called in as many requests and as much of its history."""
@@ -171,6 +178,34 @@ class Session(SessionContext):
     def wants_level(self, level: str | None) -> bool:
         """Whether a log message of that level is to be passed on."""
         return reaches(level, self.log_level or DEFAULT_LOG_LEVEL)
+
+
+ANSWER_CHARACTERS = 2000
+"""Characters of an answer that are used: four chunks, some 10 ms of embedding."""
+
+ANSWER_BYTES = 1_000_000
+"""A longer answer is not used: decoding it would hold up everybody."""
+
+
+class _Content(msgspec.Struct):
+    text: str = ""
+
+
+class _ToolAnswer(msgspec.Struct):
+    content: list[_Content] = []
+    isError: bool = False  # noqa: N815 - the protocol's word
+
+
+def text_of(result: bytes) -> str | None:
+    """Return the texts of a result, cut; None if it has none, or failed. They are never learned from."""
+    if len(result) > ANSWER_BYTES:
+        return None
+    try:
+        answer = msgspec.json.decode(result, type=_ToolAnswer)
+    except msgspec.DecodeError:
+        return None
+    text = "\n".join(content.text for content in answer.content)[:ANSWER_CHARACTERS]
+    return None if answer.isError or not text.strip() else text
 
 
 class Sessions:

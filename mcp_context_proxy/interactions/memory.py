@@ -33,7 +33,7 @@ from mcp_context_proxy.store import (
     InteractionStore,
     open_store,
 )
-from mcp_context_proxy.system.clock import Closing, time_of_day
+from mcp_context_proxy.system.clock import time_of_day
 
 SEARCH: Final = "search"
 CALL: Final = "call"
@@ -285,7 +285,7 @@ def _left_out(count: int) -> str | None:
     return f"{subject} no embedding and could not be compared; mcp-context-proxy backfill embeds them."
 
 
-class Interactions(InteractionMemory, Closing):
+class Interactions(InteractionMemory):
     """A memory of interactions for programs without a proxy, with a store and a model of its own.
 
     Blocking and thread-safe. Close it, or use it as a context manager.
@@ -323,6 +323,12 @@ class Interactions(InteractionMemory, Closing):
         (kept,) = self.add([Interaction(agent_name, interaction_type, content, moment)])
         self.embed([kept])
         return kept
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the model and the store."""

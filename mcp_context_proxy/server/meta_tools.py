@@ -36,10 +36,10 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
-from mcp_context_proxy.server import caller as server_caller
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.forwarding import ask_client, client_capabilities
 from mcp_context_proxy.server.meta_definitions import RecallArguments
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
@@ -124,7 +124,7 @@ class Sampling:
             RequestError: a modern client goes on with a search that is not known.
             Exception: what `search` raises.
         """
-        if not self._wanted or "sampling" not in server_caller.capabilities(caller):
+        if not self._wanted or "sampling" not in client_capabilities(caller):
             return await search(None, caller.notify)
         if caller.session is not None:
             return await search(_judge(caller, caller.ask, caller.session.id), caller.notify)
@@ -138,7 +138,7 @@ class Sampling:
 
 
 def _judge(caller: Caller, ask: Ask, client: str) -> SamplingRerankerModel:
-    return SamplingRerankerModel(partial(server_caller.ask_declared, caller, ask), client)
+    return SamplingRerankerModel(partial(ask_client, caller, ask), client)
 
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import platformdirs
 
@@ -36,7 +36,6 @@ from mcp_context_proxy.store.tables import (
     VectorStore,
 )
 from mcp_context_proxy.system import process
-from mcp_context_proxy.system.clock import Closing
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True)
-class Store(Closing):
+class Store:
     """An open store: its tables, and its path."""
 
     vectors: VectorStore
@@ -69,6 +68,12 @@ class Store(Closing):
     warning: str | None
     """A problem of this store, for a person; None when all is well. Already logged."""
     database: StoreDatabase
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the file."""
@@ -151,7 +156,7 @@ class _Opener:
         """Make sure there is a file that only its owner may read; return its inode."""
         path = self._path
         try:
-            process.make_folder(path.parent)
+            process.make_private_folder(path.parent)
             # Only a new file may be opened here: closing an existing one would drop the locks that another
             # connection of this process has on it.
             with contextlib.suppress(FileExistsError):
@@ -168,7 +173,7 @@ class _Opener:
             raise StoreError(path, "it cannot be read and written by this user")
         # A copied file may be readable by others.
         for suffix in ("", *COMPANIONS):
-            process.close_to_others(path.with_name(path.name + suffix))
+            process.make_private(path.with_name(path.name + suffix))
         return status.st_ino
 
 
