@@ -24,10 +24,10 @@ from mcp_context_proxy.evaluation.run import (
     tools_of,
 )
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, Signal, Use
+from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import Engine, SearchOptions
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store import DAY, open_store
 
 REVEALED: Final = (0.0, 0.1, 0.3)
 """Shares of the log that were used before each measurement."""
@@ -124,7 +124,7 @@ def replay(
         for share in REVEALED:
             until = math.ceil(share * len(log))
             for at in range(used, until):
-                now = at / len(log) * LOG_DAYS * SECONDS_A_DAY
+                now = at / len(log) * LOG_DAYS * DAY
                 use(log[at], f"session {at}")
                 step()
             used = until
