@@ -131,7 +131,9 @@ def all_zero(asked: Asked) -> None:
         pytest.param(bad(b"<html>"), "its answer does not follow the API", id="not JSON"),
         pytest.param(bad({"data": [{"embedding": "AAAA"}] * 2}), "does not follow the API", id="no numbers"),
         pytest.param(bad({"error": "no"}), "does not follow the API", id="no data"),
-        pytest.param(bad(b'{"data":[{"embedding":[1e999]},{"embedding":[1]}]}'), "follow the API", id="infinite"),
+        pytest.param(
+            bad(b'{"data":[{"embedding":[1e999]},{"embedding":[1]}]}'), "follow the API", id="infinite"
+        ),
     ],
 )
 def test_an_answer_that_cannot_be_what_was_asked_for_is_refused(opened, service, misbehaviour, told):
