@@ -17,7 +17,7 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import config_option, load_config, run
+from mcp_context_proxy.cli.options import config_option, load_config, open_configured_store, run
 from mcp_context_proxy.cli.terminal import (
     Terminal,
     address,
@@ -125,10 +125,7 @@ def _model(config: Config) -> Verdict:
 
 
 def _store(config: Config) -> Verdict:
-    from mcp_context_proxy.app import store_location
-    from mcp_context_proxy.store import open_store
-
-    with open_store(store_location(config)) as store:
+    with open_configured_store(config) as store:
         if store.warning is not None:
             return Verdict(Level.WARNING if store.path else Level.PROBLEM, "store", store.warning)
         return Verdict(Level.OK, "store", str(store.path or "in memory: nothing is kept"))

@@ -7,8 +7,6 @@ embedding. None of them starts a server.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -19,14 +17,19 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config, open_group
+from mcp_context_proxy.cli.options import (
+    config_option,
+    echo_json,
+    load_config,
+    open_configured_store,
+    open_group,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
 from mcp_context_proxy.config import Config
 
 if TYPE_CHECKING:
     from mcp_context_proxy.interactions.memory import Recall
     from mcp_context_proxy.interactions.recorder import Backfilled
-    from mcp_context_proxy.store import Store
 
 
 MOST: Final = 1000
@@ -56,7 +59,7 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
     from mcp_context_proxy.store import InteractionScope
 
     config = load_config(ctx, config_path)
-    with opened_store(config) as store:
+    with open_configured_store(config) as store:
         total, kinds = store.interactions.count(InteractionScope()), store.interactions.kinds()
     if as_json:
         data = [
@@ -67,11 +70,11 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
         return
     console = results()
     console.say(f"{counted(total, 'interaction')}.")
-    say_where_off(console, config)
+    _note_if_off(console, config)
     if kinds:
         console.say()
         rows = [("count", "type", "latest", "agent")]
-        rows += [(f"{count:,}", kind, moment(at), one_line(agent)) for agent, kind, count, at in kinds]
+        rows += [(f"{count:,}", kind, _moment(at), one_line(agent)) for agent, kind, count, at in kinds]
         console.columns(rows, right=(0,))
 
 
@@ -79,7 +82,7 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
 @config_option
 @click.option("--agent", help="Forget those of this agent.")
 @click.option("--type", "kind", help="Forget those of this type: search, call, message.")
-@click.option("--older-than", "days", type=click.FloatRange(0), help="Forget those older than this.")
+@click.option("--older-than", "days", type=click.FloatRange(0), help="Forget those older than so many days.")
 @click.option("--id", "interaction", type=click.IntRange(1), help="Forget this single interaction.")
 @click.option("--all", "everything", is_flag=True, help="Forget all interactions.")
 @click.pass_context
@@ -99,7 +102,7 @@ def forget(
     narrowed = any(each is not None for each in (agent, kind, days))
     if sum((narrowed, interaction is not None, everything)) != 1:
         raise click.UsageError("give --id alone, or --all alone, or any of --agent, --type and --older-than")
-    with opened_store(load_config(ctx, config_path)) as store:
+    with open_configured_store(load_config(ctx, config_path)) as store:
         if interaction is not None:
             gone = int(store.interactions.forget_one(interaction))
         else:
@@ -109,24 +112,12 @@ def forget(
     results().say(f"Forgot {counted(gone, 'interaction')}.")
 
 
-@contextmanager
-def opened_store(config: Config) -> Iterator[Store]:
-    """Open the configured store."""
-    from mcp_context_proxy.app import store_location
-    from mcp_context_proxy.store import open_store
-
-    with open_store(store_location(config)) as store:
-        yield store
-
-
-def say_where_off(console: Terminal, config: Config) -> None:
-    """Print a note if new interactions are not recorded."""
+def _note_if_off(console: Terminal, config: Config) -> None:
     if not config.interactions.enabled:
         console.note("Interactions are not recorded: set enabled = true under [interactions] to record them.")
 
 
-def moment(seconds: float) -> str:
-    """Return a time in the local time zone."""
+def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -164,7 +155,7 @@ def recall_command(
         raise click.UsageError("QUERY is empty: describe the interaction")
     config = load_config(ctx, config_path)
     model = LazyModel(partial(open_model, config))
-    with opened_store(config) as store:
+    with open_configured_store(config) as store:
         try:
             memory = memory_of(config, store, model)
             found = memory.semantic_search_interactions(query, agent, top_k, decay, kind)
@@ -174,7 +165,7 @@ def recall_command(
         echo_json({"query": query, **as_data(found)})
         return
     console = results()
-    say_where_off(console, config)
+    _note_if_off(console, config)
     _show_recalled(console, query, found)
 
 
@@ -186,7 +177,7 @@ def _show_recalled(console: Terminal, query: str, found: Recall) -> None:
     for one in found.results:
         interaction = one.interaction
         score = "-" if one.score is None else f"{one.score:.2f}"
-        facts = f"{interaction.interaction_type} of {interaction.agent_name}, {moment(interaction.time)}"
+        facts = f"{interaction.interaction_type} of {interaction.agent_name}, {_moment(interaction.time)}"
         number = Text(f"  #{interaction.id}", style="dim")
         console.say(Text(f"{score:>4}", style="bold"), f"  {one_line(facts)}", number)
         console.prose(one_line(interaction.content), indent=INDENT)
@@ -216,7 +207,7 @@ def backfill_command(ctx: click.Context, config_path: Path | None, batch_size: i
     # Tried each time: nobody waits here, and the failure of one batch is not that of all.
     model = LazyModel(partial(open_model, config), retry_seconds=0)
     model.get()
-    with opened_store(config) as store:
+    with open_configured_store(config) as store:
         try:
             memory = memory_of(config, store, model)
             with terminal.indexing(messages(), "Embedding") as report:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config, open_group
+from mcp_context_proxy.cli.options import (
+    config_option,
+    echo_json,
+    load_config,
+    open_configured_store,
+    open_group,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, one_line, results
 from mcp_context_proxy.errors import DataFileError
 
@@ -135,16 +141,14 @@ def _opened(
     """Open the learned tier, the model and the tool sessions; also tells whether learning is on."""
     from functools import partial
 
-    from mcp_context_proxy.app import store_location
     from mcp_context_proxy.embedding import LazyModel
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
     from mcp_context_proxy.learning.tier import LearnedTier
-    from mcp_context_proxy.store import open_store
 
     config = load_config(ctx, config_path)
     lazy = LazyModel(partial(open_model, config))
     model = QueryEmbedder(lazy)
-    with open_store(store_location(config)) as store:
+    with open_configured_store(config) as store:
         learning = config.learning
         try:
             tier = LearnedTier(model, store.learned, learning.store_queries)

@@ -6,12 +6,15 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import click
 
 from mcp_context_proxy.config import Config, load
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -51,6 +54,14 @@ def load_config(
     root = ctx.find_root().obj
     path = config_path or (root if isinstance(root, Path) else None)
     return load(path, overrides=overrides or {})
+
+
+def open_configured_store(config: Config) -> Store:
+    """Open the store of a configuration; a context manager. Blocking; never fails."""
+    from mcp_context_proxy.app import store_location
+    from mcp_context_proxy.store import open_store
+
+    return open_store(store_location(config))
 
 
 def echo_json(data: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config, open_configured_store
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, one_line, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
@@ -40,17 +40,15 @@ def stats_command(
     ctx: click.Context, config_path: Path | None, period: str, limit: int, as_json: bool
 ) -> None:
     """Show how often tools and searches are used, the saved tokens, and the tools that were never called."""
-    from mcp_context_proxy.app import store_location
     from mcp_context_proxy.statistics.figures import seconds_of
     from mcp_context_proxy.statistics.report import Reports
-    from mcp_context_proxy.store import open_store
 
     try:
         seconds = seconds_of(period)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--period") from None
     config, now = load_config(ctx, config_path), time.time()
-    with open_store(store_location(config)) as store:
+    with open_configured_store(config) as store:
         reports = Reports(store.statistics)
         tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)
         unused = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)))
