@@ -38,7 +38,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_when_all_is_well_it_says_so_and_exits_with_0(run: Run, workshop: Workshop) -> None:
+def test_a_working_setup_is_confirmed_with_exit_code_0(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     workshop.server("chatty", tools=[tool("a")], at_start=[{"raw": "Welcome!"}])
     done = run("check", "--config", workshop.config())
@@ -56,7 +56,7 @@ def test_without_servers_it_says_that_there_is_nothing_to_serve(run: Run, worksh
     assert done.stdout.endswith("Nothing to serve: no server is configured.\n")
 
 
-def test_every_problem_of_a_broken_configuration_is_told_with_its_line(run: Run, tmp_path: Path) -> None:
+def test_every_problem_of_a_broken_configuration_is_reported_with_its_line(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[expose]\nmode = "loud"\n[servers.a]\ncomand = "x"\n', encoding="utf-8")
     done = run("check", "--config", config)
@@ -75,7 +75,9 @@ def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
     assert "the file does not exist" in flat(done.stdout)
 
 
-def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, forbidding_url: str) -> None:
+def test_each_failure_of_a_server_comes_with_a_remedy(
+    run: Run, workshop: Workshop, forbidding_url: str
+) -> None:
     workshop.server("gone").settings = {"command": "no-such-program"}
     workshop.server("node").settings = {"command": "npx", "args": ["x@1.0"], "env": {"PATH": "/none"}}
     workshop.server("dies", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
@@ -106,7 +108,7 @@ def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, fo
     assert "9 problems to fix" in told
 
 
-def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> None:
+def test_an_oddity_that_works_is_a_warning(run: Run, workshop: Workshop) -> None:
     workshop.server("empty", tools=[])
     workshop.server(
         "mixed",
@@ -135,7 +137,7 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
     assert "It works, with 7 warnings" in told
 
 
-def test_who_is_strict_is_not_content_with_warnings(run: Run, workshop: Workshop) -> None:
+def test_strict_fails_on_warnings(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     well = run("check", "--strict", "--config", workshop.config())
     workshop.server("empty")
@@ -211,7 +213,7 @@ def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | No
     assert image is None or f"docker runs the current {image}:latest;" in str(warning)
 
 
-def test_the_model_that_orders_tools_is_tried(run: Run, workshop: Workshop) -> None:
+def test_the_reranker_model_is_tried(run: Run, workshop: Workshop) -> None:
     workshop.server("desk", tools=[tool("echo")])
     with chat_service() as service:
         config = workshop.config(rerank={"endpoint": service.url, "model": "small"})

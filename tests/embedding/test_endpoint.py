@@ -90,7 +90,7 @@ def test_long_text_is_cut_and_half_a_character_is_replaced(opened, service):
     ("one", "other"),
     [({"passage_prefix": "passage: "}, {}), ({"model": "a"}, {"model": "b"})],
 )
-def test_what_changes_the_vectors_changes_the_model_id(opened, one, other):
+def test_every_setting_that_changes_the_vectors_changes_the_model_id(opened, one, other):
     assert opened(**one).model_id != opened(**other).model_id
 
 
@@ -136,7 +136,7 @@ def all_zero(asked: Asked) -> None:
         ),
     ],
 )
-def test_an_answer_that_cannot_be_what_was_asked_for_is_refused(opened, service, misbehaviour, told):
+def test_a_response_that_does_not_fit_the_request_is_refused(opened, service, misbehaviour, told):
     model = opened()
     assert model.dimensions == DIMENSIONS
     service.misbehaviour = [misbehaviour]
@@ -159,7 +159,7 @@ def status(code: int, message: str = "", **headers: str) -> Callable[[Asked], No
         (400, "OpenAI API"),
     ],
 )
-def test_a_refusal_comes_with_what_to_do_and_without_the_key(opened, service, code, remedy):
+def test_an_error_status_comes_with_a_remedy_and_without_the_key(opened, service, code, remedy):
     service.always = status(code, f"the key {KEY} is not known")
 
     with pytest.raises(ModelError) as caught:
@@ -191,7 +191,7 @@ def test_a_service_that_stays_busy_is_given_up(opened, service):
     assert len(service.requests) == 1 + ATTEMPTS
 
 
-def test_a_query_is_asked_once_because_somebody_waits(opened, service):
+def test_a_query_is_not_retried_because_a_caller_waits(opened, service):
     model = opened()
     assert model.dimensions
     service.always = status(503, retry_after="0")
@@ -231,12 +231,12 @@ def test_an_answer_that_is_too_large_is_not_read(opened, service):
         opened(Limits(message_bytes=100_000)).embed_queries(["a"])
 
 
-def test_where_nothing_listens_it_is_told_at_once(opened):
+def test_an_unreachable_service_is_reported_at_once(opened):
     with pytest.raises(ModelError, match=r"cannot be reached.*start it"):
         opened(endpoint="http://127.0.0.1:9/v1").embed_queries(["a"])
 
 
-def test_closing_frees_who_waits(opened, service):
+def test_closing_frees_waiting_callers(opened, service):
     model = opened()
     assert model.dimensions
     arrived = threading.Event()
@@ -263,7 +263,7 @@ def test_closing_frees_who_waits(opened, service):
     assert len(errors) == 1
 
 
-def test_a_failed_service_rests_and_is_then_asked_again(opened, service, caplog):
+def test_a_failed_service_is_asked_again_after_a_pause(opened, service, caplog):
     now = [0.0]
     lazy = LazyModel(opened, clock=lambda: now[0])
     service.always = status(500)

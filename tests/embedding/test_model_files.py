@@ -52,7 +52,9 @@ def link_to_a_device(path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="there are none")
 @pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "tokenizer.json"])
 @pytest.mark.parametrize("harm", [make_a_pipe, link_to_a_device])
-def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, harm: Callable[[Path], None]) -> None:
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(
+    folder: Path, name: str, harm: Callable[[Path], None]
+) -> None:
     harm(folder / name)
 
     with pytest.raises(ModelError, match="it is not a regular file"):
@@ -70,7 +72,7 @@ def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, harm: Callab
         (make_a_folder, "cannot be read"),
     ],
 )
-def test_a_harmed_file_is_named_and_not_loaded(
+def test_a_damaged_file_is_named_and_not_loaded(
     folder: Path, name: str, harm: Callable[[Path], None], reason: str
 ) -> None:
     harm(folder / name)

@@ -34,7 +34,7 @@ def test_a_text_is_embedded_once_and_rows_are_in_the_order_asked_for() -> None:
     assert (queries.lookups.hits, queries.lookups.misses) == (2, 3)
 
 
-def test_only_the_latest_are_remembered() -> None:
+def test_only_the_latest_queries_are_remembered() -> None:
     model = Counting()
     queries = QueryEmbedder(LazyModel(lambda: model))
     for number in range(REMEMBERED_QUERIES + 1):
