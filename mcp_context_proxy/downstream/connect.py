@@ -18,7 +18,7 @@ from mcp_context_proxy.downstream import era_negotiation
 from mcp_context_proxy.downstream.era_negotiation import Introduction
 from mcp_context_proxy.downstream.inbound import CANCELLED, Inbound, ServerRequests
 from mcp_context_proxy.downstream.jsonrpc import Peer
-from mcp_context_proxy.downstream.link import Link, OpenChannel, Outgoing
+from mcp_context_proxy.downstream.link import Channel, Link, Outgoing
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (
@@ -136,7 +136,7 @@ async def _connect_duplex(
         )
         loss = Loss()
 
-        async def watch(channel: OpenChannel) -> None:
+        async def watch(channel: Channel) -> None:
             await channel.until_ended()
             # Before the pending requests are failed: afterwards none is pending.
             idle = all(sent.party is None for sent in peer.in_flight)
@@ -163,7 +163,7 @@ async def _connect_duplex(
 
 def _open_channel(
     config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, peer: Peer
-) -> AbstractAsyncContextManager[OpenChannel]:
+) -> AbstractAsyncContextManager[Channel]:
     if config.transport == "stdio" and sys.platform != "win32":
         return open_stdio(config, limits, output, peer.receive)
     if config.transport == "http":

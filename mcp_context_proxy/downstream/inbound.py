@@ -123,11 +123,7 @@ def party_of(in_flight: Iterable[Outgoing]) -> Party | None:
 async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | None) -> bytes:
     """Answer a request of a server by asking the one party whose call it belongs to.
 
-    Args:
-        peer: The peer over which the server made the request.
-        method: Method of the server's request.
-        params: Params of the server's request.
-        owner: The latest request on a connection that serves one party alone; None on a shared one.
+    `owner` is the latest request on a connection that serves one party alone; None on a shared one.
 
     Raises:
         RequestError: the client refuses, or it is not known which client to ask.
@@ -161,13 +157,7 @@ class ServerNotifications:
     def __init__(
         self, take_change_notice: Callable[[str], bool], redact: Redactor, on_event: OnEvent | None
     ) -> None:
-        """Prepare to route.
-
-        Args:
-            take_change_notice: Takes a method; returns True if it says that a list has changed.
-            redact: Removes secrets from log messages.
-            on_event: Takes notifications that belong to no request, such as an updated resource.
-        """
+        """Prepare; `take_change_notice` returns True for methods that say that a list has changed."""
         self._take_change_notice, self._redact = take_change_notice, redact
         self._on_event = on_event or (lambda method, params, parties: None)
         self._logs = Bucket(LOGS_PER_SECOND, LOGS_AT_ONCE)
@@ -175,14 +165,7 @@ class ServerNotifications:
     def take(
         self, method: str, params: Members, in_flight: Sequence[Outgoing], owner: Party | None = None
     ) -> None:
-        """Route a notification.
-
-        Args:
-            method: Method of the notification.
-            params: Params of the notification.
-            in_flight: Pending requests on the connection.
-            owner: The party of a connection that is not shared.
-        """
+        """Route a notification from a connection with these pending requests; `owner` if it is not shared."""
         if self._take_change_notice(method):
             return
         if owner is not None:

@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 from msgspec import UNSET, Raw
 
-from mcp_context_proxy.downstream.link import PLAIN, FrameChannel, HeaderMap, Notify, Outgoing, Party
+from mcp_context_proxy.downstream.link import PLAIN, Channel, Ending, HeaderMap, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.output import Strays
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -55,7 +56,7 @@ class Peer:
         """Prepare a peer; `attach` gives it the channel.
 
         Args:
-            server: Name of the server, for messages.
+            server: Name of the server.
             call_seconds: Default timeout of a request.
             call_max_seconds: Upper bound that progress cannot extend.
             on_request: Takes a request that the server makes; answer it with `answer` or `refuse`.
@@ -64,7 +65,7 @@ class Peer:
         """
         self.era = Era.HANDSHAKE
         self.server = server
-        self._channel: FrameChannel = _NoChannel()
+        self._channel: Channel = _NoChannel()
         self._pending = PendingRequests(server, call_seconds, call_max_seconds)
         self._on_request, self._on_notification, self._strays = on_request, on_notification, strays
         self._bad_lines = 0
@@ -72,7 +73,7 @@ class Peer:
         self._closed: str | None = None
         """Cause of the loss, once the connection is lost."""
 
-    def attach(self, channel: FrameChannel) -> None:
+    def attach(self, channel: Channel) -> None:
         """Send over `channel` from now on."""
         self._channel = channel
 
@@ -255,16 +256,13 @@ class Peer:
             self._channel.give_up(f"sent {BAD_LINES:,} lines in a row that are no messages")
 
 
-class _NoChannel:
+class _NoChannel(Ending):
     """Stands in until a channel is attached."""
 
     async def send(self, frame: bytes) -> None:
         raise ConnectionError("is not connected yet")
 
     def send_nowait(self, frame: bytes) -> None:
-        pass
-
-    def give_up(self, cause: str) -> None:
         pass
 
 
@@ -364,41 +362,23 @@ class PendingRequests:
                 pending.sending.cancel()
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """One pending request: its caller's future, its timeout, and the receiver of its notifications."""
 
-    __slots__ = (
-        "_result",
-        "future",
-        "give_up_at",
-        "held_since",
-        "holds",
-        "id",
-        "method",
-        "outgoing",
-        "sending",
-        "timeout",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        request_id: int,
-        method: str,
-        future: asyncio.Future[None],
-        outgoing: Outgoing,
-        timeout: float,
-        give_up_at: float,
-    ) -> None:
-        self.id, self.method, self.future, self.outgoing = request_id, method, future, outgoing
-        self.timeout, self.give_up_at = timeout, give_up_at
-        self.timer: asyncio.TimerHandle | None = None
-        self.holds = 0
-        """Open requests of the server to the client; the timeout is paused while there are any."""
-        self.held_since = 0.0
-        self.sending: anyio.CancelScope | None = None
-        """Set while the request waits for the channel to take it."""
-        self._result = b""
+    id: int
+    method: str
+    future: asyncio.Future[None]
+    outgoing: Outgoing
+    timeout: float
+    give_up_at: float
+    timer: asyncio.TimerHandle | None = None
+    holds: int = 0
+    """Open requests of the server to the client; the timeout is paused while there are any."""
+    held_since: float = 0.0
+    sending: anyio.CancelScope | None = None
+    """Set while the request waits for the channel to take it."""
+    _result: bytes = b""
 
     @property
     def subject(self) -> str:
