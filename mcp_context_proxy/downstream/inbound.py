@@ -7,27 +7,21 @@ to the one party whose calls are pending. If several parties have pending calls,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import anyio
-from anyio.abc import TaskGroup
 from msgspec import Raw
 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES
-from mcp_context_proxy.downstream.jsonrpc import Peer
+from mcp_context_proxy.downstream.jsonrpc import Answer, Peer
 from mcp_context_proxy.downstream.link import Notify, Outgoing, Party
-from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
     METHOD_NOT_FOUND,
     Members,
     RequestError,
-    RequestId,
 )
 
 CAPABILITY_OF = {
@@ -37,17 +31,10 @@ CAPABILITY_OF = {
 }
 """Requests that a server may make of a client, and the capability that the client must have declared."""
 
-CANCELLED = "notifications/cancelled"
 LOG_MESSAGE = "notifications/message"
-
-OPEN_REQUESTS = 64
-"""Requests of one server that may be open at a time; further ones are refused."""
 
 LOGS_PER_SECOND, LOGS_AT_ONCE = 100, 500
 """Log messages of one server that are passed on to clients; nobody reads more than that."""
-
-Answer: TypeAlias = Callable[[Peer, str, Members], Awaitable[bytes]]
-"""Answers a request that the server makes over a peer; raises `RequestError` to refuse."""
 
 OnEvent: TypeAlias = Callable[[str, Members, frozenset[Party]], None]
 """Takes a notification of a server: method, params, and the parties concerned, which may be none."""
@@ -61,57 +48,6 @@ class Inbound:
     answer: Answer
     capabilities: Mapping[str, Any] = field(default_factory=lambda: SHARED_CAPABILITIES)
     """Declared in the handshake; the modern era declares with each request."""
-
-
-class ServerRequests:
-    """The open requests that one server has made on one connection, each answered in a task of its own."""
-
-    def __init__(self, group: TaskGroup, answer: Answer, seconds: float) -> None:
-        """Answer in tasks of `group`, each request within `seconds`."""
-        self._group, self._answer, self._seconds = group, answer, seconds
-        self._open: dict[RequestId, anyio.CancelScope] = {}
-        self._all_answered = anyio.Event()
-        self.taken = 0
-        """Requests accepted so far."""
-
-    async def wait_all_answered(self) -> None:
-        """Wait until no request is open."""
-        while self._open:
-            self._all_answered = anyio.Event()
-            await self._all_answered.wait()
-
-    def take(self, peer: Peer, request_id: RequestId, method: str, params: Members) -> None:
-        """Answer a request that came over `peer`."""
-        if request_id in self._open or len(self._open) >= OPEN_REQUESTS:
-            peer.refuse_nowait(request_id, INVALID_REQUEST, "too many requests are open")
-            return
-        self.taken += 1
-        self._open[request_id] = anyio.CancelScope()
-        self._group.start_soon(self._reply, peer, request_id, method, params)
-
-    def cancel(self, params: Members) -> None:
-        """Stop answering the request that the server cancelled; no response is sent."""
-        target = envelope.value(params["requestId"]) if "requestId" in params else None
-        scope = self._open.get(target) if isinstance(target, int | str) else None
-        if scope is not None:
-            scope.cancel()
-
-    async def _reply(self, peer: Peer, request_id: RequestId, method: str, params: Members) -> None:
-        try:
-            with self._open[request_id]:
-                try:
-                    with anyio.fail_after(self._seconds):
-                        result = await self._answer(peer, method, params)
-                    await peer.answer(request_id, result)
-                except RequestError as error:
-                    await peer.refuse(request_id, error.code, error.message, error.data)
-                except TimeoutError:
-                    text = f"the client did not answer {method} within {self._seconds:g} s"
-                    await peer.refuse(request_id, INTERNAL_ERROR, text)
-        finally:
-            del self._open[request_id]
-            if not self._open:
-                self._all_answered.set()
 
 
 def party_of(in_flight: Iterable[Outgoing]) -> Party | None:
