@@ -39,7 +39,7 @@ from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, SessionNotifications
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.statistics.figures import CacheCounts
+from mcp_context_proxy.statistics.recorder import CacheCounts
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 

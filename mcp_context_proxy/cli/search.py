@@ -211,7 +211,7 @@ async def _search(
             console.say(Text(f"server {name} has failed and was not searched: {cause}", style="yellow"))
         await terminal.index(proxy, console)
         if constraints.of_calls and proxy.measuring.usage is not None:
-            await proxy.measuring.usage.caught_up()
+            await proxy.measuring.usage.refresh()
         number = DomainOverrides(top_n=top)
         options = overridden(configured(config), Overrides(number, number))
         scope = Scope(kinds, constraints)

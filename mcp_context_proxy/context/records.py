@@ -22,7 +22,6 @@ from enum import StrEnum
 from functools import partial
 from typing import Literal, TypeAlias
 
-import anyio
 import msgspec
 
 from mcp_context_proxy.config import Limits
@@ -31,8 +30,7 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import JSON, Kind, Tool
 from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store import RequestRow, RequestStore
-from mcp_context_proxy.store.rows import SearchRow
+from mcp_context_proxy.store import BatchWriter, RequestRow, RequestStore, SearchRow
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
@@ -211,14 +209,11 @@ IN_MEMORY = 200
 """Request contexts that are at hand without the store: what a person looks at, under a megabyte."""
 
 GATHERING_SECONDS = 0.5
-"""What is added meanwhile is written at once, and whoever is just being answered does not share the processor
-with the disk."""
+"""How long request contexts are gathered before they are written, so that a response that is just being sent
+does not share the processor with the disk."""
 
 UNWRITTEN = 1_000
-"""That wait where the store refuses them, and go with the next one: some megabytes. Of more, the latest."""
-
-LAST_WRITE_SECONDS = 2.0
-"""For what is unwritten when the proxy stops."""
+"""Request contexts that wait for the store, some megabytes; of more, the oldest are dropped."""
 
 
 class RequestRecords:
@@ -227,8 +222,7 @@ class RequestRecords:
     def __init__(self, limits: Limits, store: RequestStore | None = None) -> None:
         self._store, self._keep, self._age = store, limits.requests_kept, limits.requests_age_seconds
         self._recent: OrderedDict[str, RequestContext] = OrderedDict()
-        self._unwritten: dict[str, RequestContext] = {}
-        self._wake = anyio.Event()
+        self._writer = BatchWriter(self._put, seconds=GATHERING_SECONDS, limit=UNWRITTEN)
         self._added: list[Callable[[RequestContext], None]] = []
         self.newest = 0.0
         """Time of the newest one, in seconds since 1970."""
@@ -244,8 +238,7 @@ class RequestRecords:
         if len(self._recent) > min(IN_MEMORY, self._keep):
             self._recent.popitem(last=False)
         if self._store is not None:
-            self._unwritten[context.id] = context
-            self._wake.set()
+            self._writer.add(context)
         for added in self._added:
             added(context)
 
@@ -255,7 +248,9 @@ class RequestRecords:
 
     async def get(self, request_id: str) -> RequestContext | None:
         """The one by that id; None when it is unknown or forgotten."""
-        known = self._recent.get(request_id) or self._unwritten.get(request_id)
+        known = self._recent.get(request_id)
+        if known is None:
+            known = next((one for one in self._writer.unwritten if one.id == request_id), None)
         if known is not None or self._store is None:
             return known
         row = await in_thread(self._get, request_id)
@@ -285,33 +280,13 @@ class RequestRecords:
         return sorted(found.values(), key=lambda one: -one.time)[:limit]
 
     async def run(self) -> None:
-        """Write what is added, until cancelled; then once more."""
-        try:
-            while True:
-                await self._wake.wait()
-                await anyio.sleep(GATHERING_SECONDS)
-                self._wake = anyio.Event()
-                await self._write()
-        finally:
-            with anyio.move_on_after(LAST_WRITE_SECONDS, shield=True):
-                await self._write()
+        """Write until cancelled, and then the request contexts that are left."""
+        await self._writer.run()
 
-    async def _write(self) -> None:
-        """What is unwritten, all that came meanwhile in one transaction; what is refused stays so."""
-        waiting = list(self._unwritten.values())
-        if waiting:
-            written = await in_thread(self._put, waiting)
-            for one in waiting if written else waiting[:-UNWRITTEN]:
-                self._unwritten.pop(one.id, None)
-
-    def _put(self, contexts: Iterable[RequestContext]) -> bool:
+    def _put(self, contexts: Iterable[RequestContext]) -> None:
         assert self._store is not None
         rows = [RequestRow(one.id, one.time, one.session, encoded(one), one.owner) for one in contexts]
-        try:
-            self._store.put(rows, self._keep, time_of_day() - self._age)
-        except StoreError:
-            return False
-        return True
+        self._store.put(rows, self._keep, time_of_day() - self._age)
 
     def _get(self, request_id: str) -> RequestRow | None:
         assert self._store is not None

@@ -57,7 +57,7 @@ async def recalled(recorder: InteractionRecorder, wanted: RecallArguments) -> by
     Raises:
         StoreError: the store cannot be read.
     """
-    await recorder.caught_up()
+    await recorder.wait_for_recent()
     search = partial(
         recorder.memory.semantic_search_interactions,
         wanted.query,
