@@ -130,9 +130,9 @@ class Catalog:
             )
             del tools[self._limits.tools :]
         if not self._expose.prefix:
-            pairs = [(tool.server, tool.name) for tool in tools]
+            pairs = [tool.key for tool in tools]
             names = definitions.bare_names(pairs, self.reserved, self._expose.max_name_length)
-            tools = [replace(tool, exposed_name=names[tool.server, tool.name]) for tool in tools]
+            tools = [replace(tool, exposed_name=names[tool.key]) for tool in tools]
         return _unique(tools, lambda tool: tool.exposed_name, "tool", findings)
 
     def _tools_of(self, client: DownstreamClient, findings: list[str]) -> tuple[Tool, ...]:

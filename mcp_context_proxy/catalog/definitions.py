@@ -38,7 +38,7 @@ import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.items import Prompt, Resource, Tool
+from mcp_context_proxy.items import Prompt, Resource, Tool, ToolKey
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.text import clean
@@ -236,9 +236,7 @@ def _with_hash(text: str, original: str, max_length: int) -> str:
     return f"{text[:head]}_{digest}_{text[len(text) - (room - head) :]}"
 
 
-def bare_names(
-    pairs: Sequence[tuple[str, str]], reserved: Iterable[str], max_length: int
-) -> dict[tuple[str, str], str]:
+def bare_names(pairs: Sequence[ToolKey], reserved: Iterable[str], max_length: int) -> dict[ToolKey, str]:
     """Names without prefix where these are valid and unique; the prefixed name elsewhere.
 
     Args:
