@@ -188,8 +188,8 @@ class Proxy:
             self._on_event,
             store.listings,
         )
-        self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library)
-        self.catalog.reserved = meta_definitions.RESERVED | {prompts.NAME}
+        reserved = meta_definitions.RESERVED | {prompts.NAME}
+        self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library, reserved)
         self.upkeep = CatalogRefresh(self.catalog, self.fleet, self.library)
         self._warm = False
         remembers = config.interactions.enabled
