@@ -119,7 +119,7 @@ class Novelty:
         self._came: Mapping[ToolKey, float] = {}
 
     def additions(self) -> Mapping[ToolKey, float]:
-        """Return what is added to the cosine of each new tool now."""
+        """Return the addition to the cosine of each new tool now."""
         now = self._clock()
         if now - self._looked_at >= LOOK_SECONDS and self._looking.acquire(blocking=False):
             try:

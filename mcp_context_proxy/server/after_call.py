@@ -133,7 +133,7 @@ class EndedCalls:
         if self._learn is None and self._used is None:
             return
         if self._in_session is not None:
-            self._in_session(tool.key, None if session is None else session.id)
+            self._in_session((tool.server, tool.name), None if session is None else session.id)
         context = self._request_of(tool, session)
         shows = context is not None and _shows(context, tool)
         if self._used is not None and context is not None and shows:

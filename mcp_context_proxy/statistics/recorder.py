@@ -41,8 +41,8 @@ from mcp_context_proxy.system.threads import in_thread
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS: Final = 0.25
-"""How long records are gathered. A killed process loses those since the last write began: less than the last
-second, also where a write takes long."""
+"""Time for which records are gathered. A killed process loses those since the last write began: less than
+the last second, also where a write takes long."""
 
 RECORDS: Final = 100_000
 """Records that wait while the store is busy for some seconds."""
@@ -63,7 +63,7 @@ USED_KEPT: Final = 1_000
 """Searches of which it is remembered that a tool was used, so that each counts once."""
 
 SESSION_SECONDS: Final = 0.5
-"""How long the sessions of tools are gathered."""
+"""Time for which sessions of tools are gathered."""
 SESSIONS_KEPT: Final = 20_000
 """Uses in the store, one per tool and session: a month of 60 sessions a day with ten tools each, 2 MB."""
 SESSIONS_WAITING: Final = 10_000
@@ -72,7 +72,7 @@ SESSIONS_SEEN: Final = 2_000
 """Uses that are remembered, 350 bytes each, so that each is written once, or again when it was forgotten."""
 
 WINDOW_DAYS: Final = 30.0
-"""How long the sessions of a tool are kept: as long as a learned pair that is not used."""
+"""Days for which sessions of a tool are kept: as many as a learned pair that is not used."""
 
 TIMING_BOUNDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
