@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from mcp_context_proxy.config import ServerConfig, ToolConfig
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import JSON, Item, Snapshot, Tool
+from mcp_context_proxy.items import JSON, Item, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import (
     DESTRUCTIVE,
@@ -99,7 +99,7 @@ class Constraints:
 NO_CONSTRAINTS = Constraints()
 
 
-Figures: TypeAlias = Mapping[tuple[str, str], ToolFigures]
+Figures: TypeAlias = Mapping[ToolKey, ToolFigures]
 """What is known of tools from their calls, by server and own name."""
 
 
