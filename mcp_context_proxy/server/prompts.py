@@ -50,10 +50,10 @@ class ContextPrompt:
         """
         query = _query(params)
         session = handle_of(params, self._handles, caller.principal) or caller.session
-        selected = await self._contexts.select(query, session, owner=caller.principal)
-        context, snapshot = selected.context, selected.snapshot
+        answer = await self._contexts.select(query, session, owner=caller.principal)
+        context, snapshot = answer.context, answer.snapshot
         texts = [rendering.document_message(one) for one in rendering.documents_of(context, snapshot)]
-        tools = rendering.tools_text(rendering.tools_of(context, snapshot))
+        tools = rendering.tools_text(context, snapshot)
         messages = [_message(text) for text in (*texts, *([tools] if tools else []), query)]
         return envelope.encode({"description": f"Context for: {query}", "messages": messages})
 
