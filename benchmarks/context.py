@@ -63,7 +63,9 @@ class Subject:
         config, self.catalog = Config(), Catalog(items())
         model = LazyModel()
         self.queries = RememberedQueries(QueryEmbedder(model))
-        self.engine = Engine(CachedEmbedder(model, store.vectors), self.queries, packaged_background())
+        self.engine = Engine(
+            CachedEmbedder(model, store.vectors), self.queries, calibration=packaged_background()
+        )
         self.records = RequestRecords(config.limits, store.requests)
         self.contexts = ContextEngine(
             self.catalog,

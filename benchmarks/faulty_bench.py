@@ -1,4 +1,4 @@
-"""Proxies in front of the servers of `tests/faults`, which misbehave, and what the system says of them."""
+"""Proxies in front of the misbehaving servers of `tests/faults`, and the system's figures of processes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FAULTY = Path(__file__).parents[1] / "tests" / "faults" / "faulty"
 
 
 class FaultyBench(Workbench):
-    """Configurations with servers that misbehave."""
+    """Writes configurations with servers that misbehave."""
 
     def faulty(self, modes: dict[str, dict[str, Any]], **limits: Any) -> Path:
-        """One server for each name, with the mode and the options it is given."""
+        """Write a configuration with one server for each name, in its mode and with its options."""
         self._made += 1
         lines = ["[store]", 'path = "memory"', "[limits]"]
         lines += [f"{key} = {value}" for key, value in limits.items()]
@@ -42,7 +42,7 @@ def is_ready(client: StdioClient, tool: str) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """The servers of a proxy, without the guardian that would end them."""
+    """The server processes of a proxy, without the guardian that would end them."""
     files = Path(f"/proc/{pid}/task").glob("*/children")
     found = [int(child) for file in files for child in file.read_text(encoding="ascii").split()]
     return [child for child in found if str(FAULTY) in _command_line(child)]

@@ -68,7 +68,9 @@ def measure(lists: Path, rounds: int, folder: Path) -> list[Figure]:
         tier.take(list(itertools.islice(pairs(catalog, vectors, queries), first)))
         known = len(tier.pairs)
         print(f"pairs: {known:,}", file=sys.stderr)
-        engines = [Engine(vectors, queries, packaged_background(), learned=it) for it in (None, tier)]
+        engines = [
+            Engine(vectors, queries, calibration=packaged_background(), learned=it) for it in (None, tier)
+        ]
         for engine in engines:
             engine.index(catalog)
             engine.search("one that does not count", catalog)

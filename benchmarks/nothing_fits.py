@@ -22,7 +22,8 @@ from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import TOOLS
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import EmbedTexts, Engine, SearchOptions
-from mcp_context_proxy.retrieval.relevance import needed, packaged_background
+from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import needed_evidence
 from mcp_context_proxy.retrieval.text import chunks
 
 JUDGED = Path(__file__).with_name("judged.jsonl")
@@ -79,7 +80,7 @@ class Asked:
     """On average."""
     answerable: bool
     margin: np.ndarray
-    """Evidence beyond what is needed, of each query."""
+    """Evidence beyond what is needed_evidence, of each query."""
     cosine: np.ndarray
     """The best of each query."""
     fits: np.ndarray
@@ -144,8 +145,8 @@ def _ask(
 ) -> Asked:
     margin, cosine, fits = [], [], []
     for tools, texts in put:
-        engine = Engine(embedder, query_embedder, packaged_background())
-        least = needed(len(tools.tools))
+        engine = Engine(embedder, query_embedder, calibration=packaged_background())
+        least = needed_evidence(len(tools.tools))
         found = [engine.search(text, tools, TOOLS, SearchOptions(top_n=1)) for text in texts]
         margin += [(ranking.evidence or 0.0) - least for ranking in found]
         cosine += [ranking.best_cosine or 0.0 for ranking in found]

@@ -113,7 +113,7 @@ def costs(one: PublicSet, catalog: EmbedTexts, queries: EmbedTexts) -> list[str]
 
     def found(more: Sequence[Tool]) -> float:
         snapshot = beside(one.snapshot, more)
-        engine = Engine(catalog, queries, packaged_background())
+        engine = Engine(catalog, queries, calibration=packaged_background())
         answers = evaluate(engine, snapshot, asked, ADAPTIVE, 5).answers
         rows = measured(asked, answers, tools_of(snapshot), 5)
         return 100 * float(np.mean([row["recall@5"] for row in rows]))

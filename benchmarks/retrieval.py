@@ -27,7 +27,7 @@ from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE, EmbedTexts, Engine
 from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.retrieval.scoring import count_selected
-from mcp_context_proxy.retrieval.terms import telling_words
+from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.store import open_store
 
 DEPTH = 10
@@ -102,7 +102,7 @@ class WithoutTellingWords:
         self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
     ) -> np.ndarray:
         """One row per text."""
-        if telling_words(texts[0]) in ("", texts[0]):
+        if content_words(texts[0]) in ("", texts[0]):
             return self._embedder.embed(texts)
         rows = self._embedder.embed(texts[:-1])
         return np.concatenate([rows, rows[:1]])
@@ -149,16 +149,18 @@ def file_of(folder: Path, name: str) -> Path:
 def measure_set(one: PublicSet, catalog: EmbedTexts, remembering: EmbedTexts) -> Measured:
     print(one.name, file=sys.stderr)
     general = packaged_background()
-    hybrid = evaluate(Engine(catalog, remembering, general), one.snapshot, one.queries, ADAPTIVE, DEPTH)
+    hybrid = evaluate(
+        Engine(catalog, remembering, calibration=general), one.snapshot, one.queries, ADAPTIVE, DEPTH
+    )
     rrf = evaluate(
-        Engine(catalog, remembering, general),
+        Engine(catalog, remembering, calibration=general),
         one.snapshot,
         one.queries,
         replace(ADAPTIVE, method="rrf"),
         DEPTH,
     )
     alone = evaluate(
-        Engine(catalog, WithoutTellingWords(remembering), general),
+        Engine(catalog, WithoutTellingWords(remembering), calibration=general),
         one.snapshot,
         one.queries,
         ADAPTIVE,

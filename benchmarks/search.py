@@ -42,7 +42,7 @@ from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
 from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
-from mcp_context_proxy.retrieval.terms import SHARE, query_terms, synonyms
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, query_terms, synonyms
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import freeze_gc, limit_malloc_arenas
 
@@ -124,7 +124,9 @@ def measure_real(folder: Path, path: Path) -> dict[str, float]:
     catalog = snapshot(sum(map(len, lists.values())), lists)
     with open_store(path) as store:
         model = LazyModel()
-        engine = Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model), packaged_background())
+        engine = Engine(
+            CachedEmbedder(model, store.vectors), QueryEmbedder(model), calibration=packaged_background()
+        )
         first, cpu = spent(partial(first_search, engine, model, catalog))
     count = sum(len(source.items) for source in catalog.sources)
     return {"tools": count, "first_s": round(first, 2), "cpu_s": round(cpu, 2)}
@@ -242,7 +244,7 @@ def every_score(index: Index, query: str, queries: QueryEmbedder) -> np.ndarray:
     assert vectors is not None
     cosines = index.dense.vectors.cosines(vectors)[:, index.dense.rows]
     asked = query_terms(query)
-    lexical = index.lexical.weigh(asked, synonyms(asked), SHARE).scores
+    lexical = index.lexical.score(asked, synonyms(asked), SYNONYM_SHARE).scores
     return np.round(index.dense.by_item(cosines).max(axis=0) + LEXICAL_FACTOR * lexical, 6)
 
 

@@ -67,7 +67,7 @@ class Subject:
     def __init__(self, of: PublicSet, catalog: CachedEmbedder, queries: Remembering, costs: Costs) -> None:
         print(of.name, file=sys.stderr)
         self.of, self.costs = of, costs
-        self.engine = Engine(catalog, queries, packaged_background())
+        self.engine = Engine(catalog, queries, calibration=packaged_background())
         self.engine.index(of.snapshot)
         self.expander = Expander(self.engine.index_of, queries)
 

@@ -1,66 +1,53 @@
-"""A tiny MCP server on standard streams, so that what is measured is whatever stands in front of it.
+"""A tiny MCP server on standard streams, so that the subject in front of it is measured and not the server.
 
     python -S -E tool_server.py SERVER COUNT [--modern] [--hang]
 
-Both eras with ``--modern``, else the handshake. ``--hang`` never answers. The argument ``size`` of any call
-asks for a text of so many characters, ``crash`` for the end of the process.
+It speaks both eras with ``--modern``, else only the handshake. ``--hang`` never answers. The argument
+``size`` of any call asks for a text of so many characters, ``crash`` for the end of the process.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
+from os.path import abspath, dirname
 from typing import Any
+
+sys.path.append(dirname(dirname(abspath(__file__))))  # noqa: PTH100, PTH120 - pathlib starts slower
 
 from definitions import tools
 
-META = "io.modelcontextprotocol/"
+from mcp_context_proxy.examples.kit import Core, Pipe, Request, serve_stdio
+
+
+class ToolServer(Core):
+    """Made-up tools that answer with a text of the wanted size."""
+
+    caching = dict.fromkeys(Core.caching, (60_000, "private"))
+
+    def __init__(self, server: int, count: int, era: str) -> None:
+        super().__init__({"name": "tiny", "version": "1"})
+        self.era = era
+        self._listed = tools(server, count)
+
+    def tools(self) -> list[Any]:
+        """The same tools every time."""
+        return self._listed
+
+    def call(self, request: Request) -> Any:
+        """Answer any tool."""
+        arguments = request.params.get("arguments") or {}
+        if "crash" in arguments:
+            os._exit(3)
+        return {"content": [{"type": "text", "text": "x" * arguments.get("size", 2)}]}
 
 
 def main() -> None:
     server, count = int(sys.argv[1]), int(sys.argv[2])
     if "--hang" in sys.argv:
         time.sleep(1e6)
-    listed, modern = tools(server, count), "--modern" in sys.argv
-    out = sys.stdout.buffer
-    for line in sys.stdin.buffer:
-        message = json.loads(line)
-        if "id" not in message:
-            continue
-        body = answer(message["method"], message.get("params") or {}, listed, modern)
-        out.write(json.dumps({"jsonrpc": "2.0", "id": message["id"]} | body).encode() + b"\n")
-        out.flush()
-
-
-def answer(method: str, params: dict[str, Any], listed: list[dict[str, Any]], modern: bool) -> dict[str, Any]:
-    """The ``result`` or ``error`` member of the reply."""
-    more = {"resultType": "complete"} if META + "protocolVersion" in params.get("_meta", {}) else {}
-    if method == "tools/call":
-        return {"result": call(params.get("arguments") or {}) | more}
-    cached = more | {"ttlMs": 60000, "cacheScope": "private"} if more else {}
-    if method == "tools/list":
-        return {"result": {"tools": listed} | cached}
-    info = {"name": "tiny", "version": "1"}
-    capabilities: dict[str, Any] = {"tools": {}}
-    if method == "server/discover" and modern:
-        versions = ["2026-07-28"]
-        meta = {META + "serverInfo": info}
-        return {
-            "result": {"supportedVersions": versions, "capabilities": capabilities, "_meta": meta} | cached
-        }
-    if method == "initialize":
-        version = {"protocolVersion": "2025-11-25"}
-        return {"result": {"capabilities": capabilities, "serverInfo": info} | version}
-    return {"error": {"code": -32601, "message": "Method not found"}}
-
-
-def call(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A small result, unless a size is asked for."""
-    if "crash" in arguments:
-        os._exit(3)
-    return {"content": [{"type": "text", "text": "x" * arguments.get("size", 2)}]}
+    serve_stdio(ToolServer(server, count, "both" if "--modern" in sys.argv else "handshake"), Pipe())
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""One MCP server in front of many: it shows a model only the tools, rules and references a request needs.
+"""One MCP server in front of many: it shows a model only the items that a request needs.
 
-The names of `mcp_context_proxy.library` can be imported from here, and are loaded only then: whoever serves
-does not wait for them.
+The names of `mcp_context_proxy.library` can be imported from here. They are loaded at first use, so that
+serving starts without them.
 """
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """A public name of the library."""
+    """Return a public name of the library."""
     from importlib import import_module  # noqa: PLC0415 - loaded with what it is for
     from importlib.util import find_spec  # noqa: PLC0415
 
-    # What imports a module from here, too, asks for it as a name first.
+    # An import of a submodule asks for its name here first.
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
         library = import_module("mcp_context_proxy.library")
         if name in library.__all__:

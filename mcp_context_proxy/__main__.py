@@ -1,4 +1,4 @@
-"""The command line: ``mcp-context-proxy`` and ``python -m mcp_context_proxy``."""
+"""Entry point of ``mcp-context-proxy`` and ``python -m mcp_context_proxy``."""
 
 from mcp_context_proxy.cli.main import main
 

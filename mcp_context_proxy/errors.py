@@ -1,28 +1,28 @@
-"""The exception family: what a caller may catch, and the sentence a person reads.
+"""Exceptions of the package, each with the message that a person reads.
 
-Each class builds its message from facts (which server, which tool, which file and line, what to do), so
-that no call site words an error by hand. One class per reaction a caller can have::
+Each class builds its message from facts (server, tool, file and line, remedy), so that no call site words an
+error by hand. There is one class for each reaction that a caller can have::
 
     ContextProxyError
     ├── ConfigError            the configuration cannot be used; lists every mistake
-    ├── ModelError             the embedding model gives no vectors; search goes on lexically
-    ├── RerankError            another model gave no order; that of the search stays
-    ├── EmbeddingCancelledError  indexing was told to stop; what it had is stored
+    ├── ModelError             the embedding model gives no vectors; search uses words alone
+    ├── RerankError            the reranker gave no order; the order of the search stays
+    ├── EmbeddingCancelledError  indexing was cancelled; finished vectors are stored
     ├── StoreError             the store cannot be used; work goes on in memory
-    ├── DataFileError          a file of tools, queries or answers cannot be used
-    ├── UnknownItemError       nothing by that name is in the catalog
-    ├── UnknownFilterError     nothing could ever meet a filter: its value is not known
-    └── DownstreamError        something about one downstream server
-        ├── AuthorizationError      no token is to be had for it
-        │   └── LoginRequiredError  ... without a person
+    ├── DataFileError          a file of tools, queries or results cannot be used
+    ├── UnknownItemError       the catalog has no item of that name
+    ├── UnknownFilterError     a filter has an unknown value
+    └── DownstreamError        a failure of one downstream server
+        ├── AuthorizationError      it needs a token, and there is none
+        │   └── LoginRequiredError  ... a person has to log in
         ├── ServerUnavailableError  it is not connected: the request was not sent
-        │   └── DisconnectedError       ... any more: the next connection may take the request
-        │       └── SessionForgottenError  it refused the request, as it no longer knows the session
+        │   └── DisconnectedError       ... any more: the next connection can send it
+        │       └── SessionForgottenError  ... it has forgotten the session
         ├── CallInterruptedError    the connection was lost after the request was sent
-        ├── CallTimeoutError        no answer before the deadline
-        ├── BadAnswerError          the server answered with something that cannot be used
+        ├── CallTimeoutError        no response before the timeout
+        ├── BadAnswerError          the response cannot be used
         ├── InputMissingError       the server asked for input and did not get it
-        └── RemoteError             the server answered with a JSON-RPC error
+        └── RemoteError             the response is a JSON-RPC error
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 
 
 class ContextProxyError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class ConfigProblem:
     """One mistake in a configuration file."""
 
     file: Path | None
-    """The file it is in; None when it came from the environment or a command-line option."""
+    """The file of the mistake; None if it came from the environment or a command-line option."""
     line: int | None
-    """1-based line, when the parser or the key tells it."""
+    """1-based line, if known."""
     key: str
     """Dotted key, such as ``servers.github.command``; empty for the file as a whole."""
     message: str
-    """What is wrong and what is allowed, in one sentence without a full stop."""
+    """One sentence, without a full stop, about the mistake and the allowed values."""
 
     def __str__(self) -> str:
         place = str(self.file) if self.file is not None else "configuration"
@@ -68,17 +68,17 @@ class ConfigError(ContextProxyError):
 
 
 class ModelError(ContextProxyError):
-    """The embedding model cannot be loaded, or gives no vectors."""
+    """The embedding model cannot be loaded, or it gives no vectors."""
 
     def __init__(self, place: Path | str, reason: str, remedy: str, passing: bool = False) -> None:
         self.place, self.reason, self.remedy = place, reason, remedy
         self.passing = passing
-        """Whether it may be over soon: it is worth another try after a while."""
+        """True if the failure may be temporary, so that another attempt is worthwhile."""
         super().__init__(f"embedding model {place}: {reason}; {remedy}")
 
 
 class RerankError(ContextProxyError):
-    """The model that was to put tools in order did not, or not in a way that can be used."""
+    """The reranker gave no order, or none that can be used."""
 
     def __init__(self, judge: str, reason: str, remedy: str = "") -> None:
         self.judge, self.reason, self.remedy = judge, reason, remedy
@@ -86,7 +86,7 @@ class RerankError(ContextProxyError):
 
 
 class EmbeddingCancelledError(ContextProxyError):
-    """Embedding was stopped on request between two batches."""
+    """Embedding was cancelled between two batches."""
 
     def __init__(self, done: int, total: int) -> None:
         self.done, self.total = done, total
@@ -102,7 +102,7 @@ class StoreError(ContextProxyError):
 
 
 class DataFileError(ContextProxyError):
-    """A file that a command was given, or one of its lines, cannot be used."""
+    """A file given to a command cannot be used, or one of its lines."""
 
     def __init__(self, path: Path, line: int | None, reason: str) -> None:
         self.path, self.line, self.reason = path, line, reason
@@ -111,7 +111,7 @@ class DataFileError(ContextProxyError):
 
 
 class UnknownItemError(ContextProxyError):
-    """Nothing by that name is in the catalog."""
+    """The catalog has no item of that name."""
 
     def __init__(self, kind: str, name: str, nearest: Sequence[str] = ()) -> None:
         self.kind, self.name, self.nearest = kind, name, tuple(nearest)
@@ -120,10 +120,10 @@ class UnknownItemError(ContextProxyError):
 
 
 class UnknownFilterError(ContextProxyError):
-    """A search is to be narrowed to something that there is not."""
+    """A search filter has a value that nothing in the catalog has."""
 
     NAMED = 20
-    """Values that are named: a person reads no more."""
+    """Known values that the message names; a person reads no more."""
 
     def __init__(self, kind: str, value: str, nearest: Sequence[str], known: Sequence[str]) -> None:
         self.kind, self.value, self.nearest, self.known = kind, value, tuple(nearest), tuple(known)
@@ -134,7 +134,7 @@ class UnknownFilterError(ContextProxyError):
 
 
 class DownstreamError(ContextProxyError):
-    """Something about one downstream server; ``server`` is its key in the configuration."""
+    """A failure of one downstream server; ``server`` is its key in the configuration."""
 
     def __init__(self, server: str, message: str) -> None:
         self.server = server
@@ -153,21 +153,21 @@ class ServerUnavailableError(DownstreamError):
 
 
 class DisconnectedError(ServerUnavailableError):
-    """The connection was lost before anything of the request was sent; `verb` says how."""
+    """The connection was lost before the request was sent; `verb` says how."""
 
     def __init__(self, server: str, verb: str) -> None:
         super().__init__(server, "disconnected", f"it {verb}")
 
 
 class SessionForgottenError(DisconnectedError):
-    """The server no longer knows the session, and refused the request unread."""
+    """The server has forgotten the session and refused the request unread."""
 
     def __init__(self, server: str) -> None:
         super().__init__(server, "has forgotten the session")
 
 
 class CallInterruptedError(DownstreamError):
-    """The connection was lost while the request was under way; it may or may not have run."""
+    """The connection was lost while the request was pending; it may or may not have run."""
 
     def __init__(self, server: str, subject: str, cause: str) -> None:
         self.subject, self.cause = subject, cause
@@ -178,7 +178,7 @@ class CallInterruptedError(DownstreamError):
 
 
 class CallTimeoutError(DownstreamError):
-    """The server did not answer before the deadline; it was told to cancel."""
+    """The server did not respond before the timeout and was told to cancel."""
 
     def __init__(self, server: str, subject: str, seconds: float) -> None:
         self.subject, self.seconds = subject, seconds
@@ -188,7 +188,7 @@ class CallTimeoutError(DownstreamError):
 
 
 class BadAnswerError(DownstreamError):
-    """The server answered with something that cannot be used; `what` completes "answered ..."."""
+    """The response of the server cannot be used; `what` completes the sentence "server answered ..."."""
 
     def __init__(self, server: str, what: str, http_status: int | None = None) -> None:
         self.what, self.http_status = what, http_status
@@ -196,15 +196,15 @@ class BadAnswerError(DownstreamError):
 
 
 class InputMissingError(DownstreamError):
-    """The server asked for input during a request, and did not get it."""
+    """The server asked for input during a request and did not get it."""
 
     def __init__(self, server: str, cause: str) -> None:
         self.cause = cause
-        super().__init__(server, f"server {server!r} asked for input that it cannot have: {cause}")
+        super().__init__(server, f"server {server!r} asked for input and did not get it: {cause}")
 
 
 class RemoteError(DownstreamError):
-    """The server answered with a JSON-RPC error: its code, message and data as they came."""
+    """The server responded with a JSON-RPC error; code, message and data are as received."""
 
     def __init__(self, server: str, code: int, message: str, data: Any = None) -> None:
         self.code, self.remote_message, self.data = code, message, data
@@ -212,7 +212,7 @@ class RemoteError(DownstreamError):
 
 
 class AuthorizationError(DownstreamError):
-    """No token is to be had for the server now."""
+    """The server needs a token, and there is none."""
 
     def __init__(self, server: str, cause: str) -> None:
         self.cause = cause
@@ -220,7 +220,7 @@ class AuthorizationError(DownstreamError):
 
 
 class LoginRequiredError(AuthorizationError):
-    """No token is to be had for the server without a person."""
+    """The server needs a token, and only a person can get one by logging in."""
 
     def __init__(self, server: str, cause: str) -> None:
         super().__init__(server, f"{cause}; run: mcp-context-proxy login {server}")

@@ -1,6 +1,6 @@
-"""What flows through the proxy: tools, rules, references, their chunks, and what was selected.
+"""Values that flow through the proxy: tools, rules, references, their chunks, and the catalog snapshot.
 
-Frozen values without behaviour; every other module may depend on this one.
+They are frozen and have no behaviour; every other module may depend on this one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 JSON: TypeAlias = Any
-"""Decoded JSON whose shape is somebody else's."""
+"""Decoded JSON of a shape that another program defines."""
 
 Vector: TypeAlias = "NDArray[np.float32]"
 """Shape [dimensions], L2 norm 1."""
 
 
 class IncludeMode(StrEnum):
-    """When an item is part of a context."""
+    """Condition under which an item is part of a context."""
 
     ALWAYS = "always"
-    """In every session."""
+    """The item is in every context."""
     MANUAL = "manual"
-    """Only when added by hand; never found by search."""
+    """The item is added by hand only, and never found by search."""
     AGENT = "agent"
-    """When a query selects it."""
+    """A query selects the item."""
 
 
 class Kind(StrEnum):
@@ -44,40 +44,39 @@ class Kind(StrEnum):
 
 
 DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
-"""What is read rather than called."""
+"""Kinds that are read rather than called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool of one downstream server. Its definition stays the bytes that came over the wire."""
+    """A tool of one downstream server, with its definition as the bytes that the server sent."""
 
     server: str
     """Key of the server in the configuration."""
     name: str
-    """The name the server itself uses."""
+    """The server's own name for the tool."""
     exposed_name: str
-    """The name hosts see and call; unique in the catalog."""
+    """The name that hosts see and call; unique in the catalog."""
     description: str
-    """Empty when the server gives none."""
+    """Empty if the server gives none."""
     definition: bytes
-    """One JSON object, as received; only texts are cleaned and cut where they must be."""
+    """One JSON object as received, except that texts are cleaned, and cut if too long."""
     fingerprint: str
-    """SHA-256 (hex) over server and definition; changes when anything about the tool changes, but not when
-    its members come in another order."""
+    """SHA-256 (hex) of server and definition, independent of the order of members."""
     include: IncludeMode = IncludeMode.AGENT
     tags: tuple[str, ...] = ()
-    """As configured."""
+    """Tags from the configuration."""
     category: str | None = None
-    """As configured; None where it is not."""
+    """Category from the configuration."""
 
     @property
     def kind(self) -> Kind:
-        """Always `Kind.TOOL`."""
+        """Return `Kind.TOOL`."""
         return Kind.TOOL
 
 
 def uri_of(kind: Kind, name: str) -> str:
-    """``rule://NAME`` or ``reference://NAME``, the name percent-encoded where it must be."""
+    """Return ``rule://NAME`` or ``reference://NAME``, with the name percent-encoded."""
     from urllib.parse import quote  # noqa: PLC0415
 
     return f"{kind}://{quote(name, safe='')}"
@@ -95,15 +94,15 @@ class Document:
     text: str
     """The markdown body, without front matter."""
     fingerprint: str
-    """SHA-256 (hex) over everything above; changes when anything about the document changes."""
+    """SHA-256 (hex) of all the fields above."""
     include: IncludeMode = IncludeMode.AGENT
     priority: int = 500
-    """0 to 999; a higher one comes first."""
+    """0 to 999; higher ones come first."""
     tags: tuple[str, ...] = ()
 
     @property
     def uri(self) -> str:
-        """``rule://NAME`` or ``reference://NAME``, the name percent-encoded where it must be."""
+        """Return the URI of the document as a resource."""
         return uri_of(self.kind, self.name)
 
 
@@ -118,7 +117,7 @@ class Resource:
     uri: str
     """Its URI, or its URI template (RFC 6570)."""
     definition: bytes
-    """One JSON object, as received; only texts are cleaned and cut where they must be."""
+    """One JSON object as received, except that texts are cleaned, and cut if too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +126,18 @@ class Prompt:
 
     server: str
     name: str
-    """The name the server itself uses."""
+    """The server's own name for the prompt."""
     exposed_name: str
-    """The name hosts see and use; unique in the catalog."""
+    """The name that hosts see; unique in the catalog."""
     definition: bytes
-    """One JSON object, as received; only texts are cleaned and cut where they must be."""
+    """One JSON object as received, except that texts are cleaned, and cut if too long."""
 
 
 class IndexedChunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A piece of an item's text with its embedding.
 
-    Hidden from the garbage collector: there are more of them than of all else in a large catalog, they are
-    part of no cycle, and every request waits while it looks at them.
+    Untracked by the garbage collector: a large catalog has more of them than of anything else, they are part
+    of no cycle, and every request waits while a collection visits them.
     """
 
     text: str
@@ -149,33 +148,33 @@ class IndexedChunk(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """The owner of some items and of their embeddings: one downstream client, or the documents.
+    """One downstream server or one kind of document, with its items and their embeddings.
 
-    Embeddings live and die with their owner. They are filled just in time, at the first search.
+    Embeddings live as long as their source, and are computed at the first search.
     """
 
     key: str
-    """The server's key, or ``rules`` / ``references`` for documents."""
+    """Key of the server, or ``rules`` or ``references``."""
     items: tuple[Item, ...]
     embeddings: dict[str, list[IndexedChunk]]
-    """Chunks by item name (a tool's own name, a document's name). Shared with the owner, not a copy."""
+    """Chunks by item name (own name of a tool, name of a document); shared with the owner, not a copy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The whole catalog at one moment. A request uses one snapshot from start to end."""
+    """The whole catalog at one moment; a request uses one snapshot from start to end."""
 
     generation: int
-    """Grows by one with every change."""
+    """Number that grows by one with every change."""
     sources: tuple[Source, ...]
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    """By exposed name, sorted by it."""
+    """Sorted by their key, the exposed name."""
     documents: Mapping[str, Document] = field(default_factory=dict)
-    """By URI, sorted by it."""
+    """Sorted by their key, the URI."""
     resources: Mapping[str, Resource] = field(default_factory=dict)
-    """Of the downstream servers, by URI."""
+    """Resources of the downstream servers, by URI."""
     templates: tuple[Resource, ...] = ()
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
-    """By exposed name, sorted by it."""
+    """Sorted by their key, the exposed name."""
     findings: tuple[str, ...] = ()
-    """What was withheld and why, for a person."""
+    """Messages for a person about items that were withheld."""

@@ -1,6 +1,6 @@
-"""The context engine without a server: a catalog of items that a program has, and selection from it.
+"""The context engine as a library, without a server: items of a program, and selection from them.
 
-Everything stays in memory unless a file is given; the packaged model embeds, each text once.
+Everything stays in memory unless a file is given. The packaged model embeds each text once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -37,9 +37,8 @@ from mcp_context_proxy.interactions.standalone import Interactions
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.relevance import fitting_for
+from mcp_context_proxy.retrieval.relevance import calibration_for
 from mcp_context_proxy.store import IN_MEMORY, open_store
-from mcp_context_proxy.system.clock import Closing
 
 __all__ = [
     "Catalog",
@@ -71,7 +70,7 @@ def tool(
     server: str = "local",
     include: Include = "agent",
 ) -> Tool:
-    """A tool; ``parameters`` is the JSON schema of its arguments."""
+    """Create a tool; ``parameters`` is the JSON schema of its arguments."""
     schema = parameters or {"type": "object"}
     definition = msgspec.json.encode({"name": name, "description": description, "inputSchema": schema})
     return Tool(
@@ -88,14 +87,14 @@ def tool(
 def rule(
     name: str, text: str, *, description: str = "", include: Include = "agent", priority: int = 500
 ) -> Document:
-    """A rule: how to work."""
+    """Create a rule: markdown that says how to work."""
     return _document(Kind.RULE, name, text, description, include, priority)
 
 
 def reference(
     name: str, text: str, *, description: str = "", include: Include = "agent", priority: int = 500
 ) -> Document:
-    """A reference: what to look up."""
+    """Create a reference: markdown to look something up in."""
     return _document(Kind.REFERENCE, name, text, description, include, priority)
 
 
@@ -108,14 +107,14 @@ def _document(
 
 
 class Catalog:
-    """Everything there is to select from."""
+    """The items that an engine selects from."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        """Hold some items; of several with one type and name the last counts."""
+        """Hold items; of several with the same kind and name, the last counts."""
         self.snapshot = _snapshot(items)
 
     def replace(self, items: Iterable[Item]) -> None:
-        """Hold other items from now on; what is the same is not embedded again."""
+        """Replace all items; unchanged ones are not embedded again."""
         self.snapshot = _snapshot(items)
 
 
@@ -136,34 +135,36 @@ def _snapshot(items: Iterable[Item]) -> Snapshot:
 
 
 class _IndexingSearcher(Searcher):
-    """Indexes to the end before it searches: a program would rather wait than miss something."""
+    """Searcher that finishes indexing before it searches: a program would rather wait than miss an item."""
 
     async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
-        """All of the catalog, indexed."""
+        """Index the whole catalog and return it."""
         snapshot = catalog.snapshot
         await self.index(snapshot, on_progress)
         return snapshot
 
 
-class ContextEngine(engine.ContextEngine, Closing):
-    """Builds contexts from a catalog. Close it, or use it as a context manager."""
+class ContextEngine(engine.ContextEngine):
+    """Builds contexts from a catalog. Close it after use, or use it as a context manager."""
 
     def __init__(
         self, catalog: Catalog | None = None, config: Config | None = None, store: Path | str = IN_MEMORY
     ) -> None:
-        """Prepare an engine.
+        """Create an engine.
 
         Args:
-            catalog: What `build` selects from.
-            config: Of search, contexts and the embedding model; by default what the proxy has.
-            store: A file that keeps vectors; by default they go when it is closed, as request contexts
-                always do.
+            catalog: The items that `build` selects from.
+            config: Settings of search, contexts and the embedding model; by default those of the proxy.
+            store: A file that keeps vectors; by default they are lost on close, as request contexts
+                always are.
         """
         config = config or Config()
         self._store = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         model = LazyModel(partial(open_model, config))
         queries = RememberedQueries(QueryEmbedder(model))
-        retrieval = Engine(CachedEmbedder(model, self._store.vectors), queries, fitting_for(config.embedding))
+        retrieval = Engine(
+            CachedEmbedder(model, self._store.vectors), queries, calibration=calibration_for(config.embedding)
+        )
         self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get)
         super().__init__(
             catalog or Catalog(),
@@ -186,14 +187,14 @@ class ContextEngine(engine.ContextEngine, Closing):
         top_n: int = 5,
         include_score: float | None = 0.7,
     ) -> list[ContextItem]:
-        """Those of some items that belong to a query: the ``always`` ones, then what it selects, best first.
+        """Select from the given items: the ``always`` ones, then those that the query finds, best first.
 
         Args:
-            query: In anybody's words.
-            items: To select from, whatever the engine's catalog has.
-            top_k: Chunk matches considered.
-            top_n: Tools, and rules and references, selected.
-            include_score: What is as near in meaning is selected even past ``top_n``; None for none.
+            query: Any words.
+            items: The items to select from, instead of the engine's catalog.
+            top_k: Number of chunks considered.
+            top_n: Number of tools selected, and of rules and references.
+            include_score: Cosine from which items are selected even beyond ``top_n``; None for no such items.
         """
         given, catalog = self._given
         if given != tuple(items):
@@ -206,12 +207,18 @@ class ContextEngine(engine.ContextEngine, Closing):
         answer = await self._local.off_loop(partial(self._selector.select, selection, snapshot))
         return list(answer.context.items)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Let go of the model and the store."""
+        """Close the model and the store."""
         self._model.close()
         self._store.close()
 
 
 async def _nothing_starts(seconds: float) -> None:
-    """There are no servers to wait for."""
+    """Return at once, because there are no servers to wait for."""
     del seconds

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,41 @@ settings.load_profile("untimed")
 pytest.register_assert_rewrite("support")
 
 # Only after their asserts are to be told in full:
+from support.pairwise import pairwise  # noqa: E402
 from support.proxies import Host  # noqa: E402
 from support.servers import Workshop  # noqa: E402
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run tests marked `pairwise` with few combinations of their parameters, and all others only if asked.
+
+    The others get the mark `full_cross` and are left out unless a person's own ``-m`` speaks of it.
+    """
+    crosses = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
+            crosses[item.nodeid.partition("[")[0]].append(item)
+    others = set()
+    for cross in crosses.values():
+        chosen = pairwise([_parameters(item) for item in cross])
+        others |= {item for at, item in enumerate(cross) if at not in chosen}
+    for item in others:
+        item.add_marker("full_cross")
+    if others and "full_cross" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item in others])
+        items[:] = [item for item in items if item not in others]
+
+
+def _parameters(item: pytest.Function) -> list[Hashable]:
+    """The parameters of a test; a tuple, such as a front and an era, stands for several."""
+    values: list[Hashable] = []
+    for value in item.callspec.params.values():
+        values += value if isinstance(value, tuple) else [id(value)]  # not all can be hashed
+    return values
 
 
 @pytest.fixture(scope="session")

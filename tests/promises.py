@@ -364,20 +364,22 @@ README = (
         "Definitions, arguments and results are relayed without being rebuilt, so fields unknown to the "
         "proxy are kept.",
         (
-            "proxy/test_fronts.py::test_unknown_fields_of_a_definition_reach_the_client",
+            "every_front/test_lists.py::test_unknown_fields_of_a_definition_reach_the_client",
             "proxy/test_real_tools.py::test_every_definition_reaches_a_client_over_stdio_unchanged",
             "front/test_stdio.py::test_a_result_passes_byte_for_byte",
             "front/test_stdio.py::test_arguments_pass_byte_for_byte",
-            "front/test_relaying.py::test_results_pass_byte_for_byte",
-            "front/test_relaying.py::test_arguments_pass_byte_for_byte",
+            "every_front/test_calls.py::test_structured_content_arrives_byte_for_byte",
+            "every_front/test_calls.py::test_arguments_arrive_byte_for_byte",
         ),
     ),
     Promise(
         "Both protocol eras (up to 2025-11-25, and 2026-07-28) work on either side, in any combination.",
         (
-            "proxy/test_matrix.py::"
-            "test_a_call_arrives_under_the_servers_own_name_with_foreign_meta_and_without_ours",
-            "proxy/test_matrix.py::test_what_the_server_asks_reaches_the_client_and_the_answer_the_server",
+            "every_front/test_calls.py::test_a_call_reaches_its_server_under_the_servers_own_name",
+            "every_front/test_calls.py::"
+            "test_unknown_params_and_the_clients_meta_reach_the_server_but_the_proxys_own_meta_does_not",
+            "every_front/test_messages_of_servers.py::"
+            "test_a_servers_request_reaches_the_client_and_the_answer_reaches_the_server",
         ),
     ),
     Promise(
@@ -414,7 +416,7 @@ README = (
         (
             HTTP + "test_it_says_that_it_is_well",
             "proxy/test_sdk_client.py::test_over_streamable_http",
-            "proxy/test_fronts.py::test_a_result_arrives_unchanged",
+            "every_front/test_calls.py::test_a_result_arrives_unchanged",
             API + "test_a_query_comes_back_as_the_context_that_a_model_is_to_be_given",
             PAGE + "test_a_request_is_shown_in_three_columns_in_a_stable_order",
         ),

@@ -37,12 +37,12 @@ from mcp_context_proxy.learning.working_set import Novelty, WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.relevance import fitting_for
-from mcp_context_proxy.server.after_call import Attribution, EndedCalls, InteractionLog
+from mcp_context_proxy.retrieval.relevance import calibration_for
+from mcp_context_proxy.server.after_call import EndedCalls, InteractionLog
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
-from mcp_context_proxy.server.prompts import ContextPrompt, Prompts
-from mcp_context_proxy.server.resources import ContextResources, Resources
+from mcp_context_proxy.server.prompts import Prompts
+from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.statistics.recorder import StatisticsRetention, UsageRecorder
 from mcp_context_proxy.statistics.report import Inventory, Reports
@@ -84,10 +84,10 @@ class Searching:
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
             queries,
-            fitting_for(config.embedding),
-            self.answered.__getitem__,
-            self.learned,
-            None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
+            calibration=calibration_for(config.embedding),
+            calls=self.answered.__getitem__,
+            learned=self.learned,
+            novel=None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
         )
         self.expander = Expander(self.engine.index_of, queries)
         self.reranker = reranker_for(config)
@@ -173,30 +173,37 @@ def memory_of(config: Config, store: Store, model: Model) -> InteractionMemory:
 
 def gateway(proxy: Proxy) -> Gateway:
     """What answers hosts."""
-    forwarder = proxy.forwarder
-    shown = ContextResources(proxy.catalog, proxy.contexts, proxy.handles)
-    resources = Resources(proxy.catalog, proxy.fleet, forwarder, shown)
-    prompt = ContextPrompt(proxy.contexts, proxy.handles)
-    prompts = Prompts(proxy.catalog, proxy.fleet, forwarder, resources, prompt)
+    forwarder, contexts, handles = proxy.forwarder, proxy.contexts, proxy.handles
+    resources = Resources(
+        catalog=proxy.catalog, fleet=proxy.fleet, forwarder=forwarder, contexts=contexts, handles=handles
+    )
+    prompts = Prompts(
+        catalog=proxy.catalog,
+        fleet=proxy.fleet,
+        forwarder=forwarder,
+        resources=resources,
+        contexts=contexts,
+        handles=handles,
+    )
     proxy.open_sessions.when_ended(resources.end)
     proxy.upkeep.when_changed(resources.catalog_changed)
     proxy.open_sessions.when_ended(lambda session: proxy.fleet.end(session.party))
     log = None if proxy.remembering is None else proxy.remembering.log
     calls = ToolCalls(
-        proxy.catalog,
-        proxy.fleet,
-        forwarder,
-        proxy.contexts,
-        proxy.handles,
-        proxy.caught_up,
-        proxy.searching.answered,
-        EndedCalls(_attribution(proxy), proxy.measuring.usage, log),
-    )
-    own_tools = MetaTools(
+        catalog=proxy.catalog,
         fleet=proxy.fleet,
-        contexts=proxy.contexts,
+        forwarder=forwarder,
+        contexts=contexts,
+        handles=handles,
+        wait_for_starting_servers=proxy.caught_up,
+        answered=proxy.searching.answered,
+        ended=_ended_calls(proxy, log),
+    )
+    meta_tools = MetaTools(
+        fleet=proxy.fleet,
+        contexts=contexts,
         calls=calls,
-        handles=proxy.handles,
+        handles=handles,
         changes=proxy.changes,
         pending_input=proxy.parked,
         asks_clients=proxy.searching.reranker.asks_clients,
@@ -205,28 +212,28 @@ def gateway(proxy: Proxy) -> Gateway:
         log=log,
     )
     return Gateway(
-        proxy.fleet,
-        proxy.contexts,
-        proxy.open_sessions,
-        proxy.tool_list,
-        calls,
-        own_tools,
-        resources,
-        prompts,
-        proxy.config.expose.page_size,
+        fleet=proxy.fleet,
+        contexts=contexts,
+        open_sessions=proxy.open_sessions,
+        tool_list=proxy.tool_list,
+        tool_calls=calls,
+        meta_tools=meta_tools,
+        resources=resources,
+        prompts=prompts,
+        page_size=proxy.config.expose.page_size,
     )
 
 
-def _attribution(proxy: Proxy) -> Attribution:
-    """What decides which request a call was made for, and who is told."""
+def _ended_calls(proxy: Proxy, log: InteractionLog | None) -> EndedCalls:
     learning, searches = proxy.searching.recorder, proxy.measuring.searches
     session_recorder = proxy.searching.session_recorder
-    return Attribution(
-        proxy.records,
-        proxy.handles,
-        proxy.catalog,
-        None if learning is None else learning.learn,
-        None if searches is None else searches.used,
-        None if session_recorder is None else session_recorder.used,
-        proxy.searching.working_set,
+    return EndedCalls(
+        records=proxy.records,
+        catalog=proxy.catalog,
+        usage=proxy.measuring.usage,
+        log=log,
+        learn=None if learning is None else learning.learn,
+        used=None if searches is None else searches.used,
+        in_session=None if session_recorder is None else session_recorder.used,
+        working_set=proxy.searching.working_set,
     )

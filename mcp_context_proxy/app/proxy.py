@@ -28,7 +28,6 @@ from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Handles, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.downstream.listing_cache import ListingCache
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
@@ -89,7 +88,7 @@ class CatalogRefresh:
 
     async def recall(self) -> None:
         """Know what servers listed the last time."""
-        await self._fleet.recall()
+        await self._fleet.load_listings()
 
     async def begun(self) -> None:
         """Wait until `run` knows the documents, unless there are very many."""
@@ -122,7 +121,7 @@ class CatalogRefresh:
     async def settled(self) -> None:
         """Wait until all is read and every server is ready or has failed once, and the catalog knows it."""
         await self._documents_read.wait()
-        await self._fleet.settled()
+        await self._fleet.wait_first_connect()
         await self._refresh()
 
     async def caught_up(self, seconds: float) -> None:
@@ -131,7 +130,7 @@ class CatalogRefresh:
             return
         with anyio.move_on_after(seconds):
             await self._documents_read.wait()
-            await self._fleet.settled()
+            await self._fleet.wait_first_connect()
         await self._refresh()
         self._tell()
 
@@ -186,7 +185,7 @@ class Proxy:
             config.limits,
             self._on_stale,
             self._on_event,
-            ListingCache(store.listings),
+            store.listings,
         )
         self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library)
         self.catalog.reserved = meta_definitions.RESERVED | {prompts.NAME}
@@ -214,13 +213,13 @@ class Proxy:
             self.searching.working_set,
         )
         self.tool_list = ToolList(
-            config.expose,
-            self.catalog,
-            self.fleet,
-            self.contexts,
-            self.handles,
-            meta_definitions.definitions(self.setup),
-            self.searching.working_set,
+            expose=config.expose,
+            catalog=self.catalog,
+            fleet=self.fleet,
+            contexts=self.contexts,
+            handles=self.handles,
+            meta_tools=meta_definitions.definitions(self.setup),
+            working_set=self.searching.working_set,
         )
         self.measuring = Measuring(
             config, store, lambda: self.catalog.snapshot, costs, self.tool_list.lists_all

@@ -29,7 +29,7 @@ from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, ParsedFi
 from mcp_context_proxy.catalog.files import SUFFIXES, Finding
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Document, IndexedChunk, Kind, Source
-from mcp_context_proxy.system.threads import cancellation_told, in_thread, until_spare
+from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ async def watch(
     """Reload the library whenever its files change, and tell what really did. Runs until it is cancelled."""
     if not library.folders:
         return
-    async with cancellation_told() as stop:
+    async with cancellation_event() as stop:
         await _FolderWatcher(library, on_change, partial(watch_paths, stop_event=stop)).run()
 
 
@@ -192,7 +192,7 @@ class _FolderWatcher:
     async def run(self) -> None:
         while True:
             targets = await in_thread(_targets, self._library)
-            await until_spare()
+            await wait_for_spare_threads()
             try:
                 await self._until_targets_change(targets)
             except FileNotFoundError:  # gone between the look and the start of the watcher

@@ -28,7 +28,6 @@ from mcp_context_proxy.cli.options import run
 from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, one_line, results
 from mcp_context_proxy.config import default_path
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.examples.data import VARIABLE
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -92,7 +91,10 @@ async def connected(command: Sequence[str], stage: DemoStage, log: TextIO) -> As
     program, *args = command
     # In the temporary folder: in the user's, a file named like a Python module would be imported instead.
     server = StdioServerParameters(
-        command=program, args=args, env={**os.environ, VARIABLE: str(stage.data)}, cwd=stage.folder
+        command=program,
+        args=args,
+        env={**os.environ, examples.DATA_VARIABLE: str(stage.data)},
+        cwd=stage.folder,
     )
     async with Client(stdio_client(server, errlog=log)) as client:
         yield client
@@ -119,7 +121,7 @@ def _config(stage: DemoStage) -> str:
             f"[servers.{name}]",
             f"command = {_toml(program)}",
             f"args = {_toml(args)}",
-            f"env = {_table({VARIABLE: str(stage.data)})}",
+            f"env = {_table({examples.DATA_VARIABLE: str(stage.data)})}",
             f"cwd = {_toml(str(stage.folder))}",
         ]
     for kind, folder in examples.documents().items():

@@ -147,7 +147,7 @@ def _of_corpus(
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
     from mcp_context_proxy.evaluation.data import read_corpus, read_queries
     from mcp_context_proxy.evaluation.run import evaluate
-    from mcp_context_proxy.retrieval.relevance import fitting_for
+    from mcp_context_proxy.retrieval.relevance import calibration_for
     from mcp_context_proxy.store import open_store
 
     snapshot, queries = read_corpus(corpus), read_queries(queries_file)
@@ -157,7 +157,7 @@ def _of_corpus(
         engine = Engine(
             None if words_only else CachedEmbedder(model, opened.vectors),
             QueryEmbedder(model),
-            fitting_for(config.embedding),
+            calibration=calibration_for(config.embedding),
         )
         with terminal.indexing(messages()) as report:
             engine.index(snapshot, report)

@@ -230,7 +230,7 @@ async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
     with console.status(_starting(list(waiting))) as status:
 
         async def wait(client: DownstreamClient) -> None:
-            await client.settled()
+            await client.wait_first_connect()
             seconds[client.name] = anyio.current_time() - began
             del waiting[client.name]
             status.update(_starting(list(waiting)))

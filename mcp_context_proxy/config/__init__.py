@@ -1,4 +1,4 @@
-"""The configuration: loaded once from one file, checked whole, frozen afterwards."""
+"""Configuration: loaded from one file, validated as a whole, frozen afterwards."""
 
 from mcp_context_proxy.config.load import default_path, find, load
 from mcp_context_proxy.config.settings import (

@@ -1,12 +1,11 @@
-"""Hosts' own JSON files: their server entries in our words.
+"""Converts the JSON files of hosts to our tables, and expands environment variables in values.
 
 Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Code writes ``servers``, or
-``mcp.servers`` among its settings. Everything else in such a file is the host's and is not looked at.
+``mcp.servers`` in its settings. The rest of such a file belongs to the host and is ignored.
 
-Environment variables in values: ``${VAR}``, ``${VAR:-default}``, and VS Code's ``${env:VAR}``.
-
-``$${`` writes a literal ``${``; any other ``$`` stays as it is, since passwords contain them.
-A default counts when the variable is unset or empty, as in a shell. Pure: the environment is passed in.
+Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
+literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
+the variable is unset or empty.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from mcp_context_proxy.config.source import ConfigSource, KeyPath, dotted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
 Warn: TypeAlias = Callable[[str], None]
-"""Takes a sentence about what is passed over without being a mistake."""
+"""Receives a sentence about an entry that is skipped without being a mistake."""
 
 MAX_NAME: Final = 32
-"""Characters in a server's name: half of what hosts allow for a whole tool name."""
+"""Longest name of a server: half of the characters that hosts allow for a tool name."""
 _NAME: Final = re.compile(r"(?!.*__)[A-Za-z0-9_-]{1,32}", re.ASCII)
 
 _PLACES: Final[tuple[KeyPath, ...]] = (
@@ -56,20 +55,20 @@ _TRANSPORTS: Final = {
 _OURSELVES: Final = re.compile(
     r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
 )
-"""Our program or package as a word; neither a module inside it, such as the example servers, nor a file in a
-folder that happens to have our name."""
+"""Our program or package as a word. It does not match a module of the package, such as an example server, nor
+a file in a folder that happens to have our name."""
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` may name a server: it becomes part of every exposed name."""
+    """Return whether a server may have this name, which becomes part of every exposed name."""
     return _NAME.fullmatch(name) is not None
 
 
 def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[ConfigProblem]]:
-    """The servers of a host's file as our tables, and what is wrong with their shape.
+    """Convert the servers of a host's file to our tables; also return problems with their shape.
 
     Raises:
-        ConfigError: there are no server entries in it.
+        ConfigError: the file has no server entries.
     """
     place = next((place for place in _PLACES if isinstance(_at(source.tables, place), dict)), None)
     if place is None:
@@ -95,7 +94,7 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Conf
 
 
 def _given_twice(source: ConfigSource, place: KeyPath) -> list[ConfigProblem]:
-    """Repeated keys among the servers; what is inside a repeated one is not told again."""
+    """Return a problem for each repeated key of the servers, but not for keys inside a repeated one."""
     told: list[KeyPath] = []
     problems = []
     for path, line in source.duplicates:
@@ -107,7 +106,7 @@ def _given_twice(source: ConfigSource, place: KeyPath) -> list[ConfigProblem]:
 
 
 def names_for(written: Iterable[str]) -> dict[str, str]:
-    """An allowed and unique name for each name a host allows; allowed ones stay as they are."""
+    """Map each name in a host's file to an allowed and unique one; allowed names stay."""
     wishes = {name: name if is_name(name) else _allowed(name) for name in written}
     taken = {name for name in wishes if is_name(name)}
     names = {}
@@ -123,7 +122,7 @@ def _allowed(name: str) -> str:
 
 
 def _distinct(wish: str, name: str) -> str:
-    """A suffix from the original name, so that it does not depend on the order of the file."""
+    """Add a suffix made of the original name, so that it does not depend on the order of the file."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{wish[: MAX_NAME - 9]}-{digest}"
 
@@ -149,7 +148,7 @@ def _entry(
 def _transport(
     source: ConfigSource, path: KeyPath, server: dict[str, Any], problems: list[ConfigProblem]
 ) -> None:
-    """Hosts spell transports in many ways, or leave the kind of a URL to be guessed."""
+    """Convert the name of the transport, which hosts spell in many ways or leave out."""
     written = server.pop("transport", None)
     if written is None:
         return
@@ -161,7 +160,7 @@ def _transport(
 
 
 def _texts(value: Any) -> Any:
-    """Hosts take numbers and switches in `env` and mean their text."""
+    # Hosts accept numbers and booleans in env, and pass them as text.
     if not isinstance(value, dict):
         return value
     return {key: _text(item) for key, item in value.items() if item is not None}
@@ -174,7 +173,7 @@ def _text(value: Any) -> Any:
 
 
 def _is_ourselves(entry: Mapping[str, Any]) -> bool:
-    """Starting ourselves would start ourselves, for ever."""
+    # Starting this proxy behind itself would start proxies forever.
     command, args = entry.get("command"), entry.get("args")
     words = [command, *(args if isinstance(args, list) else [])]
     return any(isinstance(word, str) and _OURSELVES.search(word) and not _is_folder(word) for word in words)
@@ -196,21 +195,21 @@ _VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?
 _HOST_VARIABLE: Final = re.compile(
     r"workspaceFolder\w*|userHome|cwd|pathSeparator|file([A-Z]\w*)?|config:.*|command:.*"
 )
-"""What VS Code replaces by itself; here it would only ever be an undefined variable."""
+"""References that only VS Code can replace."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandedValue:
-    """A text with its references replaced, or what stood in the way."""
+    """A text with expanded variables, or the problems in it."""
 
     text: str
     variables: tuple[tuple[str, str], ...]
-    """(name, value) of each variable that was read."""
+    """Name and value of each variable that was used."""
     problems: tuple[str, ...]
 
 
 def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
-    """Replace every reference in `text`."""
+    """Expand every variable in a text."""
     variables: list[tuple[str, str]] = []
     problems: list[str] = []
 
@@ -245,9 +244,9 @@ def _lookup(
 def _foreign(body: str) -> str:
     if body.startswith("input:"):
         return (
-            f"${{{body}}} asks the person in VS Code, which is not possible here; "
+            f"${{{body}}} asks the user in VS Code, which is not possible here; "
             f"put the value in an environment variable and write ${{env:NAME}}"
         )
     if _HOST_VARIABLE.fullmatch(body):
-        return f"${{{body}}} is known to VS Code only; write the value out, or use an environment variable"
+        return f"${{{body}}} is known only to the editor; write the value, or use an environment variable"
     return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"

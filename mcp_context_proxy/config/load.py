@@ -1,334 +1,48 @@
-"""From a file to a checked `Config`: every mistake found is reported, none is worked around.
+"""Loads the configuration: from a file to a checked `Config`, with every mistake reported at once.
 
-Read, take over a host's entries, apply overrides, expand variables, validate. Nothing here starts
-anything, and nothing is changed on disk.
-
-What one key alone cannot tell: contradictions in a server's table, names, and keys that are ours.
-
-Works on plain tables before the models see them, so that these mistakes are reported beside the models'.
-
-What the models refuse, in the words of a person who edits the file.
-
-Values are not repeated, except where only a listed word is allowed: any other may be a secret.
-
-Where the configuration is: the named file, else the user's configuration folder.
-
-Never the working directory: a repository someone opens must not be able to start programs.
+The steps are: find and read the file, convert the entries of a host's file, apply overrides, expand
+variables, resolve paths, validate. Loading starts nothing and changes nothing on disk. The working directory
+is never searched for a configuration: a repository that somebody opens must not be able to start programs.
 """
 
 from __future__ import annotations
 
-import difflib
 import errno
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, get_args
-from urllib.parse import urlsplit
+from typing import Any, Final
 
 from platformdirs import user_config_path
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
-from mcp_context_proxy.config.hosts import MAX_NAME, Warn, expand, from_host, is_name
-from mcp_context_proxy.config.settings import Config, Limits, ServerConfig, Table
+from mcp_context_proxy.config.hosts import Warn, expand, from_host
+from mcp_context_proxy.config.settings import Config, Limits, ServerConfig
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, changeable_by_others, dotted, read
+from mcp_context_proxy.config.validation_messages import contradictions, mistakes
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
-
-_WANTED: Final = {
-    "string_type": "text in quotes",
-    "path_type": "text in quotes",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "model_attributes_type": "a table",
-}
-_OTHER_WORDS: Final = {
-    "mcpServers": "servers",
-    "serverUrl": "url",
-    "type": "transport",
-    "disabled": "enabled",
-    "environment": "env",
-    "timeout": "call_timeout",
-}
-"""What hosts and people call a key, where spelling alone does not lead to ours."""
-
-
-def mistakes(error: ValidationError) -> list[tuple[KeyPath, str]]:
-    """Path and sentence of each mistake."""
-    return [(detail["loc"], _sentence(detail)) for detail in error.errors(include_url=False)]
-
-
-def unknown_key(key: str, allowed: Sequence[str]) -> str:
-    """The sentence for a key that does not exist."""
-    other = _OTHER_WORDS.get(key)
-    near = [other] if other in allowed else difflib.get_close_matches(key, allowed, n=1)
-    if near:
-        return f"unknown key; did you mean {near[0]}?"
-    return f"unknown key; allowed here: {', '.join(allowed)}"
-
-
-def _sentence(detail: ErrorDetails) -> str:
-    kind, value, facts = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == "extra_forbidden":
-        return unknown_key(str(detail["loc"][-1]), allowed_keys(detail["loc"][:-1]))
-    if kind == "missing":
-        return "is missing"
-    if kind in _WANTED:
-        return f"must be {_WANTED[kind]}, not {_kind_of(value)}"
-    if kind in ("literal_error", "enum"):
-        return f"must be {_choice(facts['expected'])}, not {_shown(value)}"
-    return _range(kind, facts) or detail["msg"].lower()
-
-
-def _range(kind: str, facts: Mapping[str, Any]) -> str | None:
-    match kind:
-        case "greater_than_equal":
-            return f"must be at least {facts['ge']:g}"
-        case "greater_than":
-            return f"must be more than {facts['gt']:g}"
-        case "less_than_equal":
-            return f"must be at most {facts['le']:g}"
-        case "finite_number":
-            return "must be a finite number"
-        case "string_too_short":
-            return "must not be empty"
-    return None
-
-
-def _choice(expected: str) -> str:
-    return expected.replace("'", '"')
-
-
-def _shown(value: Any) -> str:
-    return f'"{value[:40]}"' if isinstance(value, str) else _kind_of(value)
-
-
-def _kind_of(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():
-            return "text"
-        case int():
-            return "a whole number"
-        case float():
-            return "a number"
-        case list() | tuple():
-            return "a list"
-        case dict():
-            return "a table"
-        case None:
-            return "null"
-    return "a date"
-
-
-def allowed_keys(path: KeyPath) -> list[str]:
-    """The keys of the table at `path`."""
-    model: Any = Config
-    for part in path:
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            model = model.model_fields[str(part)].annotation
-        else:
-            model = next(arg for arg in reversed(get_args(model)) if arg is not Ellipsis)
-    return _keys(model)
-
-
-def _keys(model: Any) -> list[str]:
-    if isinstance(model, type) and issubclass(model, Table):
-        return model.keys()
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
-
-
-_OF_COMMAND: Final = ("args", "env", "cwd")
-_OF_URL: Final = ("headers", "oauth")
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE: Final = re.compile(r"([!-~]([\t -~]*[!-~])?)?")
-_OF_OTHER_MODELS: Final = ("pooling", "max_tokens", "query_prefix", "passage_prefix")
-
-
-def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Path and sentence of each mistake that spans keys."""
-    for key in Config.derived & tables.keys():
-        yield (key,), unknown_key(key, Config.keys())
-    if isinstance(embedding := tables.get("embedding"), Mapping):
-        for path, message in _of_embedding(embedding):
-            yield ("embedding", *path), message
-    if isinstance(rerank := tables.get("rerank"), Mapping):
-        for path, message in _of_endpoint(rerank, "rerank"):
-            yield ("rerank", *path), message
-    yield from _of_working_set(tables)
-    servers = tables.get("servers")
-    for name, server in servers.items() if isinstance(servers, Mapping) else ():
-        if not is_name(name):
-            yield (
-                ("servers", name),
-                f"a server's name is 1 to {MAX_NAME} of A-Z a-z 0-9 _ - and has no '__', "
-                "because it becomes part of its tools' names",
-            )
-        if isinstance(server, Mapping):
-            for path, message in _of_server(server):
-                yield ("servers", name, *path), message
-
-
-def _of_working_set(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    learning, statistics = tables.get("learning"), tables.get("statistics")
-    if not isinstance(learning, Mapping) or not learning.get("working_set_tokens"):
-        return
-    key = ("learning", "working_set_tokens")
-    if learning.get("enabled") is False:
-        yield key, "has no effect with learning.enabled = false"
-    elif isinstance(statistics, Mapping) and statistics.get("enabled") is False:
-        yield key, "needs statistics.enabled: they know what a tool costs"
-
-
-def _of_embedding(embedding: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    yield from _of_endpoint(embedding, "embedding")
-    if "endpoint" not in embedding and "model" not in embedding:
-        for key in _OF_OTHER_MODELS:
-            if key in embedding:
-                yield (key,), "is for another model than the packaged one; name it with model"
-
-
-def _of_endpoint(table: Mapping[str, Any], name: str) -> Iterator[tuple[KeyPath, str]]:
-    endpoint = table.get("endpoint")
-    if endpoint is None:
-        if "api_key" in table:
-            yield ("api_key",), "has no effect without an endpoint"
-        return
-    if isinstance(key := table.get("api_key"), str) and (reason := _unsendable(key)):
-        yield ("api_key",), reason
-    if "model" not in table:
-        yield ("endpoint",), f"needs {name}.model too: what the model is called there"
-    if isinstance(endpoint, str):
-        for _, message in _of_url(endpoint):
-            yield ("endpoint",), message
-        if "@" in endpoint or "?" in endpoint:
-            yield ("endpoint",), "must hold neither a user nor a query; a key belongs in api_key"
-
-
-def _of_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    for key in ServerConfig.derived & server.keys():
-        yield (key,), unknown_key(key, ServerConfig.keys())
-    command, url = "command" in server, "url" in server
-    if command and url:
-        yield (), "has both command and url; keep the one that is meant"
-    elif not command and not url:
-        yield (), "has neither command nor url; a server needs one of them"
-    else:
-        yield from _of_kind(server, _OF_URL if command else _OF_COMMAND, "command" if command else "url")
-        yield from _of_transport(server.get("transport"), command)
-    yield from _of_headers(server.get("headers"))
-    yield from _of_oauth(server)
-    if isinstance(server.get("url"), str):
-        yield from _of_url(server["url"])
-
-
-def _of_kind(server: Mapping[str, Any], others: tuple[str, ...], kind: str) -> Iterator[tuple[KeyPath, str]]:
-    for key in others:
-        if server.get(key):
-            yield (key,), f"has no effect on a server with a {kind}"
-
-
-def _of_headers(headers: Any) -> Iterator[tuple[KeyPath, str]]:
-    for name, value in headers.items() if isinstance(headers, Mapping) else ():
-        if not _HEADER_NAME.fullmatch(name):
-            yield ("headers", name), "cannot be the name of a header"
-        elif isinstance(value, str) and (reason := _unsendable(value)):
-            yield ("headers", name), reason
-
-
-def _unsendable(value: str) -> str | None:
-    """Why a header cannot carry a value, without the value: it may be a secret."""
-    if _HEADER_VALUE.fullmatch(value):
-        return None
-    if _HEADER_VALUE.fullmatch(value.strip()):
-        return "begins or ends with a space or a line break, which a header cannot carry; take it away"
-    return "has a character that a header cannot carry: only ASCII, and no line breaks"
-
-
-def _of_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    oauth, headers = server.get("oauth"), server.get("headers")
-    if not isinstance(oauth, Mapping):
-        return
-    if isinstance(headers, Mapping) and any(str(name).lower() == "authorization" for name in headers):
-        yield ("oauth",), "has no effect beside headers.Authorization; keep the one that is meant"
-    if oauth.get("grant") == "client_credentials":
-        for key in ("client_id", "client_secret", "issuer"):
-            if key not in oauth:
-                yield ("oauth",), f"client_credentials needs {key}"
-    elif "client_secret" in oauth and "issuer" not in oauth:
-        yield ("oauth",), "client_secret needs issuer, so that it is sent to nobody else"
-
-
-def _of_transport(transport: Any, command: bool) -> Iterator[tuple[KeyPath, str]]:
-    if command and transport in ("http", "sse"):
-        yield ("transport",), f"{transport} needs a url, but the server has a command"
-    elif not command and transport == "stdio":
-        yield ("transport",), "stdio needs a command, but the server has a url"
-
-
-def _of_url(url: str) -> Iterator[tuple[KeyPath, str]]:
-    """Says nothing of the URL itself: it may hold a secret."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        yield ("url",), "must begin with http:// or https:// and name a host"
-
-
-VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
-"""Environment variable that names the file."""
-APP: Final = "mcp-context-proxy"
-FILE_NAME: Final = "config.toml"
-
-
-def find(environ: Mapping[str, str]) -> Path | None:
-    """The file to load, or None when there is none. A file named by the variable is never passed over."""
-    if named := environ.get(VARIABLE):
-        return expand_home(named, environ)
-    default = default_path(environ)
-    return default if default.is_file() else None
-
-
-def default_path(environ: Mapping[str, str]) -> Path:
-    """Where a user's own configuration belongs."""
-    folder = environ.get("XDG_CONFIG_HOME")
-    if folder and sys.platform != "win32" and Path(folder).is_absolute():
-        return Path(folder) / APP / FILE_NAME
-    return user_config_path(APP, appauthor=False) / FILE_NAME
-
-
-def expand_home(text: str, environ: Mapping[str, str]) -> Path:
-    """`text` as a path, with a leading ``~`` replaced by the home folder."""
-    if text == "~" or text.startswith(("~/", "~\\")):
-        home = environ.get("HOME") or environ.get("USERPROFILE")
-        return (Path(home) if home else Path.home()) / text[2:]
-    return Path(text)
-
 
 logger = logging.getLogger(__name__)
 
-_EXPANDED: Final = ("command", "args", "env", "cwd", "url", "headers", "oauth")
-"""Keys of a server in which variables are replaced."""
+_EXPANDED_SERVER_KEYS: Final = ("command", "args", "env", "cwd", "url", "headers", "oauth")
+"""Keys of a server in which variables are expanded."""
 _MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth"})
-_OF_MODELS: Final = ("embedding", "rerank")
-"""Tables that name a model: in a folder, or behind an endpoint."""
-_EXPANDED_OF_MODELS: Final = ("endpoint", "api_key")
+_MODEL_TABLES: Final = ("embedding", "rerank")
+"""Tables that name a model, in a folder or behind an endpoint."""
+_EXPANDED_MODEL_KEYS: Final = ("endpoint", "api_key")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
-_TO_BEGIN: Final = "write it: a table [servers.NAME] with a command or a url is enough"
+_TO_BEGIN: Final = "create it: a table [servers.NAME] with a command or a url is enough"
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+
+VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
+"""Environment variable with the path of the file."""
+APP: Final = "mcp-context-proxy"
+FILE_NAME: Final = "config.toml"
 
 
 def load(
@@ -337,13 +51,17 @@ def load(
     overrides: Mapping[str, Any] = _NONE,
     warn: Warn = logger.warning,
 ) -> Config:
-    """Load the configuration from `path`, or from where `find` finds it.
+    """Load the configuration from `path`, or from the file that `find` returns.
 
-    `overrides` beat the file: dotted keys (``{"http.port": 9000}``) or nested tables; None means not given.
-    `warn` takes what is passed over without being a mistake.
+    Args:
+        path: A ``config.toml``, or a host's JSON file.
+        environ: The environment, for variables and default places.
+        overrides: Values that replace those of the file, as dotted keys (``{"http.port": 9000}``) or nested
+            tables; None means not given.
+        warn: Receives notes on entries that are skipped without being a mistake.
 
     Raises:
-        ConfigError: it cannot be used; holds every mistake, in file order.
+        ConfigError: the configuration cannot be used; it holds every mistake, in file order.
     """
     source = read(_file(path, environ))
     problems = changeable_by_others(source.file, environ)
@@ -359,18 +77,42 @@ def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
     found = expand_home(str(path), environ) if path is not None else find(environ)
     if found is None:
         default = default_path(environ)
-        looked = f"{VARIABLE} is not set, and there is no {default}"
-        message = f"none found: {looked}; {_TO_BEGIN}; or name a host's own JSON with --config"
+        looked = f"{VARIABLE} is not set, and {default} does not exist"
+        message = f"no configuration found: {looked}; {_TO_BEGIN}; or give a host's own JSON with --config"
         raise ConfigError([ConfigProblem(None, None, "", message)])
     if _unreadable(found) == _NO_FILE:
-        message = f"there is no such file; correct the path, or {_TO_BEGIN}"
+        message = f"the file does not exist; correct the path, or {_TO_BEGIN}"
         raise ConfigError([ConfigProblem(found, None, "", message)])
     return found.absolute()
 
 
+def find(environ: Mapping[str, str]) -> Path | None:
+    """Return the file to load, or None. A file named by the variable is returned even if it is missing."""
+    if named := environ.get(VARIABLE):
+        return expand_home(named, environ)
+    default = default_path(environ)
+    return default if default.is_file() else None
+
+
+def default_path(environ: Mapping[str, str]) -> Path:
+    """Return the place of the user's own configuration."""
+    folder = environ.get("XDG_CONFIG_HOME")
+    if folder and sys.platform != "win32" and Path(folder).is_absolute():
+        return Path(folder) / APP / FILE_NAME
+    return user_config_path(APP, appauthor=False) / FILE_NAME
+
+
+def expand_home(text: str, environ: Mapping[str, str]) -> Path:
+    """Convert text to a path, with a leading ``~`` replaced by the home folder."""
+    if text == "~" or text.startswith(("~/", "~\\")):
+        home = environ.get("HOME") or environ.get("USERPROFILE")
+        return (Path(home) if home else Path.home()) / text[2:]
+    return Path(text)
+
+
 @dataclass(slots=True)
 class _Draft:
-    """The tables on their way to a `Config`, with the mistakes found so far."""
+    """Tables that become a `Config`, and the mistakes found so far."""
 
     source: ConfigSource
     environ: Mapping[str, str]
@@ -402,17 +144,17 @@ class _Draft:
             self.overridden.add(path)
 
     def _expand_servers(self) -> None:
-        """A server that is switched off needs no variables."""
+        # A server that is disabled needs no variables.
         for name, server in _tables(self.tables.get("servers")):
             if server.get("enabled") is not False:
-                for key in _EXPANDED:
+                for key in _EXPANDED_SERVER_KEYS:
                     if key in server:
                         server[key] = self._expanded(("servers", name, key), server[key])
 
     def _expand_models(self) -> None:
-        for name in _OF_MODELS:
+        for name in _MODEL_TABLES:
             table = self.tables.get(name)
-            for key in _EXPANDED_OF_MODELS:
+            for key in _EXPANDED_MODEL_KEYS:
                 if isinstance(table, dict) and key in table:
                     table[key] = self._expanded((name, key), table[key])
 
@@ -433,7 +175,7 @@ class _Draft:
     def _resolve_paths(self) -> None:
         for section, key in _PATHS:
             self._resolve((section, key), self.tables.get(section), key)
-        for name in _OF_MODELS:
+        for name in _MODEL_TABLES:
             table = self.tables.get(name)
             if isinstance(table, dict) and "endpoint" not in table:
                 self._resolve((name, "model"), table, "model")
@@ -452,7 +194,7 @@ class _Draft:
                 self._add(path, f"{text}: {reason}")
 
     def _resolve(self, path: KeyPath, table: Any, key: str) -> None:
-        """Relative to the file; a command-line option is relative to where it was typed."""
+        # Paths are relative to the file; those of command-line options to the working directory.
         value = table.get(key) if isinstance(table, dict) else None
         if isinstance(value, Path):
             value = str(value)
@@ -477,7 +219,6 @@ class _Draft:
         return config.model_copy(update={"path": self.source.file, "servers": servers_with_limits})
 
     def _complete(self, name: str, server: Any) -> Any:
-        """With what is not written in the file."""
         if not isinstance(server, dict):
             return server
         return server | {"name": name, "secrets": tuple(self.secrets.get(name, {}).items())}
@@ -498,7 +239,7 @@ def _unreadable(path: Path) -> str | None:
 
 
 def _with_limits(server: ServerConfig, limits: Limits) -> ServerConfig:
-    """A server's own timeouts, else the general ones."""
+    """Give a server the general timeouts where it has none of its own."""
     defaults = {"connect_timeout": limits.connect_seconds, "call_timeout": limits.call_seconds}
     unset = {key: value for key, value in defaults.items() if key not in server.model_fields_set}
     return server.model_copy(update=unset)
@@ -522,7 +263,7 @@ def _leaves(
 
 
 def _copied(value: Any) -> Any:
-    """Tables of our own: what was read stays as it was."""
+    """Copy tables deeply, so that the tables of the file stay as they are."""
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list) else value

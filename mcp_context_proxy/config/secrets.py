@@ -1,11 +1,7 @@
-"""Replaces secrets in what people and models read: logs, error texts, a server's last words.
+"""Redacts secrets in logs, errors and the output of servers, and finds the secrets of a configuration.
 
-Known values are replaced wherever they stand, also encoded, by the name of the variable they came from; what
-merely looks like a credential is replaced too.
-
-What of a configuration is secret: values of variables, what is named like a secret, passwords in URLs.
-
-What whoever starts the proxy has to know although nothing is wrong, such as where it is served.
+A known value is replaced wherever it stands, also encoded, by the name of the variable that it came from.
+Text that only looks like a credential is replaced, too.
 """
 
 from __future__ import annotations
@@ -23,13 +19,13 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 from mcp_context_proxy.config.settings import Config, ServerConfig
 
 SHORTEST: Final = 6
-"""Characters a value must have to be looked for: shorter ones occur in innocent text."""
+"""Shortest value that is redacted; shorter ones occur in innocent text."""
 
 LEARNED: Final = 32
-"""Values that are learned while the proxy runs, such as tokens, which others follow: the latest are kept."""
+"""Number of secrets learned at run time, such as tokens, that are kept; new ones replace the oldest."""
 
 _SPARED_IN_URLS: Final = ("", "/", "!'()*", ";,/?:@&=+$#!'()*")
-"""What Python, and JavaScript's ``encodeURIComponent`` and ``encodeURI``, leave as it is."""
+"""Characters that Python's and JavaScript's functions for URL encoding leave unchanged."""
 _PERCENT: Final = re.compile("%[0-9A-F]{2}")
 
 _LOOKS_SECRET: Final = re.compile(
@@ -39,27 +35,30 @@ _LOOKS_SECRET: Final = re.compile(
 )
 """Tokens of well-known services, JSON web tokens, bearer tokens."""
 
+NOTICE: Final = 35
+"""A log level that is shown like a warning and not called one, such as for the address that is served."""
+
 Secret = tuple[str, str]
-"""A name, which may be shown, and a value, which may not."""
+"""A name, which may be shown, and a secret value."""
 
 
 class Redactor:
     """Replaces secrets in text."""
 
     def __init__(self, secrets: Iterable[Secret], learned: int = LEARNED) -> None:
-        """Know `secrets`, and so many of those that are learned."""
+        """Redact `secrets`, and the latest `learned` ones of those given to `learn`."""
         self._secrets = dict.fromkeys(secrets)
         self._learned: deque[Secret] = deque(maxlen=learned)
         self._forms: list[Secret] | None = None
         self._forms_in_json: list[tuple[bytes, bytes]] | None = None
 
     def know(self, secrets: Iterable[Secret]) -> None:
-        """Know these, too, here alone and for good."""
+        """Add secrets to this redactor for good."""
         self._secrets |= dict.fromkeys(secrets)
         self._forms = self._forms_in_json = None
 
     def learn(self, secrets: Iterable[Secret]) -> None:
-        """Know these, too, here and in what is logged; of those that were learned, only the latest."""
+        """Add secrets of limited life to this redactor and to the logs; see `LEARNED`."""
         new = [secret for secret in secrets if secret not in self._learned]
         if new:
             self.remember(new)
@@ -67,26 +66,26 @@ class Redactor:
                 known.redact.remember(new)
 
     def remember(self, secrets: Iterable[Secret]) -> None:
-        """Know these, too, here alone and until many others have followed."""
+        """Add secrets of limited life to this redactor only."""
         self._learned.extend(secrets)
         self._forms = self._forms_in_json = None
 
     def __call__(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text with its secrets replaced."""
         for form, shown in self._known():
             if form in text:
                 text = text.replace(form, shown)
         return _LOOKS_SECRET.sub("[redacted]", text)
 
     def json(self, data: bytes) -> bytes:
-        """Encoded JSON without the known secrets."""
+        """Return encoded JSON with the known secrets replaced."""
         for form, shown in self._known_in_json():
             if form in data:
                 data = data.replace(form, shown)
         return data
 
     def _known(self) -> list[Secret]:
-        """Forms and what is shown for them, the longest first; computed when something is to be redacted."""
+        """Return each form of a secret with its replacement, longest first; computed at first use."""
         if self._forms is None:
             found = {
                 (form, f"[redacted {name}]")
@@ -98,7 +97,7 @@ class Redactor:
         return self._forms
 
     def _known_in_json(self) -> list[tuple[bytes, bytes]]:
-        """The same within the strings of encoded JSON."""
+        """Return the forms within the strings of encoded JSON."""
         if self._forms_in_json is None:
             found = {
                 (_bytes(written), json.dumps(shown).encode()[1:-1])
@@ -114,11 +113,11 @@ def _longest_first(found: Iterable[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr,
 
 
 def _forms(value: str) -> Iterator[str]:
-    """How a value may stand in a text: as it is, quoted, encoded, and by the line where it has several."""
+    """Yield the ways a value can stand in a text: plain, quoted, encoded, or line by line."""
     lines = [line for line in value.splitlines() if line.strip() != value.strip()]
     for plain in (value, *lines):
         yield plain
-        # What nobody sees is taken out of many a text before its secrets are.
+        # Invisible characters are removed from many texts before their secrets are.
         yield "".join(filter(str.isprintable, plain))
         yield from _in_urls(plain)
         for quoted in _in_json(plain):
@@ -155,31 +154,31 @@ def _in_json(plain: str) -> tuple[str, str]:
 
 
 def _in_base64(data: bytes) -> Iterator[str]:
-    """By itself, and as a part of something: ``user:password`` in basic authentication, say."""
+    """Yield a value in base64 by itself and as a part, such as the password in basic authentication."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         yield encode(data).decode().rstrip("=")
         for before in range(3):
             whole = encode(bytes(before) + data).decode().rstrip("=")
-            # Without the characters that also depend on what stands before and after.
+            # Drop the characters that also depend on the bytes before and after the value.
             first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
             yield whole[first:last]
 
 
 class RedactingFilter(logging.Filter):
-    """Redacts every message that is logged."""
+    """Redacts every log message."""
 
     def __init__(self) -> None:
         super().__init__()
         self.redact = Redactor((), 4 * LEARNED)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Replace the message by its redacted form; always log it."""
+        """Redact the message and its traceback; every record passes."""
         message = record.getMessage()
         redacted = self.redact(message)
         if redacted != message:
             record.msg, record.args = redacted, ()
         if record.exc_info and not record.exc_text:
-            # A formatter takes the text where there is one, and would render the exception itself otherwise.
+            # A formatter uses this text; otherwise it would render the exception unredacted.
             record.exc_text = logging.Formatter().formatException(record.exc_info)
         if record.exc_text:
             record.exc_text = self.redact(record.exc_text)
@@ -187,7 +186,7 @@ class RedactingFilter(logging.Filter):
 
 
 def redact_logs(secrets: Iterable[Secret]) -> None:
-    """Keep these out of all that is logged, for good: what they were used for may speak of them later."""
+    """Redact secrets in all logs for good, because a later message may repeat them."""
     known = tuple(secrets)
     for handler in logging.getLogger().handlers:
         if not any(isinstance(one, RedactingFilter) for one in handler.filters):
@@ -205,7 +204,7 @@ _TELLING: Final = re.compile(r"token|secret|key|passw|pwd|credential|auth|cookie
 """Names of variables, headers and parameters of URLs whose literal values are secrets."""
 
 _SECRET_WORD: Final = r"[\w-]*(?:token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key)[\w-]*"
-"""Of arguments: ``--key`` alone is as often the key of an entry."""
+"""Names of secret arguments; ``--key`` alone is as often the key of an entry."""
 _FLAG: Final = re.compile(rf"--?{_SECRET_WORD}", re.IGNORECASE)
 _FLAG_AND_VALUE: Final = re.compile(rf"((?:--?)?{_SECRET_WORD})[=:]\s*(.+)", re.IGNORECASE | re.DOTALL)
 
@@ -215,7 +214,7 @@ _PARAMETER: Final = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
 
 
 def all_secrets_of(config: Config) -> list[tuple[str, str]]:
-    """What of a whole configuration is secret."""
+    """Return name and value of every secret in a configuration."""
     secrets = [secret for server in config.servers.values() for secret in secrets_of(server)]
     if config.embedding.api_key is not None:
         secrets.append(("embedding.api_key", config.embedding.api_key))
@@ -225,7 +224,7 @@ def all_secrets_of(config: Config) -> list[tuple[str, str]]:
 
 
 def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:
-    """What of a server's configuration is secret."""
+    """Yield name and value of every secret in a server's configuration."""
     yield from server.secrets
     if server.oauth is not None and server.oauth.client_secret is not None:
         yield "oauth.client_secret", server.oauth.client_secret
@@ -241,7 +240,7 @@ def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:
 
 
 def secret_arguments(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Position, name and value of each argument that by its name, or that of the one before, is a secret."""
+    """Yield position, name and value of each argument that has a secret name, or follows one."""
     before = ""
     for position, argument in enumerate(arguments):
         if found := _FLAG_AND_VALUE.fullmatch(argument):
@@ -252,16 +251,12 @@ def secret_arguments(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]
 
 
 def _in_url(text: str) -> Iterator[tuple[str, str]]:
-    """Passwords, and parameters that are named like secrets, of a URL, as they are written and decoded."""
+    """Yield passwords and secret parameters of a URL, as written and decoded."""
     for user, password in _USER_INFO.findall(text):
-        # A user without a password is a token, as some services have it.
+        # A user without a password is a token of some services.
         yield "password", password or user
         yield "password", unquote(password or user)
     for name, value in _PARAMETER.findall(text) if "://" in text else ():
         if _TELLING.search(name):
             yield name, value
             yield name, unquote_plus(value)
-
-
-NOTICE: Final = 35
-"""A level of logging: shown wherever warnings are, and not called one."""

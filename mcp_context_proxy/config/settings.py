@@ -1,21 +1,15 @@
-"""What can be configured: one frozen model per table of ``config.toml``.
+"""Settings of ``config.toml``: one frozen model per table, and every bound with its reason in `Limits`.
 
-The models check the type and range of each value. What spans several keys, files or the environment
-is checked while loading, so that all mistakes are reported together.
-
-What each table of ``config.toml`` is: frozen, strict in its types, and without keys that nobody reads.
-
-What can be configured of one downstream server, and of each of its tools.
-
-Every number that bounds something, with its reason; `[limits]` overrides any of them.
-
-Code elsewhere takes a `Limits` and holds no number of its own.
+The models check the type and range of each value. Mistakes that span several keys, files or the environment
+are found while loading, so that all of them are reported together. A marker on a field says whether a running
+proxy applies a change (`Reload`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
@@ -31,7 +25,7 @@ Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
 
 TAG_CHARACTERS: Final = 64
-"""Of a category or a tag: a word or two."""
+"""Longest category or tag: a word or two."""
 
 
 def _is_tag(text: str) -> str:
@@ -42,20 +36,33 @@ def _is_tag(text: str) -> str:
 
 
 Tag = Annotated[str, AfterValidator(_is_tag)]
-"""A category or tag: no commas, which divide several of them where they are asked for."""
+"""A category or tag, without commas, because commas separate several tags in a search."""
+
+
+class Reload(Enum):
+    """Effect of a changed setting while the proxy runs, as a marker on the field of a model.
+
+    A table without a marker needs a restart of the proxy, a key of a live table is applied, and a key of a
+    server without a marker starts the server again.
+    """
+
+    LIVE = auto()
+    """The change is applied to the running proxy or server."""
+    RESTART = auto()
+    """The change needs a restart of the proxy."""
 
 
 class Table(BaseModel):
-    """One table of the file: frozen, and no key but those it declares."""
+    """One table of the file: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     derived: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are computed while loading and cannot be written in a file."""
+    """Fields that are computed while loading and cannot be set in a file."""
 
     @classmethod
     def keys(cls) -> list[str]:
-        """The keys a person may write."""
+        """Return the keys that a file may set."""
         return [name for name in cls.model_fields if name not in cls.derived]
 
 
@@ -67,167 +74,167 @@ Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class Limits(BaseModel):
-    """Bounds that keep one bad peer, file or answer from harming everything else."""
+    """Bounds that keep one bad peer, file or result from harming everything else."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     message_bytes: Count = 16 * MIB
-    """One message, either direction: larger ones are refused. Large enough for screenshots and file dumps."""
+    """Largest message in either direction; enough for screenshots and file dumps."""
     sse_event_bytes: Count = 16 * MIB
-    """One event from an HTTP server. The SDK's own default of 1 MiB would lose larger results."""
-    http_body_bytes: Count = 4 * MIB
-    """One request body at our HTTP front: arguments are small, results are not requests."""
+    """Largest event from an HTTP server. The SDK's default of 1 MiB would lose larger results."""
+    http_body_bytes: Annotated[Count, Reload.RESTART] = 4 * MIB
+    """Largest request body at the HTTP front; arguments are small."""
     nesting_definitions: Count = 64
-    """Levels in a tool definition; no honest schema is deeper."""
+    """Deepest tool definition; no honest schema is deeper."""
     nesting_results: Count = 190
-    """Levels in a result: common JSON parsers stop at 200."""
+    """Deepest result; common JSON parsers stop at 200."""
 
     probe_seconds: Seconds = 2.0
-    """Wait for `server/discover` before falling back to the handshake: old servers ignore it silently."""
+    """Wait for `server/discover` before the handshake, because old servers ignore the probe silently."""
     connect_seconds: Seconds = 30.0
-    """From starting a server to its first answer: 5 s breaks `npx` servers that are being downloaded."""
+    """Time from the start of a server to its first response. 5 s breaks `npx` servers that are downloaded."""
     list_seconds: Seconds = 30.0
-    """For a whole listing, all pages together; the last known tools stay meanwhile."""
+    """Timeout of a whole listing with all its pages; the last known tools stay meanwhile."""
     call_seconds: Seconds = 60.0
-    """For a call without progress: what hosts themselves use."""
+    """Timeout of a call without progress; the value that hosts use."""
     call_max_seconds: Seconds = 600.0
-    """For a call that keeps reporting progress."""
+    """Timeout of a call that keeps reporting progress."""
     stop_seconds: Seconds = 2.0
-    """For each step of stopping a server (end of input, then SIGTERM), before SIGKILL."""
+    """Time for each step of stopping a server (end of input, then SIGTERM), before SIGKILL."""
     drain_seconds: Seconds = 10.0
-    """For requests under way when the proxy is told to stop, or their server is removed."""
+    """Time for pending requests when the proxy stops, or when their server is removed."""
 
-    starts_at_once: Count = 8
-    """Servers starting at the same time: more only makes all of them slower."""
+    starts_at_once: Annotated[Count, Reload.RESTART] = 8
+    """Servers that start at the same time; more of them make all slower."""
     backoff_first_seconds: Seconds = 1.0
-    """Before the first restart; doubles with each failure."""
+    """Wait before the first restart; doubles with each failure."""
     backoff_max_seconds: Seconds = 60.0
-    """The longest wait between restarts."""
+    """Longest wait between restarts."""
     backoff_reset_seconds: Seconds = 60.0
-    """Healthy for this long forgets earlier failures."""
+    """Time of health after which earlier failures are forgotten."""
     breaker_failures: Count = 5
-    """Quick failures in a row, after which a server is left alone for a while. One that was killed or died of
-    a call counts only if it had answered nothing."""
+    """Quick failures in a row after which a server is not restarted for a while. A kill, or a crash during a
+    call, counts only if the server had not answered anything."""
     breaker_seconds: Seconds = 60.0
-    """How long it is left alone before one more try."""
+    """Wait before one more attempt after that."""
 
-    ask_seconds: Seconds = 600.0
-    """For a person to answer what a server asks during a call; the call itself does not age meanwhile."""
-    parked_calls: Count = 256
-    """Calls of modern clients that wait for such an answer; further questions are refused."""
+    ask_seconds: Annotated[Seconds, Reload.RESTART] = 600.0
+    """Time for a person to answer a server's request; the timeout of the call is paused meanwhile."""
+    parked_calls: Annotated[Count, Reload.RESTART] = 256
+    """Calls of modern clients that wait for such an answer; further requests of servers are refused."""
     lanes_per_server: Count = 32
-    """Connections of their own, for clients that one server asks something: each may be a process."""
+    """Dedicated connections to one server, for clients that it asks for input; each may be a process."""
     lane_idle_seconds: Seconds = 300.0
-    """After which a connection that belongs to no session is closed."""
+    """Idle time after which a dedicated connection without a session is closed."""
 
     in_flight_per_server: Count = 1024
-    """Calls one server may be working on; further callers hear "busy" at once. Not fewer with a queue before
-    them: a thousand calls of 1 s would take 4 s at 256 a time, and those that wait here age all the same."""
-    in_flight: Count = 2048
-    """Requests of the stdio host under way: bounds memory, not speed."""
+    """Pending calls of one server; further calls fail with "busy" at once. There is no queue with a smaller
+    bound: a thousand calls of 1 s would take 4 s at 256 a time, and queued calls time out all the same."""
+    in_flight: Annotated[Count, Reload.RESTART] = 2048
+    """Pending requests of the stdio host; bounds memory, not speed."""
 
     indexing_wait_seconds: Seconds = 1.5
-    """How long a search waits for indexing, before it makes do with words and the vectors that are ready."""
+    """Time that a search waits for indexing; then it uses words and the vectors that are ready."""
 
-    embedding_seconds: Seconds = 60.0
-    """For the vectors of some texts of the catalog from `embedding.endpoint`, all attempts together."""
-    embedding_query_seconds: Seconds = 3.0
-    """For those of a query: after it, the search goes by words alone."""
-    rerank_seconds: Seconds = 5.0
-    """For the model of `rerank` to put tools in order: after it, the order stays as the search had it."""
+    embedding_seconds: Annotated[Seconds, Reload.RESTART] = 60.0
+    """Timeout for embedding a batch of texts at `embedding.endpoint`, all attempts together."""
+    embedding_query_seconds: Annotated[Seconds, Reload.RESTART] = 3.0
+    """Timeout for embedding a query; after it, the search uses words alone."""
+    rerank_seconds: Annotated[Seconds, Reload.RESTART] = 5.0
+    """Timeout of the reranker; after it, the order of the search stays."""
 
     tools_per_server: Count = 10_000
-    """Ten times the largest server known; more is a fault or an attack."""
+    """Tools of one server: ten times the largest known; more is a fault or an attack."""
     tools: Count = 100_000
-    """Over all servers: search stays exact and in memory up to here."""
+    """Tools of all servers; up to here search stays exact and in memory."""
     pages: Count = 1000
-    """Pages of one listing: ends a server that pages for ever."""
+    """Pages of one listing, against servers that page forever."""
     listing_bytes: Count = 32 * MIB
-    """All pages of one listing together."""
+    """Size of all pages of one listing."""
     description_shown_bytes: Count = 16 * KIB
-    """Of one description in a list: longer ones are cut, since the model pays for each word."""
+    """Longest description in a list; longer ones are cut, since the model pays for each word."""
     schema_bytes: Count = 256 * KIB
-    """One input or output schema; a larger one is withheld with its tool."""
+    """Largest input or output schema; a larger one is withheld with its tool."""
     schema_nodes: Count = 10_000
-    """Values in one schema: small text can still be an immense tree."""
+    """Values in one schema, because a small text can hold a huge tree."""
 
     stderr_kept_bytes: Count = 64 * KIB
-    """The last output of a server, for the message that says why it died."""
+    """Stderr kept of a server, for the message that says why it exited."""
     stderr_lines_per_second: Count = 100
-    """Logged from one server; the rest is counted."""
+    """Lines logged from one server; the rest is counted."""
 
     unread_bytes: Count = 16 * MIB
-    """Answers that wait for the stdio host to read: with more, servers are read no further until it does."""
+    """Unread responses to the stdio host; above it, the proxy stops reading from servers (backpressure)."""
     stalled_seconds: Seconds = 30.0
-    """A host that has read nothing for so long, with answers waiting, is gone."""
-    http_header_seconds: Seconds = 10.0
-    """To receive the headers of a request: a slow sender must not hold a connection."""
-    http_body_seconds: Seconds = 30.0
-    """To receive the body of a request."""
-    http_idle_seconds: Seconds = 60.0
-    """A kept-alive connection without a request."""
-    http_connections: Count = 512
-    """Open at once at our HTTP front."""
-    sessions: Count = 1000
-    """HTTP sessions of the handshake era; the longest idle one makes room."""
-    session_idle_seconds: Seconds = 1800.0
-    """After which a session is forgotten: a long lunch at most."""
+    """Time without a read, with responses waiting, after which a host counts as gone."""
+    http_header_seconds: Annotated[Seconds, Reload.RESTART] = 10.0
+    """Time to receive the headers of a request, so that a slow client cannot hold a connection."""
+    http_body_seconds: Annotated[Seconds, Reload.RESTART] = 30.0
+    """Time to receive the body of a request."""
+    http_idle_seconds: Annotated[Seconds, Reload.RESTART] = 60.0
+    """Idle time of a kept-alive connection."""
+    http_connections: Annotated[Count, Reload.RESTART] = 512
+    """Open connections at the HTTP front."""
+    sessions: Annotated[Count, Reload.RESTART] = 1000
+    """HTTP sessions of the handshake era; a new one replaces the longest idle one."""
+    session_idle_seconds: Annotated[Seconds, Reload.RESTART] = 1800.0
+    """Idle time after which a session ends: a long lunch."""
 
     document_bytes: Count = 1 * MIB
-    """One rule or reference file."""
+    """Largest rule or reference file."""
     documents: Count = 10_000
-    """Rules and references together."""
+    """Rules and references in all."""
 
-    requests_kept: Count = 1000
-    """Request contexts that are remembered: days of one person's work, some 3 MB."""
-    requests_age_seconds: Seconds = 7 * 24 * 3600.0
-    """After which one is forgotten: what a person asks about happened this week."""
+    requests_kept: Annotated[Count, Reload.RESTART] = 1000
+    """Request contexts that are kept: days of one person's work, about 3 MB."""
+    requests_age_seconds: Annotated[Seconds, Reload.RESTART] = 7 * 24 * 3600.0
+    """Age after which a request context is deleted; people ask about this week."""
 
-    statistics_hours_seconds: Seconds = 7 * 24 * 3600.0
-    """For which usage is kept by the hour, then by the day: this week is what is asked for in detail."""
-    statistics_days_seconds: Seconds = 365 * 24 * 3600.0
-    """After which a day is forgotten: a year shows seasons."""
-    statistics_rows: Count = 200_000
-    """Of tools by hour and by day: 100 tools used every day of a year and every hour of a week, 20 MB."""
-    searches_kept: Count = 5000
-    """Searches that are kept one by one, some 2 MB; how many there were is counted anyway."""
-    searches_age_seconds: Seconds = 30 * 24 * 3600.0
-    """After which one is forgotten."""
+    statistics_hours_seconds: Annotated[Seconds, Reload.RESTART] = 7 * 24 * 3600.0
+    """Age up to which usage is kept by the hour; older usage is kept by the day."""
+    statistics_days_seconds: Annotated[Seconds, Reload.RESTART] = 365 * 24 * 3600.0
+    """Age after which a day is deleted; a year shows seasons."""
+    statistics_rows: Annotated[Count, Reload.RESTART] = 200_000
+    """Rows of usage: 100 tools used every day of a year and every hour of a week, 20 MB."""
+    searches_kept: Annotated[Count, Reload.RESTART] = 5000
+    """Searches kept one by one, about 2 MB; their number is counted in any case."""
+    searches_age_seconds: Annotated[Seconds, Reload.RESTART] = 30 * 24 * 3600.0
+    """Age after which a search is deleted."""
 
     interaction_characters: Count = 4000
-    """Kept of one interaction: a long message, and more than the packaged model embeds of one."""
+    """Characters kept of one interaction: a long message, and more than the packaged model embeds."""
 
 
 Transport: TypeAlias = Literal["stdio", "http", "sse"]
 
 
 class OAuthConfig(Table):
-    """How we log in to a server at a URL."""
+    """OAuth settings of a server at a URL."""
 
     grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
     """``authorization_code``: a person logs in; ``client_credentials``: the client's secret is enough."""
     client_id: Text | None = None
-    """None registers us with the authorization server, where it allows that."""
+    """Without one, the proxy registers with the authorization server, if that is allowed."""
     client_secret: Text | None = Field(default=None, repr=False)
     issuer: Text | None = None
-    """The authorization server; None takes the one that the server names."""
+    """The authorization server; by default the one that the server names."""
     scope: Text | None = None
-    """Separated by spaces; None asks for what the server names."""
+    """Scopes, separated by spaces; by default those that the server names."""
     redirect_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
-    """Port of this machine to which the browser comes back; 0 takes any free one."""
+    """Local port that the browser returns to; 0 takes any free one."""
 
 
 class ToolConfig(Table):
-    """What is set for one tool of a server."""
+    """Settings of one tool of a server."""
 
     include: IncludeMode | None = None
     tags: tuple[Tag, ...] = ()
-    """Beside those of the server."""
+    """Tags in addition to those of the server."""
     category: Tag | None = None
 
 
 class ServerConfig(Table):
-    """One downstream server: a program to start or a URL to connect to."""
+    """Settings of one downstream server: a program to start or a URL to connect to."""
 
     derived: ClassVar[frozenset[str]] = frozenset({"name", "secrets"})
 
@@ -239,32 +246,32 @@ class ServerConfig(Table):
     url: str | None = Field(default=None, repr=False)
     headers: dict[str, str] = Field(default={}, repr=False)
     transport: Transport = "stdio"
-    """Derived when not given: ``stdio`` with a command, ``http`` with a URL."""
+    """By default ``stdio`` with a command, ``http`` with a URL."""
     era: Literal["auto", "handshake", "modern"] = "auto"
-    """``auto`` asks the server; name the era to skip the question."""
+    """``auto`` probes the server; naming the era skips the probe."""
     isolation: Literal["auto", "shared", "session"] = "auto"
-    """Whether the sessions of clients share one connection; ``auto`` until the server asks one something."""
-    enabled: Flag = True
-    include: IncludeMode = IncludeMode.AGENT
-    tools: dict[str, ToolConfig] = Field(default={})
-    tags: tuple[Tag, ...] = ()
-    """Of all its tools, for searches that ask for them; others are derived."""
-    category: Tag | None = None
-    """Of its tools that have none of their own; None derives it."""
-    connect_timeout: Seconds = 30.0
-    """Seconds; the default is ``limits.connect_seconds``."""
-    call_timeout: Seconds = 60.0
-    """Seconds; the default is ``limits.call_seconds``. Progress extends it to ``limits.call_max_seconds``."""
-    start: Literal["eager", "lazy"] = "eager"
-    """``lazy`` starts it at the first call; until then what it listed last time is searched."""
-    idle_timeout: Seconds | None = None
-    """Seconds without a call after which it is stopped, until the next one; None never stops it."""
-    spotlight: Flag = False
-    """The texts that its tools answer are marked as data from outside."""
+    """Whether clients share one connection; with ``auto`` until the server asks a client for input."""
+    enabled: Annotated[Flag, Reload.LIVE] = True
+    include: Annotated[IncludeMode, Reload.LIVE] = IncludeMode.AGENT
+    tools: Annotated[dict[str, ToolConfig], Reload.LIVE] = Field(default={})
+    tags: Annotated[tuple[Tag, ...], Reload.LIVE] = ()
+    """Tags of all its tools, for filtered searches; more tags are derived."""
+    category: Annotated[Tag | None, Reload.LIVE] = None
+    """Category of its tools that have none of their own; derived by default."""
+    connect_timeout: Annotated[Seconds, Reload.LIVE] = 30.0
+    """Timeout in seconds; the default is ``limits.connect_seconds``."""
+    call_timeout: Annotated[Seconds, Reload.LIVE] = 60.0
+    """Timeout in seconds, by default ``limits.call_seconds``; ``limits.call_max_seconds`` with progress."""
+    start: Annotated[Literal["eager", "lazy"], Reload.LIVE] = "eager"
+    """``lazy`` starts the server at the first call; until then its last listing is searched."""
+    idle_timeout: Annotated[Seconds | None, Reload.LIVE] = None
+    """Idle seconds after which the server is stopped until the next call; never by default."""
+    spotlight: Annotated[Flag, Reload.LIVE] = False
+    """Whether results of its tools are marked as data from outside."""
     oauth: OAuthConfig | None = None
-    """None: as its defaults, once you have logged in."""
-    secrets: tuple[tuple[str, str], ...] = Field(default=(), repr=False)
-    """(variable, value) of what was expanded from the environment, to be redacted wherever text leaves."""
+    """The defaults apply after a login, even without this table."""
+    secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE] = Field(default=(), repr=False)
+    """Name and value of the expanded variables, to be redacted wherever text leaves the proxy."""
 
     @model_validator(mode="before")
     @classmethod
@@ -274,22 +281,22 @@ class ServerConfig(Table):
         url = data.get("url")
         if not url:
             return data | {"transport": "stdio"}
-        # Servers of HTTP+SSE are at this path nearly all; no server of streamable HTTP is known that is.
+        # Nearly all HTTP+SSE servers are at this path, and no known server of streamable HTTP is.
         of_sse = isinstance(url, str) and url.partition("?")[0].rstrip("/").endswith("/sse")
         return data | {"transport": "sse" if of_sse else "http"}
 
     def include_of(self, tool_name: str) -> IncludeMode:
-        """The mode of a tool: its own setting, else the server's."""
+        """Return the include mode of a tool: its own setting, or the server's."""
         tool = self.tools.get(tool_name)
         return tool.include if tool is not None and tool.include is not None else self.include
 
     def tags_of(self, tool_name: str) -> tuple[str, ...]:
-        """The tags of a tool: the server's, then its own."""
+        """Return the tags of a tool: the server's, then its own."""
         tool = self.tools.get(tool_name)
         return self.tags if tool is None else (*self.tags, *tool.tags)
 
     def category_of(self, tool_name: str) -> str | None:
-        """The category of a tool: its own setting, else the server's."""
+        """Return the category of a tool: its own setting, or the server's."""
         tool = self.tools.get(tool_name)
         return tool.category if tool is not None and tool.category is not None else self.category
 
@@ -299,22 +306,22 @@ RerankMode: TypeAlias = Literal["never", "auto", "always"]
 
 
 class ExposeConfig(Table):
-    """What hosts see in ``tools/list``."""
+    """Settings of the lists that hosts see."""
 
     mode: Literal["auto", "all", "search"] = "auto"
     prefix: Flag = True
-    """False: tools keep their own names where these are unique."""
+    """False keeps the tools' own names where they are unique."""
     list_all_below: Amount = 3000
-    """Estimated tokens under which a catalog is listed whole, because hiding would save nothing."""
-    page_size: Amount = 0
-    """Entries on a page of a list; 0 is one page for all, since many hosts read no second one."""
+    """Estimated tokens below which a catalog is listed whole, because hiding would save nothing."""
+    page_size: Annotated[Amount, Reload.RESTART] = 0
+    """Entries on a page of a list; 0 is one page, since many hosts read no second one."""
     max_name_length: Annotated[int, Field(strict=True, ge=16, le=128)] = 50
     """Hosts add their own prefix and refuse names over 64 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainSearch:
-    """How much a search in one domain considers and returns."""
+    """Number of candidates and results of a search in one domain."""
 
     top_k: int
     """Chunks considered."""
@@ -329,11 +336,11 @@ PRESETS: Final[Mapping[str, DomainSearch]] = {
     "normal": DomainSearch(top_k=20, top_n=5, include_score=0.7),
     "conservative": DomainSearch(top_k=40, top_n=10, include_score=0.6),
 }
-"""Named by how hard they cut: aggressive shows the fewest items, conservative risks least."""
+"""Presets: aggressive shows the fewest items, conservative risks the least."""
 
 
 class DomainConfig(Table):
-    """What ``[search.tools]`` or ``[search.documents]`` changes."""
+    """Settings of ``[search.tools]`` or ``[search.documents]``, which replace the general ones."""
 
     preset: Preset | None = None
     top_k: Count | None = None
@@ -342,7 +349,7 @@ class DomainConfig(Table):
 
 
 class SearchConfig(Table):
-    """How much a search considers and returns; a preset, or numbers, which beat it."""
+    """Number of candidates and results of a search: a preset, or numbers, which replace it."""
 
     preset: Preset = "normal"
     top_k: Count = 20
@@ -366,12 +373,12 @@ class SearchConfig(Table):
         return filled
 
     def resolved(self, domain: Literal["tools", "documents"], calibrated: bool = True) -> DomainSearch:
-        """The numbers for one domain: its own, else its preset's, else the general ones.
+        """Return the numbers of one domain: its own, or its preset's, or the general ones.
 
         Args:
-            domain: What is searched.
-            calibrated: Whether the presets' ``include_score`` means anything: cosines of another model are
-                larger or smaller altogether. If not, only one that is given by hand counts.
+            domain: The domain that is searched.
+            calibrated: Whether the presets' ``include_score`` fits the embedding model: cosines of another
+                model are larger or smaller altogether, so only a score set in the file counts then.
         """
         own = self.tools if domain == "tools" else self.documents
         given = own.model_dump(include={"top_k", "top_n", "include_score"}, exclude_none=True)
@@ -383,127 +390,127 @@ class SearchConfig(Table):
 
 
 class ContextConfig(Table):
-    """What becomes part of a request's context beside what search selects, and what is remembered of it."""
+    """Settings of request contexts: cost, expansion, history, storage."""
 
     max_tokens: Count | None = None
-    """What one request's context may cost; None for no bound."""
-    keep_requests: Flag = True
-    """Request contexts, with their queries, are kept in the store; false: only until the proxy stops."""
+    """Largest cost of one request's context; None for no bound."""
+    keep_requests: Annotated[Flag, Reload.RESTART] = True
+    """Whether request contexts, with their queries, are kept in the store or only until the proxy stops."""
     expansion_depth: Annotated[int, Field(strict=True, ge=0, le=5)] = 0
-    """Steps from what is selected to what is near to it; 0 takes none."""
+    """Steps of expansion from the selected items to similar ones."""
     expansion_threshold: Score = 0.75
-    """Cosine from which an item is near to another."""
+    """Cosine from which two items are similar."""
     expansion_top_n: Count = 3
-    """Items of each step."""
+    """Items that each step adds at most."""
     expansion_rules: dict[Text, tuple[Text, ...]] = Field(default={})
-    """Items that come with others: by exposed name, or by their own."""
+    """Items that are added with others, by exposed or own name."""
     history: Annotated[int, Field(strict=True, ge=0, le=20)] = 0
-    """Earlier queries of a session that join the next one, each with half the weight of the one after it."""
+    """Earlier queries of a session that are added to the next, each with half the weight of the later one."""
     expand_results: Flag = False
-    """The answer of a call may bring items that are near to it into the next context of its session."""
+    """Whether the result of a call adds similar items to the next context of its session."""
     manage_tool: Flag = False
-    """Whether models get ``manage_context``, to add and remove items by hand."""
+    """Whether models get ``manage_context``, to add and remove items."""
     retain_requests: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
-    """For how many requests of a session a tool that was used stays selected."""
+    """Requests of a session for which a used tool stays selected."""
 
 
 class LearningConfig(Table):
-    """Whether successful calls improve later searches."""
+    """Settings of learning from successful calls."""
 
     enabled: Flag = True
     store_queries: Flag = True
-    """Keep the text of queries; False keeps its hash and vector."""
+    """Whether the text of queries is kept, beside its hash and vector."""
     working_set_tokens: Amount = 0
-    """What the tools that are used again and again may cost in the default list; 0 lists none for that."""
+    """Largest cost of frequently used tools in the default list; 0 lists none."""
 
 
 class StatisticsConfig(Table):
-    """Whether calls and searches are counted."""
+    """Settings of the counts of calls and searches."""
 
     enabled: Flag = True
 
 
 class InteractionsConfig(Table):
-    """Whether searches, calls and messages are remembered, and for how long."""
+    """Settings of the memory of searches, calls and messages."""
 
     enabled: Flag = False
     keep: Count = 10_000
-    """The latest to be recorded."""
+    """Number of interactions that are kept."""
     keep_days: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 90.0
-    """Since they were recorded."""
+    """Days for which they are kept."""
     recall_tool: Flag = False
-    """Whether models get ``recall``, to search them."""
+    """Whether models get ``recall`` to search them."""
 
 
 class StoreConfig(Table):
-    """Where vectors, learned pairs and statistics are kept."""
+    """Settings of the store, which holds vectors, learned pairs and statistics."""
 
     path: Text | None = None
-    """A file; None is the user's data folder, ``memory`` keeps nothing."""
+    """A file; by default one in the user's data folder; ``memory`` keeps nothing."""
 
 
 class HttpConfig(Table):
-    """Where the HTTP front listens and whom it lets in."""
+    """Settings of the HTTP front: address and authentication."""
 
     host: Text = "127.0.0.1"
     port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 8765
-    """0 takes any free port."""
+    """Port; 0 takes any free one."""
     auth: Flag = True
-    """False: no token is asked for; only where this machine alone can connect."""
+    """False requires no token; allowed only on a loopback address."""
     api_port: Annotated[int, Field(strict=True, ge=0, le=65535)] | None = None
-    """Where the API and the page are beside a stdio front, on the loopback address; None for nowhere."""
+    """Loopback port of the API and the page beside a stdio front; None for none."""
     token_file: Path | None = None
     allowed_hosts: tuple[Text, ...] = ()
-    """Host names besides our own under which clients may address us."""
+    """Further host names that clients may use for this proxy."""
 
 
 class EmbeddingConfig(Table):
-    """Which embedding model is used."""
+    """Settings of the embedding model."""
 
     model: Text | None = None
-    """Folder of another model, or with an endpoint its name there; None is the packaged one."""
+    """Folder of another model, or its name at the endpoint; None is the packaged model."""
     endpoint: Text | None = None
     """Base URL of a service with the OpenAI embeddings API."""
     api_key: str | None = Field(default=None, repr=False)
     pooling: Literal["mean", "cls"] | None = None
-    """How token vectors become one; None is what the folder's files say."""
+    """How token vectors are combined; by default as the folder's files say."""
     max_tokens: Annotated[int, Field(strict=True, ge=8)] | None = None
-    """Longer texts are cut; None is what the folder's files say."""
+    """Length to which texts are cut; by default as the folder's files say."""
     query_prefix: str | None = None
-    """Put before a query; None is what the folder's files say."""
+    """Text before each query; by default as the folder's files say."""
     passage_prefix: str | None = None
-    """Put before a text of the catalog."""
+    """Text before each text of the catalog."""
     fitting_cosine: Score | None = None
-    """Of the best match, under which nothing fits. None is what was measured for the packaged model; with
-    another one, everything fits."""
+    """Cosine of the best match below which nothing fits. By default the value measured for the packaged
+    model; with another model everything fits."""
 
     @property
     def packaged(self) -> bool:
-        """Whether it is the model that scores were calibrated for."""
+        """True for the packaged model, which scores are calibrated for."""
         return self.model is None
 
 
 class RerankConfig(Table):
-    """Whether another model puts the best tools of a search in order once more, and which."""
+    """Settings of the reranker, a model that orders the best results again."""
 
     mode: RerankMode = "never"
-    """``auto``: only where the order is in doubt."""
+    """``auto`` asks only where the order is in doubt."""
     model: Text | None = None
-    """With an endpoint its name there, else the folder of a cross-encoder; with neither, the client's own
-    model is asked."""
+    """Name at the endpoint, or else the folder of a cross-encoder; without either, the client's own model is
+    asked."""
     endpoint: Text | None = None
     """Base URL of a service with the OpenAI chat API."""
     api_key: str | None = Field(default=None, repr=False)
 
 
 class DocumentsConfig(Table):
-    """One folder or file of rules or references."""
+    """Settings of one folder or file of rules or references."""
 
     kind: Literal["rule", "reference"] | None = None
-    """None: what the format of each file usually is."""
+    """By default the usual kind of each file's format."""
     path: Path
     include: IncludeMode | None = None
-    """For documents that do not say it themselves."""
+    """Include mode of documents that have none of their own."""
 
 
 class Config(Table):
@@ -511,9 +518,9 @@ class Config(Table):
 
     derived: ClassVar[frozenset[str]] = frozenset({"path"})
 
-    expose: ExposeConfig = ExposeConfig()
-    search: SearchConfig = SearchConfig()
-    context: ContextConfig = ContextConfig()
+    expose: Annotated[ExposeConfig, Reload.LIVE] = ExposeConfig()
+    search: Annotated[SearchConfig, Reload.LIVE] = SearchConfig()
+    context: Annotated[ContextConfig, Reload.LIVE] = ContextConfig()
     learning: LearningConfig = LearningConfig()
     statistics: StatisticsConfig = StatisticsConfig()
     interactions: InteractionsConfig = InteractionsConfig()
@@ -521,9 +528,9 @@ class Config(Table):
     http: HttpConfig = HttpConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
     rerank: RerankConfig = RerankConfig()
-    limits: Limits = Limits()
-    servers: dict[str, ServerConfig] = Field(default={})
-    """By name, in the order of the file."""
-    documents: tuple[DocumentsConfig, ...] = ()
-    path: Path | None = None
-    """The file all this came from."""
+    limits: Annotated[Limits, Reload.LIVE] = Limits()
+    servers: Annotated[dict[str, ServerConfig], Reload.LIVE] = Field(default={})
+    """Servers by name, in the order of the file."""
+    documents: Annotated[tuple[DocumentsConfig, ...], Reload.LIVE] = ()
+    path: Annotated[Path | None, Reload.LIVE] = None
+    """The file that the configuration was loaded from."""

@@ -1,13 +1,8 @@
-"""One configuration file as it stands: read within bounds, parsed, and able to say where a key is.
+"""Reads one configuration file, TOML or a host's JSON, and knows the line of each key.
 
-On which line each key of a TOML text stands; `tomllib` does not tell.
-
-Only for text that `tomllib` has accepted: it reads structure and skips values. On anything it does not
-know it stops and returns what it has, because a missing line number must never become a failure.
-
-JSON as hosts write it, with comments and trailing commas, and the line of each key.
-
-Comments and trailing commas become spaces, so that every position stays what a person sees.
+Problems name the line of a key, which neither `tomllib` nor `json` tells, so two small scanners find it. They
+run only on text that the real parser has accepted, and stop at anything they do not know: a missing line
+number must never become an error of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ _SCALAR: Final = re.compile(r"[^,\]}#\n]+")
 
 
 def toml_lines(text: str) -> dict[KeyPath, int]:
-    """The 1-based line of each table, key and array element."""
+    """Return the 1-based line of each table, key and array element of a TOML text."""
     scanner = _Scanner(text)
     with suppress(_UnknownError, ValueError, RecursionError):
         scanner.run()
@@ -48,7 +43,7 @@ def toml_lines(text: str) -> dict[KeyPath, int]:
 
 
 class _UnknownError(Exception):
-    """Something that is not the TOML this scanner knows."""
+    """Syntax that this scanner does not know."""
 
 
 class _Scanner:
@@ -87,7 +82,7 @@ class _Scanner:
         return path
 
     def _element(self, path: KeyPath) -> KeyPath:
-        """In an array of tables a name means its latest element."""
+        # In an array of tables, a name refers to its latest element.
         count = self._counts.get(path, 0)
         return (*path, count - 1) if count else path
 
@@ -182,7 +177,10 @@ _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
 
 
 def plain_json(text: str) -> str:
-    """`text` as strict JSON of the same length."""
+    """Convert JSON with comments and trailing commas to strict JSON of the same length.
+
+    Comments and commas become spaces, so that every position stays the one that a person sees.
+    """
     return _TRAILING_COMMA.sub(_blank, _COMMENT.sub(_blank, text))
 
 
@@ -192,16 +190,16 @@ def _blank(match: re.Match[str]) -> str:
 
 @dataclass(slots=True)
 class JsonLines:
-    """Where the keys of a JSON text are."""
+    """Lines of the keys of a JSON text."""
 
     lines: dict[KeyPath, int] = field(default_factory=dict)
-    """1-based line of each key and array element."""
+    """The 1-based line of each key and array element."""
     duplicates: list[tuple[KeyPath, int]] = field(default_factory=list)
-    """Keys given again, with the line of the repetition."""
+    """Repeated keys, with the line of the repetition."""
 
 
 def json_lines(plain: str) -> JsonLines:
-    """The lines of a text that `json.loads` has accepted."""
+    """Find the lines of a text that `json.loads` has accepted."""
     found = JsonLines()
     newlines = [match.start() for match in re.finditer("\n", plain)]
     for path, at in _keys(plain):
@@ -213,7 +211,8 @@ def json_lines(plain: str) -> JsonLines:
 
 
 def _keys(plain: str) -> Iterator[tuple[KeyPath, int]]:
-    """Each key with its position. `path` is where we are; an index as its last part means: in an array."""
+    """Yield each key with its position."""
+    # The path of the present object or array; inside an array its last part is an index.
     path: list[str | int] = []
     key_next = False
     for match in _TOKEN.finditer(plain):
@@ -248,9 +247,9 @@ def _decoded(token: str) -> Any:
 
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of a configuration file. A host's settings file also holds histories and grows to many megabytes."""
+"""Limit for a configuration file. A host's settings can hold histories and grow to many megabytes."""
 TRUST_VARIABLE: Final = "MCP_CONTEXT_PROXY_TRUST_CONFIG"
-"""Says that others may change the configuration: for a volume that shows rights and owners of its own."""
+"""Environment variable that allows a file others can change, for volumes with owners of their own."""
 _JSON_SUFFIXES: Final = frozenset({".json", ".jsonc", ".code-workspace"})
 _POSITION: Final = re.compile(
     r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$"
@@ -260,25 +259,25 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """The tables of one file, before anything about their content is known."""
+    """The tables of one file, before validation."""
 
     file: Path
     tables: Mapping[str, Any]
     is_json: bool
     lines: Callable[[], Mapping[KeyPath, int]]
-    """Computed when the first problem asks for it: a good file never pays."""
+    """Computed for the first problem, so that a valid file costs nothing."""
     origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
-    """Where a table stands in the file, when it was taken from another place (hosts' JSON)."""
+    """Original paths of tables that were taken from another place in the file (hosts' JSON)."""
     duplicates: tuple[tuple[KeyPath, int], ...] = ()
     """Keys given more than once, with the line of the repetition."""
 
     def problem(self, path: KeyPath, message: str) -> ConfigProblem:
-        """A mistake at `path`, with the line of the nearest key that is in the file."""
+        """Return a problem at `path`, with the line of the nearest key in the file."""
         written = self.written(path)
         return ConfigProblem(self.file, self._line(written), dotted(written), message)
 
     def written(self, path: KeyPath) -> KeyPath:
-        """The path a person finds in the file."""
+        """Return the path as it stands in the file."""
         for size in range(len(path), 0, -1):
             if path[:size] in self.origins:
                 return self.origins[path[:size]] + path[size:]
@@ -290,7 +289,7 @@ class ConfigSource:
 
 
 def dotted(path: KeyPath) -> str:
-    """A path as a person writes it: ``servers.github.args[0]``."""
+    """Format a path as a person writes it: ``servers.github.args[0]``."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -306,7 +305,7 @@ def read(file: Path) -> ConfigSource:
     """Read and parse `file`.
 
     Raises:
-        ConfigError: it cannot be read or is not TOML or JSON.
+        ConfigError: the file cannot be read, or is neither TOML nor JSON.
     """
     text = _text(file)
     is_json = file.suffix.lower() in _JSON_SUFFIXES or (
@@ -316,7 +315,7 @@ def read(file: Path) -> ConfigSource:
 
 
 def changeable_by_others(file: Path, environ: Mapping[str, str]) -> list[ConfigProblem]:
-    """Problems if others may write or replace `file`: they could run programs as its reader."""
+    """Return problems if other users can write or replace the file, and so run programs as its reader."""
     if os.name != "posix" or environ.get(TRUST_VARIABLE):
         return []
     try:
@@ -326,16 +325,16 @@ def changeable_by_others(file: Path, environ: Mapping[str, str]) -> list[ConfigP
         messages = [*_of_file(file, status), *_of_folders(folders)]
     except (OSError, RuntimeError):  # gone since it was read: nobody can change it now
         return []
-    otherwise = f", or set {TRUST_VARIABLE}=1 if that is meant to be so"
+    otherwise = f", or set {TRUST_VARIABLE}=1 to allow it"
     return [ConfigProblem(file, None, "", message + otherwise) for message in messages]
 
 
 def _of_file(file: Path, status: os.stat_result) -> Iterator[str]:
     if status.st_mode & stat.S_IWOTH:
-        yield f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'"
+        yield f"everyone on this machine can change it, and so run programs as you; run: chmod o-w '{file}'"
     if status.st_uid not in (0, os.geteuid()):
         yield (
-            f"it belongs to another user (id {status.st_uid}), who could run programs as you by it; "
+            f"it belongs to another user (id {status.st_uid}), who could run programs as you; "
             f"run: sudo chown $(id -u) '{file}'"
         )
 
@@ -343,10 +342,10 @@ def _of_file(file: Path, status: os.stat_result) -> Iterator[str]:
 def _of_folders(folders: Iterable[Path]) -> Iterator[str]:
     for folder in sorted(folders):
         mode = folder.stat().st_mode
-        # With the sticky bit, as that of /tmp, only its owner may replace a file.
+        # In a folder with the sticky bit, such as /tmp, only the owner of a file can replace it.
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             yield (
-                "everyone on this machine may put another file in its place, and so run programs as you; "
+                "everyone on this machine can replace it, and so run programs as you; "
                 f"run: chmod o-w '{folder}'"
             )
 

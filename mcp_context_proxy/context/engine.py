@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
-import msgspec
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
@@ -94,12 +93,13 @@ class ContextEngine:
         """
         self._reranker = reranker
         self._catalog, self._searcher, self._sessions = catalog, searcher, sessions
-        self._records, self._options, self._costs = records, options, costs
+        self._records, self._costs = records, costs
+        self.configure(options)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
     def configure(self, options: ContextOptions) -> None:
         """Apply other options of the agent."""
-        self._options = options
+        self._options, self.expand_results = options, options.expand_results
 
     async def build(
         self,
@@ -293,13 +293,6 @@ class ContextEngine:
         """
         context_session.remove(session, context_session.resolve(self._catalog.snapshot, kind, name, server))
 
-    def called(self, session: SessionContext, tool: Tool, result: bytes) -> None:
-        """Note a call in a session: the tool stays selected for a while, its result may bring others."""
-        expand = session.overrides.expand_results
-        if expand is None:
-            expand = self._options.expand_results
-        session.called(tool, result_text(result) if expand else None)
-
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
         """Return the latest request contexts of a session (by public id) or of all, newest first."""
         return await self._records.latest(limit, session)
@@ -317,34 +310,6 @@ class ContextEngine:
         with anyio.move_on_after(COUNTING_SECONDS):
             return await self._searcher.off_loop(partial(self._costs.behind, self._catalog.snapshot))
         return None
-
-
-RESULT_CHARACTERS = 2000
-"""Length to which the text of a result is cut: four chunks, some 10 ms of embedding."""
-
-RESULT_BYTES = 1_000_000
-"""Size from which a result is not read: decoding it would hold up the event loop."""
-
-
-class _Content(msgspec.Struct):
-    text: str = ""
-
-
-class _ToolResult(msgspec.Struct):
-    content: list[_Content] = []
-    isError: bool = False  # noqa: N815 - the protocol's word
-
-
-def result_text(result: bytes) -> str | None:
-    """Return the text of a call's result; None if it has none, or is an error."""
-    if len(result) > RESULT_BYTES:
-        return None
-    try:
-        decoded = msgspec.json.decode(result, type=_ToolResult)
-    except msgspec.DecodeError:
-        return None
-    text = "\n".join(content.text for content in decoded.content)[:RESULT_CHARACTERS]
-    return None if decoded.isError or not text.strip() else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,8 @@ class RequestRecords:
         self._unwritten: dict[str, RequestContext] = {}
         self._wake = anyio.Event()
         self._added: list[Callable[[RequestContext], None]] = []
+        self.newest = 0.0
+        """Time of the newest one, in seconds since 1970."""
 
     def when_added(self, callback: Callable[[RequestContext], None]) -> None:
         """Call with every request context that is added; the callback must not block."""
@@ -158,6 +160,7 @@ class RequestRecords:
     def add(self, context: RequestContext) -> None:
         """Record a request context. Does not block."""
         self._recent[context.id] = context
+        self.newest = context.time
         if len(self._recent) > min(IN_MEMORY, self._keep):
             self._recent.popitem(last=False)
         if self._store is not None:

@@ -23,7 +23,7 @@ from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.filters import Filters
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Ranking, Result, SearchOptions
 from mcp_context_proxy.system.threads import in_thread
 

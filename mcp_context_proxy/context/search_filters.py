@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from mcp_context_proxy.config import ServerConfig, ToolConfig
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import JSON, Item, Snapshot, Tool
-from mcp_context_proxy.retrieval.filters import Filters
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import (
     DESTRUCTIVE,
     LANGUAGES,

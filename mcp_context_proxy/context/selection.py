@@ -34,7 +34,7 @@ from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot,
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
-from mcp_context_proxy.retrieval.filters import Filters
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.system.clock import time_of_day
 

@@ -17,6 +17,8 @@ from itertools import islice
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
 from mcp_context_proxy.context.records import Mode
 from mcp_context_proxy.downstream.link import Party
@@ -26,7 +28,7 @@ from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.validation import reaches
-from mcp_context_proxy.retrieval.terms import identifier_words
+from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.clock import time_of_day
 
 ID_BYTES = 8
@@ -120,14 +122,19 @@ class SessionContext:
         self.requests += 1
         self.history.appendleft(query[:HISTORY_CHARACTERS])
 
-    def called(self, tool: Tool, result: str | None) -> None:
-        """Note a call, with the text of its result where results are read."""
+    def called(self, tool: Tool, result: bytes, expand_results: bool) -> None:
+        """Note a call: the tool stays selected for a while, and its result may bring others.
+
+        `expand_results` tells whether the result is read, unless the session has a setting of its own.
+        """
         self.used.pop(tool.exposed_name, None)
         self.used[tool.exposed_name] = self.requests
         if len(self.used) > USED_KEPT:
             del self.used[next(iter(self.used))]
         self.history.appendleft(identifier_words(tool.name))
-        self.last_result = None if result is None else (tool.exposed_name, result)
+        own = self.overrides.expand_results
+        text = result_text(result) if (expand_results if own is None else own) else None
+        self.last_result = None if text is None else (tool.exposed_name, text)
 
     def view(self, retained: int = 0, history: int = 0) -> SessionView:
         """Return the state now.
@@ -145,6 +152,34 @@ class SessionContext:
             history=tuple(islice(self.history, history)),
             last_result=self.last_result,
         )
+
+
+RESULT_CHARACTERS = 2000
+"""Length to which the text of a result is cut: four chunks, some 10 ms of embedding."""
+
+RESULT_BYTES = 1_000_000
+"""Size from which a result is not read: decoding it would hold up the event loop."""
+
+
+class _Content(msgspec.Struct):
+    text: str = ""
+
+
+class _ToolResult(msgspec.Struct):
+    content: list[_Content] = []
+    isError: bool = False  # noqa: N815 - the protocol's word
+
+
+def result_text(result: bytes) -> str | None:
+    """Return the text of a call's result; None if it has none, or is an error."""
+    if len(result) > RESULT_BYTES:
+        return None
+    try:
+        decoded = msgspec.json.decode(result, type=_ToolResult)
+    except msgspec.DecodeError:
+        return None
+    text = "\n".join(content.text for content in decoded.content)[:RESULT_CHARACTERS]
+    return None if decoded.isError or not text.strip() else text
 
 
 @dataclass(slots=True, eq=False)

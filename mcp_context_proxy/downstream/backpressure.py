@@ -1,31 +1,30 @@
-"""Whether what servers send is taken at all: not while too much of it waits for the host to read.
+"""Backpressure of this process: stops reading servers while the stdio host does not read responses.
 
-A host on standard streams is the only one that its process serves, so there is one gate for all servers, and
-nobody else waits behind it. Where many hosts are served, over HTTP, it stays open. Nothing is lost by it:
-what a server sends stays in its pipe, and its calls go on when the host reads on.
-
-How often something may happen: a token bucket.
+A host on standard streams is the only one that its process serves, so one gate for all servers is enough.
+Over HTTP, where many hosts are served, the gate stays open. Nothing is lost while it is closed: messages stay
+in the pipes of the servers, and calls go on when the host reads again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from weakref import WeakSet
 
 import anyio
 
 
 class Backpressure:
-    """Open, or holding back pipes and response bodies."""
+    """A gate in front of pipes and response bodies of servers, open or closed."""
 
     def __init__(self) -> None:
         self._pipes: WeakSet[asyncio.ReadTransport] = WeakSet()
         self._opened: anyio.Event | None = None
+        """Set when the gate opens; None while it is open."""
 
     def pass_through(self, pipe: asyncio.ReadTransport) -> None:
-        """Hold this pipe back whenever the gate is closed."""
+        """Pause this pipe whenever the gate is closed."""
         self._pipes.add(pipe)
         if self._opened is not None:
             pipe.pause_reading()
@@ -36,7 +35,7 @@ class Backpressure:
             await self._opened.wait()
 
     def close(self) -> None:
-        """Take nothing more of the servers for now: it stays in their pipes, and they wait."""
+        """Stop reading the servers: messages stay in their pipes."""
         if self._opened is None:
             self._opened = anyio.Event()
             for pipe in self._pipes:
@@ -44,7 +43,7 @@ class Backpressure:
                     pipe.pause_reading()
 
     def open(self) -> None:
-        """Take on."""
+        """Go on reading the servers."""
         if self._opened is not None:
             self._opened.set()
             self._opened = None
@@ -54,40 +53,20 @@ class Backpressure:
 
 
 gate = Backpressure()
-"""Of this process."""
-
-
-class Backlog:
-    """The answers of the host that are not written yet. While they are too many, the gate is closed."""
-
-    def __init__(self, limit: int, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Let at most `limit` bytes wait, and one message of each server; `send` waits for the host."""
-        self._limit, self._send = limit, send
-        self._bytes = 0
-
-    async def send(self, answer: bytes) -> None:
-        """Write an answer once the host takes it."""
-        self._bytes += len(answer)
-        if self._bytes > self._limit:
-            gate.close()
-        try:
-            await self._send(answer)
-        finally:
-            self._bytes -= len(answer)
-            if self._bytes <= self._limit:
-                gate.open()
+"""The gate of this process."""
 
 
 class Bucket:
-    """Lets `burst` events pass at once and `rate` a second after that; counts those it did not."""
+    """A token bucket: lets `burst` events pass at once and `rate` a second after that."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left, self._at = float(burst), clock()
         self.refused = 0
+        """Events that did not pass."""
 
     def take(self) -> bool:
-        """Whether one more may pass now."""
+        """Return whether one more event may pass now."""
         now = self._clock()
         self._left = min(self._burst, self._left + (now - self._at) * self._rate)
         self._at = now

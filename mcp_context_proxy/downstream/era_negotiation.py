@@ -1,44 +1,68 @@
-"""Finds out which era a downstream server speaks and what it offers.
+"""Negotiation of the protocol era of a downstream server, and the memory of servers that are not probed.
 
-The modern probe comes first, with a short time limit of its own: a server that does not know it answers
-with an error at once. Only positive evidence makes a server modern; anything else is the handshake.
+The modern probe, `server/discover`, comes first, with a short timeout of its own: a server that does not
+know it answers with an error at once. Only positive evidence makes a server modern; any other gets the
+handshake.
+
+Some old servers die of the probe, and some ignore it, which costs `limits.probe_seconds` at each start. Those
+are remembered for a day and connected with the handshake alone. A server that answers the probe late, such as
+a program that is still being downloaded, is only slow and is probed again. A server is also probed again at
+its next start when it reports another version than before, or turns out to be modern.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import anyio
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.link import Link, Outgoing
-from mcp_context_proxy.errors import BadAnswerError, CallTimeoutError, DownstreamError, RemoteError
+from mcp_context_proxy.errors import (
+    BadAnswerError,
+    CallInterruptedError,
+    CallTimeoutError,
+    DownstreamError,
+    RemoteError,
+    StoreError,
+)
 from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
 CLIENT_INFO = {"name": "mcp-context-proxy", "version": __version__}
 
 SHARED_CAPABILITIES: Mapping[str, Any] = {"sampling": {}, "elicitation": {}, "roots": {}}
-"""What a shared handshake-era connection declares: what any client might be asked.
+"""Capabilities declared on a shared handshake-era connection: everything that any client might be asked.
 
-What is then asked is passed on to the client whose call is under way, if it can be asked; a question for
-roots on connecting, when there is no client yet, is answered with none.
+A request of the server is passed on to the client whose call is pending, if that client supports it; a
+request for roots on connecting, when there is no client yet, is answered with none.
 """
 
 UNSUPPORTED_VERSION = -32022
 """The modern error that names the revisions a server speaks: itself evidence of a modern server."""
 
+UNPROBED_KEY = ":unprobed"
+"""Appended to the key of a server in the store where it is remembered as not to be probed."""
+
+UNPROBED_SECONDS = 24 * 3600.0
+"""Time for which a server is remembered as not to be probed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a server said of itself when the connection was opened."""
+    """Self-description of a server when the connection was opened."""
 
     era: Era
     version: str
@@ -47,25 +71,27 @@ class Introduction:
     capabilities: Mapping[str, JSON]
     instructions: str
     ignores_probe: bool = False
-    """It said nothing to `server/discover`, and then answered the handshake."""
+    """True if the server did not answer `server/discover`, and then answered the handshake."""
     slow: bool = False
-    """It did answer `server/discover`, but late: which era it speaks is to be asked again."""
+    """True if it answered `server/discover` late, so that its era has to be probed again."""
 
     def offers(self, capability: str) -> bool:
-        """Whether the server declared `capability`, such as ``tools``."""
+        """Return whether the server declared `capability`, such as ``tools``."""
         return isinstance(self.capabilities.get(capability), dict)
 
 
 async def negotiate(
     link: Link, config: ServerConfig, limits: Limits, capabilities: Mapping[str, Any]
 ) -> Introduction:
-    """Open the conversation on a duplex link, in the era the server speaks or the configuration names.
+    """Open the conversation on a duplex link, in the configured era or the one that the server speaks.
+
+    The probe stays pending beside the handshake, because a slow server answers both.
 
     Args:
-        link: To talk over.
-        config: Of the server.
+        link: Link to the server.
+        config: Configuration of the server.
         limits: Bounds on time.
-        capabilities: To declare in the handshake.
+        capabilities: Capabilities to declare in the handshake.
 
     Raises:
         DownstreamError: the server refuses both eras, or does not answer in time.
@@ -76,57 +102,34 @@ async def negotiate(
         return await discover(link, limits.connect_seconds)
     probe = _Probe()
     async with anyio.create_task_group() as group:
-        group.start_soon(probe.ask, link, limits.connect_seconds)
+        group.start_soon(probe.run, link, limits.connect_seconds)
         with anyio.move_on_after(limits.probe_seconds):
             await probe.answered.wait()
         in_time = probe.answered.is_set()
         found = probe.introduction
         if found is None and probe.failure is None:
-            # In a task of the group, what it raises would come in a group of errors.
+            # In a task of the group, its errors would come out in an exception group.
             found = await _shake_hands(probe, link, limits, capabilities)
         group.cancel_scope.cancel()
     if found is None:
         assert probe.failure is not None
         raise probe.failure
-    # Probe and handshake may have been under way together, and the last to be sent named the era.
+    # Probe and handshake may have been pending together, and the last to be sent set the era of the link.
     link.era = found.era
     answered = probe.answered.is_set()
     return replace(found, ignores_probe=not answered, slow=answered and not in_time)
 
 
-async def _shake_hands(
-    probe: _Probe, link: Link, limits: Limits, capabilities: Mapping[str, Any]
-) -> Introduction | None:
-    """Greet a server that did not say that it is modern; what goes wrong is the failure of the probe."""
-    try:
-        try:
-            return await initialize(link, limits, capabilities)
-        except RemoteError as error:
-            # A modern server that started too slowly for the probe: it answers that too, in any order.
-            with anyio.move_on_after(limits.probe_seconds):
-                await probe.answered.wait()
-            if probe.introduction is not None:
-                return probe.introduction
-            if error.code != UNSUPPORTED_VERSION:
-                raise
-            return await discover(link, limits.connect_seconds)
-    except DownstreamError as error:
-        # Whoever dies with the probe unanswered may have died of it.
-        probe.failure = probe.failure or error
-        return None
-
-
 class _Probe:
-    """The question which era a server speaks. It stays open beside the handshake: the slow answer both."""
+    """A `server/discover` request and its outcome."""
 
     def __init__(self) -> None:
         self.introduction: Introduction | None = None
         self.failure: DownstreamError | None = None
-        """Why there is no connection any more."""
+        """The loss of the connection, once it is lost."""
         self.answered = anyio.Event()
 
-    async def ask(self, link: Link, seconds: float) -> None:
-        """Ask, and note what is answered."""
+    async def run(self, link: Link, seconds: float) -> None:
         try:
             self.introduction = await discover(link, seconds)
         except CallTimeoutError:
@@ -138,8 +141,30 @@ class _Probe:
         self.answered.set()
 
 
+async def _shake_hands(
+    probe: _Probe, link: Link, limits: Limits, capabilities: Mapping[str, Any]
+) -> Introduction | None:
+    """Initialize a server that has not shown itself modern; an error is noted as the failure of the probe."""
+    try:
+        try:
+            return await initialize(link, limits, capabilities)
+        except RemoteError as error:
+            # A modern server that started too slowly for the probe answers that too, in any order.
+            with anyio.move_on_after(limits.probe_seconds):
+                await probe.answered.wait()
+            if probe.introduction is not None:
+                return probe.introduction
+            if error.code != UNSUPPORTED_VERSION:
+                raise
+            return await discover(link, limits.connect_seconds)
+    except DownstreamError as error:
+        # A server that dies with the probe unanswered may have died of the probe: that failure comes first.
+        probe.failure = probe.failure or error
+        return None
+
+
 async def discover(link: Link, seconds: float) -> Introduction:
-    """Ask a modern server what it is.
+    """Ask a modern server to introduce itself.
 
     Raises:
         DownstreamError: it is not modern, shares no revision, or does not answer in time.
@@ -169,7 +194,7 @@ async def discover(link: Link, seconds: float) -> Introduction:
 
 
 def _offers_modern(error: RemoteError) -> bool:
-    """Whether a refusal of our revision names it as one that the server speaks."""
+    """Return whether a refusal of our revision lists that revision as one that the server speaks."""
     if error.code != UNSUPPORTED_VERSION or error.data is None:
         return False
     data = envelope.value(envelope.encode(error.data))
@@ -213,3 +238,73 @@ def _introduction(spoken: Era, version: str, info: JSON, result: Mapping[str, JS
         capabilities=capabilities if isinstance(capabilities, dict) else {},
         instructions=instructions if isinstance(instructions, str) else "",
     )
+
+
+class EraMemory:
+    """Remembers about one server whether to probe it, in this process and in the store."""
+
+    def __init__(
+        self, config: ServerConfig, store: ListingStore | None, clock: Callable[[], float] = time_of_day
+    ) -> None:
+        self._config, self._store = config, store if config.era == "auto" else None
+        self._clock = clock
+        self._era: Era | None = None
+        """The era to connect in; None to probe."""
+        self._version: str | None = None
+        """Name and version from the latest handshake, of this process or of the one that remembered it."""
+        self._stored, self._died = False, False
+
+    async def load(self) -> None:
+        """Begin with the findings of an earlier process, unless they are too old."""
+        if self._store is None or self._era is not None:
+            return
+        try:
+            found = await in_thread(lambda store: store.get(self._key), self._store)
+        except StoreError as error:
+            logger.debug("server %s: nothing is remembered: %s", self._config.name, error)
+            return
+        if found is not None and 0 <= self._clock() - found[0] < UNPROBED_SECONDS:
+            self._era, self._version, self._stored = Era.HANDSHAKE, found[1].decode("utf-8", "replace"), True
+
+    @cached_property
+    def _key(self) -> str:
+        return connection_key(self._config) + UNPROBED_KEY
+
+    def applied_to(self, config: ServerConfig) -> ServerConfig:
+        """Return the configuration with the era named in which to connect."""
+        if self._era is Era.HANDSHAKE and config.era == "auto":
+            return config.model_copy(update={"era": "handshake"})
+        return config
+
+    def failed(self, error: BaseException) -> None:
+        """Learn from a connection that was not established, or was lost."""
+        if isinstance(error, CallInterruptedError) and error.subject == "server/discover":
+            # Some old servers die on a request they do not know: the next start skips it.
+            self._era, self._died = Era.HANDSHAKE, True
+        elif isinstance(error, RemoteError | BadAnswerError):
+            # The server was updated, or had died of something else: it is probed again.
+            self._era, self._died = None, False
+
+    async def succeeded(self, introduction: Introduction) -> None:
+        """Learn from the introduction of the server; store that it is not to be probed where that helps."""
+        info, version = introduction.server_info, self._version
+        self._era = None if introduction.slow else introduction.era
+        self._version = f"{info.get('name')} {info.get('version')}"
+        if introduction.era is Era.MODERN or introduction.slow or version not in (None, self._version):
+            if introduction.era is not Era.MODERN:
+                self._era = None
+            if self._store is not None and self._stored:
+                self._stored = False
+                await self._try(self._store.forget, self._key)
+        elif (self._died or introduction.ignores_probe) and self._store is not None:
+            self._stored = True
+            said = self._version.encode("utf-8", "replace")
+            await self._try(self._store.put, self._key, self._clock(), said)
+        self._died = False
+
+    async def _try(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Write to the store; if that fails, the server is only probed once more than needed."""
+        try:
+            await in_thread(write, *arguments)
+        except StoreError as error:
+            logger.debug("server %s: the store cannot be written: %s", self._config.name, error)

@@ -1,4 +1,4 @@
-"""All downstream servers together: started at once, each with a life of its own, and replaced one by one."""
+"""All downstream servers: started together, each with a client of its own, and replaced one by one."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from anyio.abc import TaskGroup
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import same_connection
 from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.inbound import OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.downstream.listing_cache import ListingCache
-from mcp_context_proxy.downstream.server_notifications import OnEvent
 from mcp_context_proxy.errors import ServerUnavailableError
+from mcp_context_proxy.store import ListingStore
 
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    """What a new configuration did to the servers, by name."""
+    """Changes that a new configuration made to the servers, by name."""
 
     started: tuple[str, ...] = ()
     restarted: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
     kept: int = 0
-    """Servers whose connection stayed as it was."""
+    """Number of servers whose connection stayed as it was."""
 
     def __str__(self) -> str:
-        told = [
+        parts = [
             f"{verb} {', '.join(names)}"
             for verb, names in (
                 ("started", self.started),
@@ -39,11 +39,11 @@ class FleetChange:
             )
             if names
         ]
-        return "; ".join([*told, f"{self.kept} unchanged"])
+        return "; ".join([*parts, f"{self.kept} unchanged"])
 
 
 class Fleet:
-    """The downstream clients, by name, in the order of the configuration.
+    """The clients of all downstream servers, by name, in the order of the configuration.
 
     An async context manager: entering starts all servers without waiting for any, leaving stops them all.
     """
@@ -54,36 +54,27 @@ class Fleet:
         limits: Limits,
         on_change: Callable[[], None] = lambda: None,
         on_event: OnEvent | None = None,
-        memory: ListingCache | None = None,
+        store: ListingStore | None = None,
     ) -> None:
-        """Prepare a client for each enabled server; see `DownstreamClient` for the callbacks."""
-        self._limits, self._on_change, self._on_event, self._memory = limits, on_change, on_event, memory
+        """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments."""
+        self._limits, self._on_change, self._on_event, self._store = limits, on_change, on_event, store
         self._log_level: str | None = None
         self.clients: Mapping[str, DownstreamClient] = {
             config.name: self._client(config) for config in configs if config.enabled
         }
-        """Those that are called, swapped whole when they become others."""
+        """Clients in use. The mapping is replaced as a whole when one of them changes."""
         self._successors: dict[str, DownstreamClient] = {}
-        """Started with a changed configuration, and not yet in their predecessors' places."""
+        """Clients with a changed configuration that have not replaced their predecessors yet."""
         self._retiring: set[DownstreamClient] = set()
+        """Clients no longer in use that still have pending requests."""
         self._group: TaskGroup | None = None
         self.starts = StartLimiter(limits.starts_at_once)
-        """Says when servers are started."""
+        """Bounds how many servers are started at a time."""
 
-    def client(self, name: str) -> DownstreamClient:
-        """The client of a server.
-
-        Raises:
-            ServerUnavailableError: it has been removed since its name was looked up.
-        """
-        found = self.clients.get(name)
-        if found is None:
-            raise ServerUnavailableError(name, "removed", "it is no longer configured")
-        return found
-
-    def serving(self) -> tuple[DownstreamClient, ...]:
-        """The clients that are called now, in the order of the configuration."""
-        return tuple(self.clients.values())
+    def _client(self, config: ServerConfig) -> DownstreamClient:
+        client = DownstreamClient(config, self._limits, self._on_change, self._on_event, self._store)
+        client.subscriptions.set_log_level(self._log_level)
+        return client
 
     async def __aenter__(self) -> Fleet:
         self._group = anyio.create_task_group()
@@ -99,57 +90,77 @@ class Fleet:
         assert self._group is not None
         return await self._group.__aexit__(kind, error, trace)
 
+    def _start(self, client: DownstreamClient) -> None:
+        assert self._group is not None
+        self._group.start_soon(client.run, self.starts, name=f"server {client.name}")
+
     def stop(self) -> None:
         """Ask every server to stop, without waiting for any."""
         for client in (*self.clients.values(), *self._successors.values(), *self._retiring):
             client.stop()
         self._successors.clear()
 
-    async def recall(self) -> None:
-        """Know, before anything is started, what is remembered of lazy servers."""
-        for client in self.clients.values():
-            await client.recall()
+    def client(self, name: str) -> DownstreamClient:
+        """Return the client of a server.
 
-    async def settled(self) -> None:
-        """Wait until every server is ready or has failed its first attempt."""
-        for client in self.clients.values():
-            await client.settled()
+        Raises:
+            ServerUnavailableError: the server has been removed since its name was looked up.
+        """
+        found = self.clients.get(name)
+        if found is None:
+            raise ServerUnavailableError(name, "removed", "it is no longer configured")
+        return found
 
-    async def announce(self, party: Party, method: str) -> None:
-        """Tell the servers what the client of a session announced."""
-        for client in self.clients.values():
-            await client.announce(party, method)
-
-    def set_log_level(self, level: str | None) -> None:
-        """Have all servers log what serves all sessions."""
-        self._log_level = level
-        for client in self.clients.values():
-            client.wishes.set_log_level(level)
-
-    def end(self, party: Party) -> None:
-        """A session has ended: nothing is kept for it."""
-        for client in self.clients.values():
-            client.end(party)
+    def serving(self) -> tuple[DownstreamClient, ...]:
+        """Return the clients in use, in the order of the configuration."""
+        return tuple(self.clients.values())
 
     @property
     def unlisted(self) -> tuple[DownstreamClient, ...]:
-        """Servers of which nothing is known yet: still starting, or never connected."""
+        """Clients of servers that have never been connected."""
         return tuple(client for client in self.clients.values() if client.introduction is None)
 
     @property
     def starting(self) -> tuple[str, ...]:
-        """Servers whose first attempt to connect is not over."""
+        """Names of servers that are being connected or have not begun to be."""
         return tuple(
             name
             for name, client in self.clients.items()
             if client.state in {ServerState.WAITING, ServerState.STARTING}
         )
 
-    def apply(self, configs: Iterable[ServerConfig], limits: Limits) -> FleetChange:
-        """Follow a changed configuration, without waiting for what that takes.
+    async def load_listings(self) -> None:
+        """Restore the cached listings of lazy servers, before any server is started."""
+        for client in self.clients.values():
+            await client.load_listing()
 
-        A server whose connection is the same keeps it. One that is to be connected differently is replaced
-        once its successor is ready or has failed; the calls that are under way in one that goes may finish.
+    async def wait_first_connect(self) -> None:
+        """Wait until every server is ready or has failed its first attempt."""
+        for client in self.clients.values():
+            await client.wait_first_connect()
+
+    def set_log_level(self, level: str | None) -> None:
+        """Set the log level of all shared connections."""
+        self._log_level = level
+        for client in self.clients.values():
+            client.subscriptions.set_log_level(level)
+
+    async def notify(self, party: Party, method: str) -> None:
+        """Pass a client's notification on to the servers that have a connection for its session alone."""
+        for client in self.clients.values():
+            await client.notify(party, method)
+
+    def end(self, party: Party) -> None:
+        """Close all connections of a session that has ended."""
+        for client in self.clients.values():
+            client.end(party)
+
+    def apply(self, configs: Iterable[ServerConfig], limits: Limits) -> FleetChange:
+        """Follow a changed configuration, without waiting.
+
+        A server whose connection settings are the same keeps its connection. A server with other settings
+        is replaced once its successor is ready or has failed. Pending calls of a server that is stopped or
+        replaced may finish.
         """
         wanted = {config.name: config for config in configs if config.enabled}
         self._limits = limits
@@ -160,62 +171,50 @@ class Fleet:
         clients: dict[str, DownstreamClient] = {}
         started, restarted = [], []
         for name, config in wanted.items():
-            serving = self.clients.get(name)
-            if serving is None:
+            client = self.clients.get(name)
+            if client is None:
                 started.append(name)
-                serving = self._started(config)
-            elif self._follow(serving, config):
+                client = self._client(config)
+                self._start(client)
+            elif self._follow(client, config):
                 restarted.append(name)
-            clients[name] = serving
+            clients[name] = client
         self.clients = clients
         kept = len(wanted) - len(started) - len(restarted)
         self._on_change()
         return FleetChange(tuple(started), tuple(restarted), tuple(stopped), kept)
 
-    def _follow(self, serving: DownstreamClient, config: ServerConfig) -> bool:
-        """Have the server run as configured; whether that takes another connection."""
+    def _follow(self, client: DownstreamClient, config: ServerConfig) -> bool:
+        """Run a server by its new configuration; return whether that takes another connection."""
         name = config.name
         successor = self._successors.get(name)
         if successor is not None and same_connection(successor.config, config):
             successor.configure(config, self._limits)
             return False
         self._retire(self._successors.pop(name, None))
-        if same_connection(serving.config, config):
-            serving.configure(config, self._limits)
+        if same_connection(client.config, config):
+            client.configure(config, self._limits)
             return False
-        self._successors[name] = self._started(config)
+        successor = self._successors[name] = self._client(config)
+        self._start(successor)
         assert self._group is not None
-        self._group.start_soon(self._succeed, self._successors[name], name=f"successor of {name}")
+        self._group.start_soon(self._replace, successor, name=f"successor of {name}")
         return True
 
-    async def _succeed(self, successor: DownstreamClient) -> None:
-        """Put a client in the place of its predecessor, as soon as it can do its work.
+    async def _replace(self, successor: DownstreamClient) -> None:
+        """Replace a client by its successor, once that is ready or has failed.
 
-        One that takes long waits no longer than calls under way may: what is configured is what is wanted.
+        A slow successor is waited for no longer than pending calls are: the new configuration takes effect.
         """
         name = successor.name
         with anyio.move_on_after(self._limits.drain_seconds):
-            await successor.settled()
+            await successor.wait_first_connect()
         if self._successors.get(name) is successor:
             del self._successors[name]
-            successor.wishes.take_over(self.clients[name].wishes)
+            successor.subscriptions.take_over(self.clients[name].subscriptions)
             self._retire(self.clients[name])
             self.clients = {**self.clients, name: successor}
             self._on_change()
-
-    def _client(self, config: ServerConfig) -> DownstreamClient:
-        client = DownstreamClient(config, self._limits, self._on_change, self._on_event, self._memory)
-        client.wishes.set_log_level(self._log_level)
-        return client
-
-    def _started(self, config: ServerConfig) -> DownstreamClient:
-        client = self._client(config)
-        self._start(client)
-        return client
-
-    def _start(self, client: DownstreamClient) -> None:
-        assert self._group is not None
-        self._group.start_soon(client.run, self.starts, name=f"server {client.name}")
 
     def _retire(self, client: DownstreamClient | None) -> None:
         if client is not None:

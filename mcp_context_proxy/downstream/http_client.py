@@ -1,13 +1,8 @@
-"""The HTTP client of one server: what it may take, where it may be led, and what its own failures mean.
+"""HTTP clients for servers at a URL: connection pool, redirects, bounded bodies, and errors for callers.
 
-Reads the bodies of HTTP answers: bounded in size, held back with the host, and fair to everybody else.
-
-A server that sends faster than it is taken would have the event loop all the time: there is always more to
-read. After some work without a pause a body rests for longer than that, so others have most of the time.
-
-Follows a server to another path of its own, such as one with a slash at its end; nobody anywhere else.
-
-Says what an HTTP status without a message means for whoever called, and what can be done.
+A body that arrives faster than it is processed would keep the event loop busy, as there is always more to
+read. So after some work without a pause, reading a body sleeps for longer than that, and the other tasks get
+most of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
 
 import anyio
 import httpx2
@@ -26,26 +20,84 @@ from mcp_context_proxy.errors import BadAnswerError, ServerUnavailableError
 from mcp_context_proxy.protocol.framing import Event, EventFramer, OversizedEventError
 from mcp_context_proxy.system import threads
 
-AS_IT_WAS = frozenset({307, 308})
-"""Statuses after which a request is made again with its method and body; after others it would be a GET."""
+CONNECTIONS = 256
+"""Connections to one server that may be open at a time; further requests wait for one of them."""
 
-FOLLOWED = 2
-"""Of one request: who sends it further has not run it, and who sends it round and round has no other path."""
+KEPT_ALIVE = 32
+"""Idle connections that are kept for the next request."""
 
-SHOWN = 200
-"""Characters of the address that are told."""
+KEPT_ALIVE_SECONDS = 4.0
+"""Time for which an idle connection is kept.
+
+Most servers close idle connections after 5 s or more, and a request that is sent at that moment is lost:
+nobody knows whether it was read. A shorter time costs agents a new connection for nearly each call."""
+
+METHOD_KEPT = frozenset({307, 308})
+"""Redirects after which a request is repeated with its method and body; after others it would be a GET."""
+
+REDIRECTS = 2
+"""Redirects of one request that are followed. A server that redirects has not run the request."""
+
+LOCATION_SHOWN = 200
+"""Characters of a refused redirect's address that the error shows."""
+
+PIECE_BYTES = 64 << 10
+"""Bytes of a body that are processed at a time: compressed bodies arrive by the megabyte."""
+
+WORK_SECONDS = 0.005
+"""Work without a pause; other tasks wait no longer than a few times that."""
+
+REST = 3
+"""Length of a pause, as a multiple of the work before it. 16 MiB of an honest body take one or two pauses."""
+
+PIECES = 128
+"""Pieces without a pause, however little work they are here: receiving each takes some work, too."""
+
+PASSING = frozenset({408, 425, 429, 502, 503, 504})
+"""Statuses of a condition that passes sooner or later."""
+
+_ADVICE: dict[int, str] = {
+    HTTPStatus.FORBIDDEN: "it does not allow this with the credentials it was given",
+    HTTPStatus.NOT_FOUND: "nothing is there; check the path of its URL in the configuration",
+    HTTPStatus.METHOD_NOT_ALLOWED: "nothing takes calls there; check its URL in the configuration",
+}
 
 
-def within_origin(server: str) -> dict[str, Any]:
-    """Options of an HTTP client that speaks to `server`."""
-    return {
-        "follow_redirects": True,
-        "max_redirects": FOLLOWED,
-        "event_hooks": {"response": [_refuse_others(server)]},
-    }
+async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
+    """Return a client for a server at a URL. Nothing is sent yet; the caller closes it."""
+    return httpx2.AsyncClient(
+        auth=auth,
+        headers=config.headers,
+        timeout=httpx2.Timeout(limits.connect_seconds, read=None),
+        limits=httpx2.Limits(
+            max_connections=CONNECTIONS,
+            max_keepalive_connections=KEPT_ALIVE,
+            keepalive_expiry=KEPT_ALIVE_SECONDS,
+        ),
+        verify=await threads.trusted_certificates(),
+        follow_redirects=True,
+        max_redirects=REDIRECTS,
+        event_hooks={"response": [_redirects_within_origin(config.name)]},
+    )
 
 
-def _refuse_others(server: str) -> Callable[[httpx2.Response], Awaitable[None]]:
+def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailableError | None:
+    """Return the error of a request that was not sent; None if the server may have read the request."""
+    if isinstance(error, httpx2.PoolTimeout):
+        return ServerUnavailableError(server, "busy", "all connections to it are in use; try again")
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return ServerUnavailableError(server, "unreachable", f"{url}: {str(error) or 'no answer'}")
+    return None
+
+
+def described(error: Exception) -> str:
+    """Return the message of an error, or its type if it has none."""
+    return str(error) or type(error).__name__
+
+
+def _redirects_within_origin(server: str) -> Callable[[httpx2.Response], Awaitable[None]]:
+    """Return a hook that refuses redirects, except to another path of the same server."""
+
     async def refuse(response: httpx2.Response) -> None:
         if not response.has_redirect_location:
             return
@@ -54,11 +106,11 @@ def _refuse_others(server: str) -> Callable[[httpx2.Response], Awaitable[None]]:
             there = here.join(location)
         except httpx2.InvalidURL:
             there = None
-        kept = response.status_code in AS_IT_WAS or response.request.method == "GET"
+        kept = response.status_code in METHOD_KEPT or response.request.method == "GET"
         if there is not None and _origin(there) == _origin(here) and there != here and kept:
             return
-        told = str(location if there is None else there)[:SHOWN]
-        text = f"with HTTP status {response.status_code}, a redirect to {told}, which is not followed"
+        address = str(location if there is None else there)[:LOCATION_SHOWN]
+        text = f"with HTTP status {response.status_code}, a redirect to {address}, which is not followed"
         raise BadAnswerError(server, text, response.status_code)
 
     return refuse
@@ -69,66 +121,12 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port or default
 
 
-CONNECTIONS = 256
-"""Open to one server at a time; further requests wait for one of them."""
-
-KEPT_ALIVE = 32
-"""Idle connections kept for the next request."""
-
-KEPT_ALIVE_SECONDS = 4.0
-"""For so long. Most servers close idle connections after 5 s or more, and what is sent at that moment is
-lost: nobody knows whether it was read. A shorter time costs agents a new connection for nearly each call."""
-
-
-async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
-    """The client of a server at a URL; nothing is sent by it yet, and whoever asked for it closes it."""
-    return httpx2.AsyncClient(
-        auth=auth,
-        headers=config.headers,
-        timeout=httpx2.Timeout(limits.connect_seconds, read=None),
-        limits=httpx2.Limits(
-            max_connections=CONNECTIONS,
-            max_keepalive_connections=KEPT_ALIVE,
-            keepalive_expiry=KEPT_ALIVE_SECONDS,
-        ),
-        verify=await threads.trusted(),
-        **within_origin(config.name),
-    )
-
-
-def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailableError | None:
-    """The error for whoever asked, where nothing was sent; None where the request may have been read."""
-    if isinstance(error, httpx2.PoolTimeout):
-        return ServerUnavailableError(server, "busy", "all connections to it are in use; try again")
-    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return ServerUnavailableError(server, "unreachable", f"{url}: {str(error) or 'no answer'}")
-    return None
-
-
-def told(error: Exception) -> str:
-    """What a failure says, or what it is where it says nothing."""
-    return str(error) or type(error).__name__
-
-
-PIECE_BYTES = 64 << 10
-"""Taken at a time: what a server compressed comes by the megabyte."""
-
-WORK_SECONDS = 0.005
-"""Of work without a pause; neighbours wait no longer than a few times that."""
-
-REST = 3
-"""Times as long as it worked a body rests. Honest ones are hardly work: 16 MiB take one or two rests."""
-
-PIECES = 128
-"""Without a pause, however little work they are here: to receive each takes some, too."""
-
-
-async def read(answer: httpx2.Response, server: str, limit: int) -> bytes:
-    """The whole body.
+async def read(response: httpx2.Response, server: str, limit: int) -> bytes:
+    """Return the whole body.
 
     Raises:
-        BadAnswerError: it is larger than `limit`.
-        httpx2.HTTPError: it broke off.
+        BadAnswerError: the body is larger than `limit`, in bytes.
+        httpx2.HTTPError: the body broke off.
     """
     body = bytearray()
 
@@ -138,29 +136,29 @@ async def read(answer: httpx2.Response, server: str, limit: int) -> bytes:
             raise BadAnswerError(server, f"with more than {limit:,} bytes, the limit of a message")
         return False
 
-    await _read_pieces(answer, take)
+    await _read_pieces(response, take)
     return bytes(body)
 
 
 async def read_events(
-    answer: httpx2.Response, server: str, limit: int, take: Callable[[Event], bool]
+    response: httpx2.Response, server: str, limit: int, take: Callable[[Event], bool]
 ) -> bool:
-    """Hand over the events of a body until `take` says that it has what it waits for; whether it said so.
+    """Pass the events of a body to `take` until it returns True; return False if it never does.
 
     Raises:
-        BadAnswerError: an event is larger than `limit`.
+        BadAnswerError: an event is larger than `limit`, in bytes.
         httpx2.HTTPError: the stream broke off.
     """
     framer = EventFramer(limit)
     try:
-        return await _read_pieces(answer, lambda piece: any(map(take, framer.feed(piece))))
+        return await _read_pieces(response, lambda piece: any(map(take, framer.feed(piece))))
     except OversizedEventError as error:
         raise BadAnswerError(server, f"with an event stream that cannot be read ({error})") from None
 
 
-async def _read_pieces(answer: httpx2.Response, take: Callable[[bytes], bool]) -> bool:
+async def _read_pieces(response: httpx2.Response, take: Callable[[bytes], bool]) -> bool:
     worked, pieces = 0.0, 0
-    async for chunk in answer.aiter_bytes():
+    async for chunk in response.aiter_bytes():
         for start in range(0, len(chunk), PIECE_BYTES):
             await gate.wait()
             began = time.perf_counter()
@@ -173,29 +171,17 @@ async def _read_pieces(answer: httpx2.Response, take: Callable[[bytes], bool]) -
     return False
 
 
-PASSING = frozenset({408, 425, 429, 502, 503, 504})
-"""What is over sooner or later."""
-
-_ADVICE: dict[int, str] = {
-    HTTPStatus.FORBIDDEN: "it does not allow this with the credentials it was given",
-    HTTPStatus.NOT_FOUND: "nothing is there; whoever configured its URL should look at the path",
-    HTTPStatus.METHOD_NOT_ALLOWED: "nothing takes calls there; whoever configured its URL should look at it",
-}
-
-
 def without_message(server: str, status: int, kind: str = "") -> BadAnswerError:
-    """The error of an answer that has a status, and content of some kind, but no message."""
-    what = f"with HTTP status {status} and no message{f' ({kind})' if kind else ''}"
-    return BadAnswerError(server, f"{what}: {_advice(status)}", status)
+    """Return the error of a response without a message, by its status and the kind of its content."""
+    reason = f"with HTTP status {status} and no message{f' ({kind})' if kind else ''}"
+    return BadAnswerError(server, f"{reason}: {_advice(status)}", status)
 
 
 def _advice(status: int) -> str:
     if status < HTTPStatus.BAD_REQUEST:
-        return (
-            "what answers there does not speak MCP as it should; whoever configured its URL should look at it"
-        )
+        return "the program there does not speak MCP as it should; check its URL in the configuration"
     if status in PASSING:
         return "try again in a while"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "it has a fault, which only who runs it can mend"
-    return _ADVICE.get(status, "it refuses the request; whoever configured its URL should look at it")
+        return "it has a fault that only its operator can fix"
+    return _ADVICE.get(status, "it refuses the request; check its URL in the configuration")

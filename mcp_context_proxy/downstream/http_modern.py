@@ -1,7 +1,7 @@
-"""Speaks the modern era over HTTP: one POST per request on a shared client.
+"""A modern-era server over HTTP: one POST for each request, on a shared client.
 
-Nothing is shared between requests but the connection pool, so a refused connect, a reset or a time limit
-fails its own request and no other.
+Requests share nothing but the connection pool, so a refused connection, a reset or a timeout fails its own
+request and no other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -25,7 +25,7 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import http_client
-from mcp_context_proxy.downstream.link import PLAIN, Notify, Outgoing
+from mcp_context_proxy.downstream.link import PLAIN, HeaderMap, Notify, Outgoing
 from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallTimeoutError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
@@ -37,12 +37,11 @@ logger = logging.getLogger(__name__)
 NAME_MEMBER = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 """Methods whose target must be repeated in the ``Mcp-Name`` header, and the member that names it."""
 
-HeaderMap = Mapping[tuple[str, ...], str]
-"""Which argument (by path) is repeated in which header, from ``x-mcp-header`` in a tool's schema."""
-
 
 class ModernHttp:
     """A modern-era server at a URL. Implements `Link`."""
+
+    in_flight = ()
 
     def __init__(
         self, config: ServerConfig, limits: Limits, client: httpx2.AsyncClient, on_notification: Notify
@@ -52,11 +51,10 @@ class ModernHttp:
         self._limits, self._on_notification = limits, on_notification
         self._call_seconds = config.call_timeout
         self._next_id = 0
-        self.header_maps: dict[str, HeaderMap] = {}
-        """By tool name; kept up to date by whoever lists the tools."""
+        self.header_maps: dict[str, HeaderMap] | None = {}
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
-        """Send a request and return its result as it came; see `Link.request`."""
+        """Send a request and return its encoded result unchanged; see `Link.request`."""
         self._next_id += 1
         request_id = self._next_id
         down = eras.fit_params_to_server(
@@ -80,7 +78,7 @@ class ModernHttp:
             try:
                 return await self._post(method, down, request_id, note)
             except httpx2.HTTPError as error:
-                cause = f"broke off ({http_client.told(error)})"
+                cause = f"broke off ({http_client.described(error)})"
                 interrupted = CallInterruptedError(self.server, subject, cause)
                 raise http_client.refusal(error, self.server, self._url) or interrupted from error
         raise CallTimeoutError(self.server, subject, seconds)
@@ -111,7 +109,7 @@ class ModernHttp:
         name = envelope.text(params.get(NAME_MEMBER.get(method, "")))
         if name is not None:
             headers["mcp-name"] = encode_header_value(name)
-            header_map = self.header_maps.get(name) if method == "tools/call" else None
+            header_map = self.header_maps.get(name) if self.header_maps and method == "tools/call" else None
             if header_map:
                 arguments = envelope.value(params.get("arguments", Raw(b"{}")))
                 headers.update(
@@ -155,7 +153,7 @@ class ModernHttp:
         try:
             return envelope.decode(data)
         except envelope.MalformedError as error:
-            raise self._failure(f"with a message that cannot be read ({error})") from None
+            raise BadAnswerError(self.server, f"with a message that cannot be read ({error})") from None
 
     def _result(self, message: envelope.Envelope) -> bytes:
         if message.error is not UNSET:
@@ -163,24 +161,21 @@ class ModernHttp:
             data = None if error.data is UNSET else error.data
             raise RemoteError(self.server, error.code, error.message, data)
         if message.result is UNSET or not envelope.starts_with(message.result, b"{"):
-            raise self._failure("without a result object")
+            raise BadAnswerError(self.server, "without a result object")
         return bytes(message.result)
-
-    def _failure(self, what: str) -> BadAnswerError:
-        return BadAnswerError(self.server, what)
 
 
 @asynccontextmanager
 async def open_modern_http(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, on_notification: Notify
 ) -> AsyncIterator[ModernHttp]:
-    """A link to the modern-era server at the configured URL. Nothing is sent until the first request."""
+    """Open a link to the modern-era server at the configured URL. Nothing is sent until the first request."""
     async with await http_client.client_of(config, limits, auth) as client:
         yield ModernHttp(config, limits, client, on_notification)
 
 
 def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:
-    """A tool's name, its ``x-mcp-header`` map, and why that is invalid if it is."""
+    """Return a tool's name, its header map, and the reason if that is invalid."""
     if b"x-mcp-header" not in definition:
         return "", {}, None
     tool = json.loads(definition)

@@ -1,11 +1,8 @@
-"""One JSON-RPC peer over a duplex channel of frames (stdio, SSE, handshake-era HTTP).
+"""A JSON-RPC peer over a duplex channel of frames (stdio, SSE, handshake-era HTTP) and its requests.
 
-Frames are handed in synchronously by whoever reads the channel, so that a reply resumes its caller
-without another task in between. What answers nothing that was asked is dropped.
-
-Requests that wait for their answer: who waits, until when, and while what no time passes for them.
-
-Ids are minted here, from a counter: a foreign, late or doubled reply finds nobody waiting.
+Frames are handed in synchronously by the reader of the channel, so that a response resumes its caller without
+another task in between. Ids come from a counter, so a response that is foreign, late or doubled matches
+nothing and is dropped.
 """
 
 from __future__ import annotations
@@ -14,13 +11,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import anyio
 from msgspec import UNSET, Raw
 
-from mcp_context_proxy.downstream.link import PLAIN, FrameChannel, NoChannel, Notify, Outgoing, Party
+from mcp_context_proxy.downstream.link import PLAIN, FrameChannel, HeaderMap, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.output import Strays
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -35,172 +31,16 @@ from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Oversized
 
-
-class Pending:
-    """One request under way: its caller's future, its deadline, and where its notifications go."""
-
-    __slots__ = (
-        "_result",
-        "future",
-        "give_up_at",
-        "held_since",
-        "holds",
-        "id",
-        "method",
-        "outgoing",
-        "sending",
-        "timeout",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        request_id: int,
-        method: str,
-        future: asyncio.Future[None],
-        outgoing: Outgoing,
-        timeout: float,
-        give_up_at: float,
-    ) -> None:
-        self.id, self.method, self.future, self.outgoing = request_id, method, future, outgoing
-        self.timeout, self.give_up_at = timeout, give_up_at
-        self.timer: asyncio.TimerHandle | None = None
-        self.holds = 0
-        """Questions of the server that are open: while there are any, no time passes for the request."""
-        self.held_since = 0.0
-        self.sending: anyio.CancelScope | None = None
-        """While the request waits for the channel to take it."""
-        self._result = b""
-
-    @property
-    def subject(self) -> str:
-        """What it is, for a person."""
-        return self.outgoing.subject or "a request"
-
-    def fail(self, error: DownstreamError) -> None:
-        """Tell its caller."""
-        self.future.set_exception(error)
-
-    def answer(self, result: bytes) -> None:
-        """Hand its caller the result."""
-        self._result = result
-        self.future.set_result(None)
-
-    async def result(self) -> bytes:
-        """What it is answered with, which is kept nowhere then.
-
-        Not in the future either: the event loop holds on to that while its waiter goes on.
-
-        Raises:
-            DownstreamError: it failed.
-        """
-        await self.future
-        result, self._result = self._result, b""
-        return result
-
-
-class PendingRequests:
-    """All requests under way with one peer."""
-
-    def __init__(self, server: str, call_seconds: float, call_max_seconds: float) -> None:
-        """Hold none.
-
-        Args:
-            server: Name of the server, for messages.
-            call_seconds: Default time limit of a request.
-            call_max_seconds: Upper bound that progress cannot extend.
-        """
-        self._server = server
-        self._call_seconds, self._call_max_seconds = call_seconds, call_max_seconds
-        self._loop = asyncio.get_running_loop()
-        self._last_id = 0
-        self._by_id: dict[int, Pending] = {}
-
-    @property
-    def sent(self) -> list[Outgoing]:
-        """What goes with each request."""
-        return [pending.outgoing for pending in self._by_id.values()]
-
-    def waiting(self) -> list[Pending]:
-        """All whose callers have no answer yet."""
-        return [pending for pending in self._by_id.values() if not pending.future.done()]
-
-    def find(self, request_id: object) -> Pending | None:
-        """The one by that id, if its caller still waits; a number in a string is how some servers echo it."""
-        if isinstance(request_id, str) and request_id.isdecimal():
-            request_id = int(request_id)
-        if isinstance(request_id, float) and request_id.is_integer():
-            request_id = int(request_id)
-        pending = self._by_id.get(request_id) if isinstance(request_id, int) else None
-        return None if pending is None or pending.future.done() else pending
-
-    def add(self, method: str, outgoing: Outgoing) -> Pending:
-        """Begin one: it has an id now, and a deadline."""
-        self._last_id += 1
-        timeout = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
-        give_up_at = self._loop.time() + max(timeout, self._call_max_seconds)
-        pending = Pending(self._last_id, method, self._loop.create_future(), outgoing, timeout, give_up_at)
-        pending.timer = self._loop.call_later(timeout, self._expire, pending)
-        self._by_id[pending.id] = pending
-        return pending
-
-    def remove(self, pending: Pending) -> None:
-        """End one, however it came out."""
-        del self._by_id[pending.id]
-        if pending.timer is not None:
-            pending.timer.cancel()
-        if pending.future.done() and not pending.future.cancelled():
-            pending.future.exception()  # retrieved, so that nothing is logged for an abandoned caller
-
-    def extend(self, pending: Pending) -> None:
-        """Give one its time limit anew, up to the bound that nothing extends."""
-        if pending.timer is not None:
-            pending.timer.cancel()
-        if pending.holds:
-            return
-        when = min(self._loop.time() + pending.timeout, pending.give_up_at)
-        pending.timer = self._loop.call_at(when, self._expire, pending)
-
-    @contextlib.contextmanager
-    def held(self, party: Party | None) -> Iterator[None]:
-        """Let no time pass for the requests of one party: somebody is being asked on their behalf."""
-        held = [each for each in self._by_id.values() if party is not None and each.outgoing.party is party]
-        for pending in held:
-            self._hold(pending)
-        try:
-            yield
-        finally:
-            for pending in held:
-                self._release(pending)
-
-    def _hold(self, pending: Pending) -> None:
-        if pending.holds == 0:
-            pending.held_since = self._loop.time()
-        pending.holds += 1
-        if pending.timer is not None:
-            pending.timer.cancel()
-
-    def _release(self, pending: Pending) -> None:
-        pending.holds -= 1
-        if pending.holds == 0 and not pending.future.done():
-            pending.give_up_at += self._loop.time() - pending.held_since
-            self.extend(pending)
-
-    def _expire(self, pending: Pending) -> None:
-        if not pending.future.done():
-            pending.fail(CallTimeoutError(self._server, pending.subject, pending.timeout))
-            if pending.sending is not None:
-                pending.sending.cancel()
-
-
 logger = logging.getLogger(__name__)
 
 BAD_LINES = 1000
-"""So many in a row without a message, and what speaks there is no MCP server."""
+"""Lines in a row without a message after which the other side is taken for no MCP server."""
 
 
 class Peer:
-    """Sends requests over a channel and matches what comes back. Implements `Link`."""
+    """Sends requests over a channel and matches the responses. Implements `Link`."""
+
+    header_maps: dict[str, HeaderMap] | None = None
 
     def __init__(
         self,
@@ -216,21 +56,21 @@ class Peer:
 
         Args:
             server: Name of the server, for messages.
-            call_seconds: Default time limit of a request.
+            call_seconds: Default timeout of a request.
             call_max_seconds: Upper bound that progress cannot extend.
             on_request: Takes a request that the server makes; answer it with `answer` or `refuse`.
             on_notification: Takes notifications that belong to no request.
-            strays: Takes what is no message.
+            strays: Takes lines that are no messages.
         """
         self.era = Era.HANDSHAKE
         self.server = server
-        self._channel: FrameChannel = NoChannel()
+        self._channel: FrameChannel = _NoChannel()
         self._pending = PendingRequests(server, call_seconds, call_max_seconds)
-        self._on_request, self._on_notification = on_request, on_notification
-        self._strays = strays
+        self._on_request, self._on_notification, self._strays = on_request, on_notification, strays
         self._bad_lines = 0
-        """Since the last message."""
+        """Lines without a message since the last message."""
         self._closed: str | None = None
+        """Cause of the loss, once the connection is lost."""
 
     def attach(self, channel: FrameChannel) -> None:
         """Send over `channel` from now on."""
@@ -238,15 +78,15 @@ class Peer:
 
     @property
     def in_flight(self) -> list[Outgoing]:
-        """What goes with each request that is under way."""
-        return self._pending.sent
+        """Pending requests, oldest first; see `Link.in_flight`."""
+        return self._pending.outgoing()
 
-    def held(self, party: Party | None) -> AbstractContextManager[None]:
-        """Let no time pass for the requests of one party: somebody is being asked on their behalf."""
+    def held(self, party: Party | None) -> contextlib.AbstractContextManager[None]:
+        """Pause the timeouts of a party's requests while the party is being asked for something."""
         return self._pending.held(party)
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
-        """Send a request and return its result as it came; see `Link.request`."""
+        """Send a request and return its encoded result unchanged; see `Link.request`."""
         if self._closed is not None:
             raise self._unsent(self._closed)
         pending = self._pending.add(method, outgoing)
@@ -275,40 +115,43 @@ class Peer:
             self._pending.remove(pending)
 
     async def _send(self, frame: bytes, pending: Pending) -> None:
-        """Send within the time limit of the request: a server that stops reading holds nobody longer."""
+        """Send within the timeout of the request: a server that stops reading delays nobody longer."""
         pending.sending = anyio.CancelScope()
         with pending.sending:
             await self._channel.send(frame)
             pending.sending = None
 
+    def _cancel(self, request_id: int, reason: str) -> None:
+        """Tell the server without waiting: a server that does not answer may not read either."""
+        params = {"requestId": request_id, "reason": reason}
+        with contextlib.suppress(ConnectionError):
+            self._channel.send_nowait(envelope.notification("notifications/cancelled", params))
+
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
         """Send a notification; it is dropped when the connection is lost."""
-        try:
-            await self._channel.send(envelope.notification(method, params))
-        except ConnectionError:
-            logger.debug("%s: dropped %s, the connection is closed", self.server, method)
+        await self._send_unless_closed(envelope.notification(method, params))
 
     async def answer(self, request_id: envelope.RequestId, result: bytes) -> None:
         """Answer a request that the server made."""
-        await self._reply(envelope.reply(request_id, result))
+        await self._send_unless_closed(envelope.reply(request_id, result))
 
     async def refuse(self, request_id: envelope.RequestId, code: int, message: str, data: Any = None) -> None:
         """Refuse a request that the server made."""
-        await self._reply(envelope.error_reply(request_id, code, message, data))
+        await self._send_unless_closed(envelope.error_reply(request_id, code, message, data))
 
     def refuse_nowait(self, request_id: envelope.RequestId, code: int, message: str) -> None:
-        """Refuse one of more requests than are answered; a server that does not read hears nothing of it."""
+        """Refuse a request over the bound, without waiting for a server that does not read."""
         with contextlib.suppress(ConnectionError):
             self._channel.send_nowait(envelope.error_reply(request_id, code, message))
 
-    async def _reply(self, frame: bytes) -> None:
+    async def _send_unless_closed(self, frame: bytes) -> None:
         try:
             await self._channel.send(frame)
         except ConnectionError:
-            logger.debug("%s: dropped a reply, the connection is closed", self.server)
+            logger.debug("%s: dropped a message, the connection is closed", self.server)
 
     def close(self, cause: str) -> None:
-        """Fail every request under way: the connection is lost because of `cause`, if that was not known."""
+        """Fail every pending request: the connection is lost because of the first `cause` given."""
         self._closed = self._closed or cause
         for pending in self._pending.waiting():
             if pending.sending is None:
@@ -318,19 +161,17 @@ class Peer:
                 pending.sending.cancel()
 
     def waits_for(self, request_id: envelope.RequestId) -> bool:
-        """Whether a request has no answer yet."""
+        """Return whether a request is still without a response."""
         return self._pending.find(request_id) is not None
 
     def fail(self, request_id: envelope.RequestId, error: DownstreamError) -> None:
-        """Fail one request, as the channel has to where it knows of single requests."""
-        pending = self._pending.find(request_id)
-        if pending is not None:
+        """Fail one request, on behalf of a channel that knows single requests."""
+        if (pending := self._pending.find(request_id)) is not None:
             pending.fail(error)
 
     def interrupt(self, request_id: envelope.RequestId, cause: str) -> None:
         """Fail one request whose part of the channel is lost: it may have run."""
-        pending = self._pending.find(request_id)
-        if pending is not None:
+        if (pending := self._pending.find(request_id)) is not None:
             pending.fail(self._interrupted(pending, cause))
 
     def _unsent(self, cause: str) -> DisconnectedError:
@@ -351,7 +192,7 @@ class Peer:
             self._reject(frame, frame, f"with a message that cannot be read ({error})")
             return
         if message.method is UNSET:
-            self._receive_reply(message, frame)
+            self._receive_response(message, frame)
             return
         self._bad_lines = 0
         if message.id is UNSET or message.id is None:
@@ -364,11 +205,11 @@ class Peer:
             self._on_request(message.id, message.method, _members(message.params))
 
     def _echoed(self, request_id: envelope.RequestId, method: str) -> Pending | None:
-        """Our own request, where the server makes it back to us, as a program does that repeats its input."""
+        """Find our own request, sent back by a program that repeats its input."""
         pending = self._pending.find(request_id)
         return pending if pending is not None and pending.method == method != "ping" else None
 
-    def _receive_reply(self, message: envelope.Envelope, frame: bytes) -> None:
+    def _receive_response(self, message: envelope.Envelope, frame: bytes) -> None:
         pending = self._pending.find(message.id)
         if pending is None:
             if message.result is UNSET and message.error is UNSET:
@@ -400,7 +241,7 @@ class Peer:
             self._on_notification(method, params)
 
     def _reject(self, head: bytes, tail: bytes, why: str) -> None:
-        """A frame is unusable: fail the request it answers at once, or count it as noise."""
+        """Fail the request that an unusable frame answers, or count the frame as noise."""
         pending = self._pending.find(envelope.salvage_id(head, tail))
         if pending is None:
             self._count_bad_line(head)
@@ -413,11 +254,18 @@ class Peer:
         if self._bad_lines == BAD_LINES:
             self._channel.give_up(f"sent {BAD_LINES:,} lines in a row that are no messages")
 
-    def _cancel(self, request_id: int, reason: str) -> None:
-        """Tell the server; without waiting, since one that does not answer may not read either."""
-        params = {"requestId": request_id, "reason": reason}
-        with contextlib.suppress(ConnectionError):
-            self._channel.send_nowait(envelope.notification("notifications/cancelled", params))
+
+class _NoChannel:
+    """Stands in until a channel is attached."""
+
+    async def send(self, frame: bytes) -> None:
+        raise ConnectionError("is not connected yet")
+
+    def send_nowait(self, frame: bytes) -> None:
+        pass
+
+    def give_up(self, cause: str) -> None:
+        pass
 
 
 def _members(params: Raw | Any) -> Members:
@@ -431,3 +279,149 @@ def _members(params: Raw | Any) -> Members:
 
 def _number(raw: Raw | None) -> object:
     return None if raw is None else envelope.value(raw)
+
+
+class PendingRequests:
+    """All pending requests of one peer: correlates them by id, enforces and pauses their timeouts."""
+
+    def __init__(self, server: str, call_seconds: float, call_max_seconds: float) -> None:
+        self._server = server
+        self._call_seconds, self._call_max_seconds = call_seconds, call_max_seconds
+        self._loop = asyncio.get_running_loop()
+        self._last_id = 0
+        self._by_id: dict[int, Pending] = {}
+
+    def outgoing(self) -> list[Outgoing]:
+        """Return the options of each pending request, oldest first."""
+        return [pending.outgoing for pending in self._by_id.values()]
+
+    def waiting(self) -> list[Pending]:
+        """Return the requests whose callers still wait."""
+        return [pending for pending in self._by_id.values() if not pending.future.done()]
+
+    def find(self, request_id: object) -> Pending | None:
+        """Return the request with this id if its caller still waits.
+
+        Some servers echo a number as a string or as a float.
+        """
+        if isinstance(request_id, str) and request_id.isdecimal():
+            request_id = int(request_id)
+        if isinstance(request_id, float) and request_id.is_integer():
+            request_id = int(request_id)
+        pending = self._by_id.get(request_id) if isinstance(request_id, int) else None
+        return None if pending is None or pending.future.done() else pending
+
+    def add(self, method: str, outgoing: Outgoing) -> Pending:
+        """Register a request: it has an id and a running timeout from now on."""
+        self._last_id += 1
+        timeout = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
+        give_up_at = self._loop.time() + max(timeout, self._call_max_seconds)
+        pending = Pending(self._last_id, method, self._loop.create_future(), outgoing, timeout, give_up_at)
+        pending.timer = self._loop.call_later(timeout, self._expire, pending)
+        self._by_id[pending.id] = pending
+        return pending
+
+    def remove(self, pending: Pending) -> None:
+        """Forget a request, however it ended."""
+        del self._by_id[pending.id]
+        if pending.timer is not None:
+            pending.timer.cancel()
+        if pending.future.done() and not pending.future.cancelled():
+            pending.future.exception()  # retrieved, so that nothing is logged for an abandoned caller
+
+    def extend(self, pending: Pending) -> None:
+        """Restart the timeout of a request, up to the bound that nothing extends."""
+        if pending.timer is not None:
+            pending.timer.cancel()
+        if pending.holds:
+            return
+        when = min(self._loop.time() + pending.timeout, pending.give_up_at)
+        pending.timer = self._loop.call_at(when, self._expire, pending)
+
+    @contextlib.contextmanager
+    def held(self, party: Party | None) -> Iterator[None]:
+        """Pause the timeouts of a party's requests while the party is being asked for something."""
+        held = [each for each in self._by_id.values() if party is not None and each.outgoing.party is party]
+        for pending in held:
+            if pending.holds == 0:
+                pending.held_since = self._loop.time()
+            pending.holds += 1
+            if pending.timer is not None:
+                pending.timer.cancel()
+        try:
+            yield
+        finally:
+            for pending in held:
+                pending.holds -= 1
+                if pending.holds == 0 and not pending.future.done():
+                    pending.give_up_at += self._loop.time() - pending.held_since
+                    self.extend(pending)
+
+    def _expire(self, pending: Pending) -> None:
+        if not pending.future.done():
+            pending.fail(CallTimeoutError(self._server, pending.subject, pending.timeout))
+            if pending.sending is not None:
+                pending.sending.cancel()
+
+
+class Pending:
+    """One pending request: its caller's future, its timeout, and the receiver of its notifications."""
+
+    __slots__ = (
+        "_result",
+        "future",
+        "give_up_at",
+        "held_since",
+        "holds",
+        "id",
+        "method",
+        "outgoing",
+        "sending",
+        "timeout",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        method: str,
+        future: asyncio.Future[None],
+        outgoing: Outgoing,
+        timeout: float,
+        give_up_at: float,
+    ) -> None:
+        self.id, self.method, self.future, self.outgoing = request_id, method, future, outgoing
+        self.timeout, self.give_up_at = timeout, give_up_at
+        self.timer: asyncio.TimerHandle | None = None
+        self.holds = 0
+        """Open requests of the server to the client; the timeout is paused while there are any."""
+        self.held_since = 0.0
+        self.sending: anyio.CancelScope | None = None
+        """Set while the request waits for the channel to take it."""
+        self._result = b""
+
+    @property
+    def subject(self) -> str:
+        """Name of the request in error messages."""
+        return self.outgoing.subject or "a request"
+
+    def fail(self, error: DownstreamError) -> None:
+        """Raise an error in the caller."""
+        self.future.set_exception(error)
+
+    def answer(self, result: bytes) -> None:
+        """Return the result to the caller."""
+        self._result = result
+        self.future.set_result(None)
+
+    async def result(self) -> bytes:
+        """Wait for the result, and hold no reference to it afterwards.
+
+        The future does not carry it: the event loop keeps the future while its waiter goes on.
+
+        Raises:
+            DownstreamError: the request failed.
+        """
+        await self.future
+        result, self._result = self._result, b""
+        return result

@@ -1,44 +1,54 @@
-"""What a connection to a downstream server can do, whatever transport carries it.
+"""Interfaces of a connection to a downstream server: the link that sends requests, and the channel below it.
 
-A link sends requests and hands their raw results back. It does not list, retry, reconnect or interpret.
-
-What carries frames to a server, whatever the transport; what comes back is handed to a `Peer`.
+A link sends requests and returns their raw results. It does not list, retry, reconnect or interpret. A
+channel carries frames over one transport; a `Peer` matches the frames that come back with the requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import anyio
+from anyio.streams.memory import MemoryObjectSendStream
 from msgspec import Raw
 
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 
-Notify = Callable[[str, Members], None]
+logger = logging.getLogger(__name__)
+
+Notify: TypeAlias = Callable[[str, Members], None]
 """Takes a notification's method and params. Must not block."""
 
-Ask = Callable[[str, Members], Awaitable[bytes]]
+Ask: TypeAlias = Callable[[str, Members], Awaitable[bytes]]
 """Answers a request that a server makes of the client: method and params in, encoded result out.
 
 Raises:
     RequestError: the client refuses, or cannot be asked.
 """
 
+HeaderMap: TypeAlias = Mapping[tuple[str, ...], str]
+"""Header for each argument (by path) that is repeated in one, from ``x-mcp-header`` in a tool's schema."""
+
+QUEUE_FRAMES = 64
+"""Frames that a queued channel holds before senders wait."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Party:
-    """Whom requests are made for: one handshake-era session, or one request of the modern era.
+    """The side that requests are made for: one handshake-era session, or one request of the modern era.
 
     Requests belong together if their party is the same object.
     """
 
     principal: str | None = None
-    """Who it is, as far as the front can tell: what is kept for one must not be had by another."""
+    """The authenticated user, as far as the front knows. State kept for one principal is never used for
+    another."""
     lasting: bool = False
-    """A session: it can have a connection of its own for as long as it lasts."""
+    """True for a session, which can have a connection of its own for as long as it lasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +56,11 @@ class Outgoing:
     """Everything that goes with one request beside its method and params."""
 
     subject: str = ""
-    """For error messages: what was asked, such as ``tool 'create_issue'``."""
+    """Names the request in error messages, such as ``tool 'create_issue'``."""
     timeout: float | None = None
-    """Seconds until the request is given up; progress starts it anew. None: the connection's default."""
+    """Seconds until the request is given up; progress restarts them. None: the connection's default."""
     capabilities: Raw | None = None
-    """Of the client that calls; travels with each modern request."""
+    """Capabilities of the calling client; sent with each modern request."""
     client_info: Raw | None = None
     log_level: Raw | None = None
     """The client's opt-in to log messages about this request."""
@@ -58,11 +68,11 @@ class Outgoing:
     """Takes progress and log notifications that belong to this request."""
     wants_progress: bool = False
     party: Party | None = None
-    """Whom the request is made for; None for what the proxy wants to know itself."""
+    """The party that the request is made for; None for requests of the proxy itself."""
     ask: Ask | None = None
-    """Answers what the server asks of the client meanwhile; None when the client cannot be asked."""
+    """Answers requests that the server makes of the client meanwhile; None if the client cannot be asked."""
     on_counted: Callable[[], None] | None = None
-    """Is called once the request is one of those under way, which are bounded here."""
+    """Called once the request counts as pending, of which there is a bounded number."""
 
 
 PLAIN = Outgoing()
@@ -74,15 +84,26 @@ class Link(Protocol):
     server: str
     """Name of the server in the configuration."""
     era: Era
+    header_maps: dict[str, HeaderMap] | None
+    """By tool name, filled by whoever lists the tools. None for a transport that repeats no arguments in
+    headers."""
+
+    @property
+    def in_flight(self) -> Sequence[Outgoing]:
+        """Pending requests that a notification or request of the server may be about, oldest first.
+
+        Empty where each request has a response stream of its own, which leaves no doubt.
+        """
+        ...
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
-        """Send a request and return its result as it came.
+        """Send a request and return its encoded result unchanged.
 
         Cancelling the caller tells the server to cancel.
 
         Raises:
             RemoteError: the server answered with an error.
-            CallTimeoutError: no answer in time.
+            CallTimeoutError: no response in time.
             CallInterruptedError: the connection was lost meanwhile.
             ServerUnavailableError: it could not be sent.
         """
@@ -114,43 +135,46 @@ class FrameChannel(Protocol):
 
 
 class OpenChannel(FrameChannel, Protocol):
-    """One that is open until it ends."""
+    """A channel that is open until it ends."""
+
+    version: str | None
+    """The negotiated protocol revision, once it is known; some transports name it in headers."""
 
     @property
     def killed(self) -> bool:
-        """Whether the other side was ended from outside."""
+        """Return whether the other side was ended from outside."""
         ...
 
     async def until_ended(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the channel has ended."""
         ...
 
     async def wait_closed(self) -> str:
-        """Wait until it has ended; say how, as the verb of a sentence."""
+        """Wait until the channel has ended; return how, as the verb of a sentence."""
         ...
 
 
 class Ending:
-    """How a channel ends to where nothing is known of a process: the part that all such have in common."""
+    """The end of a channel that has no process behind it: the part that such channels share."""
 
     killed = False
 
     def __init__(self) -> None:
-        """It is open."""
+        self.version: str | None = None
         self._cause = "closed the connection"
         self._ended = anyio.Event()
 
     def give_up(self, cause: str) -> None:
-        """Treat the channel as lost: what comes over it is of no use."""
+        """Treat the channel as lost."""
         self._cause = cause
         self._end()
 
     async def until_ended(self) -> None:
-        """See `OpenChannel`."""
+        """Wait until the channel has ended."""
         await self._ended.wait()
 
     async def wait_closed(self) -> str:
-        """See `OpenChannel`."""
+        """Wait until the channel has ended; return how, as the verb of a sentence."""
         await self.until_ended()
         return self._cause
 
@@ -158,17 +182,29 @@ class Ending:
         self._ended.set()
 
 
-class NoChannel:
-    """Stands in until a peer is attached."""
+class QueuedChannel(Ending):
+    """A channel whose frames wait in a queue for the task that sends them."""
+
+    def __init__(self, queue: MemoryObjectSendStream[bytes]) -> None:
+        super().__init__()
+        self._queue = queue
 
     async def send(self, frame: bytes) -> None:
-        """Refuse."""
-        raise ConnectionError("is not connected yet")
+        """Queue one frame.
+
+        Raises:
+            ConnectionError: the channel is closed.
+        """
+        if self._ended.is_set():
+            raise ConnectionError(self._cause)
+        try:
+            await self._queue.send(frame)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise ConnectionError(self._cause) from None
 
     def send_nowait(self, frame: bytes) -> None:
-        """Drop one frame."""
-        del frame
-
-    def give_up(self, cause: str) -> None:
-        """Do nothing: there is nothing to lose."""
-        del cause
+        """Queue one frame, or drop it when the queue is full or closed."""
+        try:
+            self._queue.send_nowait(frame)
+        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            logger.debug("dropped a frame, the channel does not take it now")

@@ -1,46 +1,66 @@
-"""Keeps what one server offers current: lists it on connecting, and again when the server says it changed.
+"""Lists of tools, resources, templates and prompts of one server: fetched, kept current, and cached on disk.
 
-What was listed last stays while the connection is down, so that a server that died empties no list.
-
-Fetches the lists a server offers, page by page and entry by entry, within bounds.
-
-Entries stay bytes. One odd entry never costs the rest of the list.
+Entries stay bytes, and one odd entry never costs the rest of its list. The last listing stays while the
+connection is down, so that the death of a server empties no list.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import anyio
 import msgspec
 from msgspec import Raw
 
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connect import Connected
 from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Introduction
 from mcp_context_proxy.downstream.link import Link, Outgoing
-from mcp_context_proxy.errors import DownstreamError, RemoteError
+from mcp_context_proxy.errors import DownstreamError, RemoteError, StoreError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.system.clock import time_of_day
+
+logger = logging.getLogger(__name__)
+
+REFRESH_SECONDS = 1.0
+"""Least time between two fetches after change notices: a flapping server costs at most one a second."""
+
+SETTLE_SECONDS = 0.05
+"""Time that a change notice waits for the others that usually come with it."""
+
+RETRY_SECONDS, LONGEST_SECONDS = 2.0, 60.0
+"""Wait before a list whose fetch failed is fetched again; it doubles each time, up to the second value."""
+
+OTHERS_SECONDS = 5.0
+"""Time for the lists beside the first of a new connection: nobody waits longer for the tools."""
+
+STALE = "stale"
+"""Key among the findings of a listing that could not be fetched again after a change."""
+
+STALE_SECONDS = 24 * 3600.0
+"""Age from which a cached listing is fetched again in the background: programs are updated unseen."""
 
 _entries = msgspec.json.Decoder(list[Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One list that servers offer."""
+    """One kind of list that servers offer."""
 
     method: str
     member: str
-    """Of the result: where the entries are."""
+    """Member of the result that holds the entries."""
     capability: str
     changed: str
-    """The notification that says it changed."""
+    """Notification that the list has changed."""
 
 
 LISTS = {
@@ -55,19 +75,172 @@ LISTS = {
 
 @dataclass(frozen=True, slots=True)
 class ServerListing:
-    """Everything one server listed: entries as they came, in its order."""
+    """Everything one server listed: undecoded entries, in the order of the server."""
 
     tools: tuple[bytes, ...] = ()
     resources: tuple[bytes, ...] = ()
     templates: tuple[bytes, ...] = ()
     prompts: tuple[bytes, ...] = ()
     findings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What was left out of each list and why, for a person."""
+    """Reasons why parts of a list are missing, by list, for a person."""
 
     @property
     def remarks(self) -> Iterator[str]:
-        """All of these."""
+        """All findings, one after the other."""
         return itertools.chain.from_iterable(self.findings.values())
+
+
+class Lists:
+    """The current listing of one server; fetched on connecting, and again when the server says it changed."""
+
+    def __init__(self, server: str, limits: Limits, redact: Redactor, on_change: Callable[[], None]) -> None:
+        """Start with an empty listing.
+
+        Args:
+            server: Name of the server, for messages.
+            limits: Bounds on size and time.
+            redact: Removes secrets from error messages of the server.
+            on_change: Called, without blocking, when a listing that differs is published.
+        """
+        self.current = self._published = ServerListing()
+        self._server, self._limits, self._redact, self._on_change = server, limits, redact, on_change
+        self._stale: set[str] = set()
+        """Lists to fetch again."""
+        self._missing: set[str] = set()
+        """Lists that this connection has not delivered at all."""
+        self._notice = anyio.Event()
+
+    def configure(self, limits: Limits) -> None:
+        """Fetch within other bounds from now on."""
+        self._limits = limits
+
+    def publish(self) -> None:
+        """Report the listing if it differs from the last one reported."""
+        if self.current is not self._published:
+            self._published = self.current
+            self._on_change()
+
+    def restore(self, listing: ServerListing) -> None:
+        """Begin with a listing from the cache."""
+        self.current = listing
+
+    def resume(self, connected: Connected) -> None:
+        """Serve the known listing over a new connection, and fetch everything again in the background."""
+        self._replace(_fit_headers(self.current, connected.link))
+        self.mark_stale(LISTS)
+
+    async def fetch_first(self, connected: Connected) -> None:
+        """Fetch all lists of a new connection.
+
+        Only the first list must succeed; the others are retried later. Nothing of the listing shows before
+        all is done, so every tool that is listed can be called.
+
+        Raises:
+            DownstreamError: the first list that the server offers cannot be fetched, or the connection is
+                lost.
+        """
+        names = [name for name, kind in LISTS.items() if connected.introduction.offers(kind.capability)]
+        found = await self._fetched(connected, set(names[:1]), self.current)
+        self._missing = set(names[1:])
+        causes = dict.fromkeys(names, f"not within {OTHERS_SECONDS:g} s")
+        with anyio.move_on_after(OTHERS_SECONDS):
+            for name in names[1:]:
+                try:
+                    found = await self._fetched(connected, {name}, found)
+                except DownstreamError as error:
+                    if connected.loss.happened.is_set():
+                        raise
+                    causes[name] = self._redact(str(error))
+        for name in self._missing:
+            message = f"{LISTS[name].method} cannot be fetched: {causes[name]}"
+            logger.warning("server %s: %s", self._server, message)
+            found = _with_finding(found, name, message)
+        self._replace(found)
+        if self._missing:
+            self.mark_stale(self._missing)
+
+    def take_change_notice(self, method: str) -> bool:
+        """Note that a list has changed; return False if `method` is no such notification."""
+        changed = {name for name, kind in LISTS.items() if kind.changed == method}
+        if changed:
+            self.mark_stale(changed)
+        return bool(changed)
+
+    def mark_all_stale(self) -> None:
+        """Fetch all lists again: a change may have gone unnoticed."""
+        self.mark_stale(LISTS)
+
+    def mark_stale(self, names: Iterable[str]) -> None:
+        """Fetch these lists again."""
+        self._stale.update(names)
+        self._notice.set()
+
+    async def refresh(self, connected: Connected, on_fetched: Callable[[], Awaitable[None]]) -> None:
+        """Fetch stale lists, at most once a second, until cancelled; retry failures with longer waits."""
+        failures = 0
+        while True:
+            retry_seconds = min(RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_SECONDS)
+            with anyio.move_on_after(retry_seconds if failures else float("inf")):
+                await self._notice.wait()
+            await anyio.sleep(SETTLE_SECONDS)
+            self._notice, names, failed = anyio.Event(), set(self._stale), set[str]()
+            for name in sorted(names, key=list(LISTS).index):
+                try:
+                    self._replace(await self._fetched(connected, {name}, self.current))
+                except DownstreamError as error:
+                    failed.add(name)
+                    if name not in self._missing:
+                        self._mark_outdated(error)
+            self._stale |= failed
+            failures = failures + 1 if failed else 0
+            self.publish()
+            if failed != names:
+                await on_fetched()
+            await anyio.sleep(REFRESH_SECONDS)
+
+    async def _fetched(self, connected: Connected, names: set[str], known: ServerListing) -> ServerListing:
+        """Fetch some lists; return the known listing with these replaced."""
+        self._stale -= names
+        fetched = await fetch(connected.link, connected.introduction, self._limits, known, names)
+        self._missing -= names
+        findings = {name: found for name, found in fetched.findings.items() if name != STALE}
+        return _fit_headers(replace(fetched, findings=findings), connected.link)
+
+    def _mark_outdated(self, cause: DownstreamError) -> None:
+        """Note in the listing that it is kept although it has changed."""
+        message = f"its changed list cannot be fetched, the old one stays: {self._redact(str(cause))}"
+        if self.current.findings.get(STALE) != (clean(message),):
+            logger.warning("server %s: %s", self._server, message)
+            self._replace(_with_finding(self.current, STALE, message))
+
+    def _replace(self, listing: ServerListing) -> None:
+        # An equal listing stays the same object, so that nothing that was derived from it is made again.
+        if listing != self.current:
+            self.current = listing
+
+
+def _with_finding(known: ServerListing, name: str, message: str) -> ServerListing:
+    # Hidden characters are removed: the log shows them, but nobody who reads the findings needs them.
+    return replace(known, findings={**known.findings, name: (clean(message),)})
+
+
+def _fit_headers(listing: ServerListing, link: Link) -> ServerListing:
+    """Give the link the header map of each tool, and withhold the tools whose maps are invalid."""
+    maps = link.header_maps
+    if maps is None:
+        return listing
+    from mcp_context_proxy.downstream.http_modern import header_map  # noqa: PLC0415 - imports the SDK
+
+    maps.clear()
+    usable, findings = [], list(listing.findings.get("tools", ()))
+    for definition in listing.tools:
+        name, mapping, problem = header_map(definition)
+        if problem is None:
+            usable.append(definition)
+            maps[name] = mapping
+        else:
+            findings.append(f"tool {name!r} is withheld: {problem}")
+    return replace(listing, tools=tuple(usable), findings={**listing.findings, "tools": tuple(findings)})
 
 
 async def fetch(
@@ -76,17 +249,20 @@ async def fetch(
     """Fetch the lists in `names` that the server offers; keep the rest of `old`.
 
     Raises:
-        DownstreamError: a list cannot be had, or not all its pages in time.
+        DownstreamError: a list cannot be fetched, or not all its pages in time.
     """
     listing = old
     for name in sorted(names, key=list(LISTS).index):
         if introduction.offers(LISTS[name].capability):
-            entries, findings = await _fetch_all(link, LISTS[name], limits)
+            entries, findings = await _fetch_pages(link, LISTS[name], limits)
             listing = replace(listing, **{name: entries}, findings={**listing.findings, name: findings})
     return listing
 
 
-async def _fetch_all(link: Link, listed: Listed, limits: Limits) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
+async def _fetch_pages(
+    link: Link, listed: Listed, limits: Limits
+) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
+    """Fetch a list page by page; return its entries, and the reason if some are missing."""
     outgoing = Outgoing(
         subject=listed.method, client_info=envelope.raw(CLIENT_INFO), capabilities=envelope.raw({})
     )
@@ -104,8 +280,9 @@ async def _fetch_all(link: Link, listed: Listed, limits: Limits) -> tuple[tuple[
                 # Declared the capability but not this list: templates are often missing.
                 return (), ()
             raise
-        found = _page_entries(page, listed.member)
-        if found is None:
+        try:
+            found = [bytes(entry) for entry in _entries(page.get(listed.member, b""))]
+        except msgspec.DecodeError:
             return tuple(entries), (f"{listed.method}: stopped, a result has no list of {listed.member}",)
         for entry in found:
             size += len(entry)
@@ -124,187 +301,49 @@ async def _fetch_all(link: Link, listed: Listed, limits: Limits) -> tuple[tuple[
     return tuple(entries), (f"{listed.method}: stopped after {limits.pages} pages",)
 
 
-def _page_entries(page: Members, member: str) -> list[bytes] | None:
-    """The entries of a page; None where it is none."""
-    raw = page.get(member)
-    if raw is None:
-        return None
-    try:
-        return [bytes(entry) for entry in _entries(raw)]
-    except msgspec.DecodeError:
-        return None
+class _Stored(msgspec.Struct, frozen=True):
+    introduction: Introduction
+    listing: ServerListing
 
 
-logger = logging.getLogger(__name__)
+@dataclass(frozen=True, slots=True)
+class CachedListing:
+    """Introduction and listing of a server from its latest connection."""
 
-REFRESH_SECONDS = 1.0
-"""Change notices within this time lead to one new listing: a flapping server costs at most one a second."""
-
-SETTLE_SECONDS = 0.05
-"""How long a change notice waits for the others that usually come with it."""
-
-RETRY_SECONDS, LONGEST_SECONDS = 2.0, 60.0
-"""Before a list that could not be had is asked for again, twice as long each time."""
-
-OTHERS_SECONDS = 5.0
-"""For the lists beside the first of a server that was just connected: nobody waits longer for its tools."""
-
-STALE = "stale"
-"""Where the findings of a listing say that it is the last known one."""
-
-_NOTICES = {kind.changed for kind in LISTS.values()}
+    introduction: Introduction
+    listing: ServerListing
+    stale: bool
+    """True if it is old enough to be fetched again."""
 
 
-class Lists:
-    """The lists of one server."""
+class ListingCache:
+    """Cache of the listings of lazy servers, in the store. All methods block.
 
-    def __init__(self, server: str, limits: Limits, redact: Redactor, on_change: Callable[[], None]) -> None:
-        """Hold empty lists.
+    The key is a digest of the connection settings, so a server that is configured differently is another
+    one. An entry that cannot be read counts as missing.
+    """
 
-        Args:
-            server: Its name, for messages.
-            limits: Bounds on size and time.
-            redact: Takes secrets out of what the server says of a list that it does not give.
-            on_change: Called, without blocking, when a list was fetched anew.
-        """
-        self.current = ServerListing()
-        self._server, self._limits, self._on_change = server, limits, on_change
-        self._redact = redact
-        self._stale: set[str] = set()
-        self._missing: set[str] = set()
-        """Lists that this connection never gave."""
-        self._notice = anyio.Event()
+    def __init__(self, store: ListingStore, clock: Callable[[], float] = time_of_day) -> None:
+        self._store, self._clock = store, clock
 
-    def configure(self, limits: Limits) -> None:
-        """Fetch within other bounds from now on."""
-        self._limits = limits
+    def load(self, config: ServerConfig) -> CachedListing | None:
+        """Return the cached listing of the server; None if there is none."""
+        try:
+            found = self._store.get(connection_key(config))
+            if found is None:
+                return None
+            stored = msgspec.msgpack.decode(found[1], type=_Stored)
+        except (StoreError, msgspec.DecodeError) as error:
+            logger.debug("server %s: nothing is cached: %s", config.name, error)
+            return None
+        age = self._clock() - found[0]
+        # A clock that was set back makes no listing fresh.
+        return CachedListing(stored.introduction, stored.listing, not 0 <= age < STALE_SECONDS)
 
-    def recall(self, listing: ServerListing) -> None:
-        """Begin with what was listed another time."""
-        self.current = listing
-
-    def resume(self, connected: Connected) -> None:
-        """Serve from what is known, and fetch everything anew in the background."""
-        self.current = _with_header_maps(self.current, connected)
-        self._mark_stale(set(LISTS))
-
-    async def begin(self, connected: Connected) -> None:
-        """Fetch all lists. One that cannot be had beside the first is missing, and asked for again later.
-
-        Nothing of it shows before all is done: what is listed can be called.
-
-        Raises:
-            DownstreamError: the first list that the server offers cannot be had, or it is lost.
-        """
-        names = [name for name, kind in LISTS.items() if connected.introduction.offers(kind.capability)]
-        found = await self._fetched(connected, set(names[:1]), self.current)
-        self._missing = set(names[1:])
-        causes = dict.fromkeys(names, f"not within {OTHERS_SECONDS:g} s")
-        with anyio.move_on_after(OTHERS_SECONDS):
-            for name in names[1:]:
-                try:
-                    found = await self._fetched(connected, {name}, found)
-                except DownstreamError as error:
-                    if connected.loss.happened.is_set():
-                        raise
-                    causes[name] = self._told(error)
-        for name in self._missing:
-            told = f"{LISTS[name].method} cannot be had: {causes[name]}"
-            logger.warning("server %s: %s", self._server, told)
-            found = _with_finding(found, name, told)
-        self.current = found
-        if self._missing:
-            self._mark_stale(self._missing)
-
-    async def _fetched(self, connected: Connected, names: set[str], known: ServerListing) -> ServerListing:
-        """What is known, with some lists as they are now."""
-        self._stale -= names
-        fetched = await fetch(connected.link, connected.introduction, self._limits, known, names)
-        self._missing -= names
-        findings = {name: found for name, found in fetched.findings.items() if name != STALE}
-        return _with_header_maps(replace(fetched, findings=findings), connected)
-
-    def take_notice(self, method: str) -> bool:
-        """Note that a list has changed; whether `method` is a notification that says so."""
-        if method not in _NOTICES:
-            return False
-        self._mark_stale({name for name, kind in LISTS.items() if kind.changed == method})
-        return True
-
-    async def refresh(
-        self, connected: Connected, on_fetched: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """Fetch anew what has changed, at most once a second, until cancelled; what fails is tried again."""
-        failures = 0
-        while True:
-            with anyio.move_on_after(_retry_seconds(failures)):
-                await self._notice.wait()
-            await anyio.sleep(SETTLE_SECONDS)
-            self._notice, names = anyio.Event(), set(self._stale)
-            failed = await self._fetch_each(connected, names)
-            failures = failures + 1 if failed else 0
-            if failed != names:
-                self._on_change()
-                if on_fetched is not None:
-                    await on_fetched()
-            await anyio.sleep(REFRESH_SECONDS)
-
-    async def _fetch_each(self, connected: Connected, names: set[str]) -> set[str]:
-        """Fetch lists anew; those that cannot be had are stale still."""
-        failed = set()
-        for name in sorted(names, key=list(LISTS).index):
-            try:
-                self.current = await self._fetched(connected, {name}, self.current)
-            except DownstreamError as error:
-                failed.add(name)
-                if name not in self._missing:
-                    self._mark_old(error)
-        self._stale |= failed
-        return failed
-
-    def _mark_old(self, cause: DownstreamError) -> None:
-        """What is known stays, and says that it is not what there is now."""
-        told = f"its changed list cannot be had, the old one stays: {self._told(cause)}"
-        if self.current.findings.get(STALE) != (clean(told),):
-            logger.warning("server %s: %s", self._server, told)
-            self.current = _with_finding(self.current, STALE, told)
-            self._on_change()
-
-    def _told(self, error: DownstreamError) -> str:
-        return self._redact(str(error))
-
-    def suspect_all(self) -> None:
-        """Fetch all anew: something may have changed unseen."""
-        self._mark_stale(set(LISTS))
-
-    def _mark_stale(self, names: set[str]) -> None:
-        self._stale |= names
-        self._notice.set()
-
-
-def _retry_seconds(failures: int) -> float:
-    return min(RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_SECONDS) if failures else float("inf")
-
-
-def _with_finding(known: ServerListing, name: str, told: str) -> ServerListing:
-    """Of what is hidden in it the log tells; who looks at the server's state has no use for it."""
-    return replace(known, findings={**known.findings, name: (clean(told),)})
-
-
-def _with_header_maps(fetched: ServerListing, connected: Connected) -> ServerListing:
-    """Tell a link that repeats arguments in headers which; withhold the tools whose headers are invalid."""
-    maps = getattr(connected.link, "header_maps", None)
-    if maps is None:
-        return fetched
-    from mcp_context_proxy.downstream.http_modern import header_map  # noqa: PLC0415 - imports the SDK
-
-    maps.clear()
-    usable, findings = [], list(fetched.findings.get("tools", ()))
-    for definition in fetched.tools:
-        name, mapping, problem = header_map(definition)
-        if problem is None:
-            usable.append(definition)
-            maps[name] = mapping
-        else:
-            findings.append(f"tool {name!r} is withheld: {problem}")
-    return replace(fetched, tools=tuple(usable), findings={**fetched.findings, "tools": tuple(findings)})
+    def save(self, config: ServerConfig, introduction: Introduction, listing: ServerListing) -> None:
+        """Cache the listing of the server; if that fails, it is fetched again next time."""
+        try:
+            encoded = msgspec.msgpack.encode(_Stored(introduction, listing))
+            self._store.put(connection_key(config), self._clock(), encoded)
+        except StoreError as error:
+            logger.debug("server %s is not cached: %s", config.name, error)

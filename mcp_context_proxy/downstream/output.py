@@ -1,8 +1,7 @@
-"""What a server writes beside its messages: to stderr, and to stdout where only messages belong.
+"""Output of a server beside its messages: stderr, and stray lines on stdout.
 
-What a server writes to stderr: always drained, its end kept, a bounded share of it logged.
-
-Nothing is decoded, cleaned or redacted before somebody reads it, so that a flood costs a copy and no more.
+Stderr is always drained; its end is kept for error messages, and a bounded share of it is logged. Nothing is
+decoded, cleaned or redacted before it is read, so a flood costs no more than a copy.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.settings import KIB
 from mcp_context_proxy.protocol.text import clean
 
+logger = logging.getLogger(__name__)
+
 LINES_KEPT = 20
-"""Lines that an error message or a command may quote."""
+"""Lines of stderr that an error message or a command may quote."""
 
 LINE_CHARACTERS = 300
-"""Of each line: its end, where the reason usually stands."""
+"""Characters shown of the end of each line, where the reason usually stands."""
 
 
 class StderrTail:
-    """The end of what a server wrote to stderr, without secrets and without what a terminal would obey."""
+    """The end of a server's stderr, without secrets and without terminal control sequences."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class StderrTail:
         self._unlogged = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add what was read."""
+        """Add output that was read."""
         limit = self._limits.stderr_kept_bytes
         self._kept += data
         # Twice the bound before anything is moved: each byte is then moved once at most.
@@ -48,7 +49,7 @@ class StderrTail:
             self._log(data)
 
     def lines(self) -> tuple[str, ...]:
-        """The last lines, oldest first, including one that is not ended yet."""
+        """Return the last lines, oldest first, including one without a line end."""
         limit = self._limits.stderr_kept_bytes
         lines = bytes(self._kept[-limit:]).split(b"\n")
         if len(self._kept) > limit and len(lines) > 1:
@@ -69,7 +70,7 @@ class StderrTail:
                 logger.debug("%s: %s", self._server, text)
 
     def _may_log(self) -> bool:
-        """Whether this second has room for one more line; the rest is counted and told in the next."""
+        """Return whether one more line may be logged in this second; the rest is counted."""
         second = int(self._clock())
         if second != self._second:
             if self._skipped:
@@ -82,33 +83,31 @@ class StderrTail:
         return True
 
 
-logger = logging.getLogger(__name__)
-
 STRAYS_KEPT = 5
-"""Lines that are no messages are common (banners, stray prints); more than a few tell nothing new."""
+"""Stray lines that are kept. Banners and stray prints are common, and more than a few tell nothing new."""
 
 STRAY_CHARACTERS = 120
-"""Of such a line: its beginning, where a help text or an error says what it is."""
+"""Characters shown of the beginning of such a line, which identifies a help text or an error."""
 
 STRAY_BYTES = 16 * KIB
-"""That are looked at of a line of megabytes: enough for a secret to be recognized whole."""
+"""Bytes that are decoded of a line of megabytes: enough for a secret to be recognized whole."""
 
 
 class Strays:
-    """The first lines on a server's stdout that are no messages; those it repeats at each start once."""
+    """The first lines on a server's stdout that are no messages; a repeated line is kept once."""
 
     def __init__(self, server: str, redact: Callable[[str], str] = str) -> None:
-        """Hold none; `redact` takes secrets out."""
+        """Start empty; `redact` removes secrets."""
         self._server, self._redact = server, redact
         self._lines: list[str] = []
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """They, oldest first."""
+        """The lines that were kept, oldest first."""
         return tuple(self._lines)
 
     def add(self, line: bytes) -> None:
-        """Keep one, if it is among the first."""
+        """Keep a line if it is among the first."""
         if len(self._lines) >= STRAYS_KEPT:
             return
         text = self._redact(line[:STRAY_BYTES].decode("utf-8", "replace"))
@@ -119,9 +118,9 @@ class Strays:
 
 
 class Output:
-    """Both, of one server."""
+    """Stderr and stray lines of one server."""
 
     def __init__(self, server: str, limits: Limits, redact: Callable[[str], str] = str) -> None:
-        """Hold nothing yet; `redact` takes secrets out."""
+        """Start empty; `redact` removes secrets."""
         self.stderr = StderrTail(server, limits, redact)
         self.strays = Strays(server, redact)

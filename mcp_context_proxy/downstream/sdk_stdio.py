@@ -1,7 +1,7 @@
-"""Carries frames over the SDK's transport for standard streams: on Windows, where pipes need it.
+"""Carries frames over the SDK's transport for standard streams, which Windows needs for its pipes.
 
-It speaks in parsed messages. Payloads stay plain dicts on that way, so nothing inside `params` and `result`
-is lost.
+The SDK's transport exchanges parsed messages. Payloads stay plain dicts in them, so nothing inside `params`
+and `result` is lost.
 """
 
 from __future__ import annotations
@@ -12,45 +12,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.downstream.link import Ending
+from mcp_context_proxy.downstream.link import QUEUE_FRAMES, QueuedChannel
 from mcp_context_proxy.protocol import envelope
 
 logger = logging.getLogger(__name__)
 
-QUEUE_FRAMES = 64
-"""Frames that wait for the transport to take them, before senders wait."""
 
-
-class SdkChannel(Ending):
+class SdkChannel(QueuedChannel):
     """A frame channel over the SDK's message streams. Implements `OpenChannel`."""
 
-    def __init__(self, queue: MemoryObjectSendStream[bytes]) -> None:
-        super().__init__()
-        self._queue = queue
-
-    async def send(self, frame: bytes) -> None:
-        """Queue one frame.
-
-        Raises:
-            ConnectionError: the transport is closed.
-        """
-        try:
-            await self._queue.send(frame)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise ConnectionError(self._cause) from None
-
-    def send_nowait(self, frame: bytes) -> None:
-        """Queue one frame, or drop it when the queue is full or closed."""
-        try:
-            self._queue.send_nowait(frame)
-        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            logger.debug("dropped a frame, the transport is not reading")
-
     async def read(self, reader: Any, receive: Callable[[bytes], None]) -> None:
-        """Hand over what comes until the transport ends."""
+        """Pass received messages on until the transport ends."""
         try:
             async for item in reader:
                 if isinstance(item, Exception):
@@ -66,10 +41,10 @@ class SdkChannel(Ending):
 async def open_sdk_channel(
     config: ServerConfig, receive: Callable[[bytes], None]
 ) -> AsyncIterator[SdkChannel]:
-    """Open the SDK transport that `config` asks for.
+    """Start the server of `config` as a child process of the SDK's transport.
 
     Raises:
-        Exception: whatever the transport raises, possibly in an exception group.
+        Exception: any error of the transport, possibly in an exception group.
     """
     send_frames, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
     channel = SdkChannel(send_frames)

@@ -1,7 +1,7 @@
-"""Carries frames over HTTP+SSE: one event stream to us, one POST for each frame from us.
+"""Carries frames over HTTP+SSE: an event stream from the server, and a POST for each frame to it.
 
-The SDK's transport for it bounds an event at 1 MiB and cannot be told otherwise; one larger result would
-end the connection. Here the bound is configured, and frames stay the bytes that came.
+The SDK's transport for it bounds an event at 1 MiB, so a larger result would end the connection. Here the
+bound is configured, and frames stay undecoded.
 """
 
 from __future__ import annotations
@@ -19,32 +19,29 @@ from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import http_client
-from mcp_context_proxy.downstream.http_session import Answers
-from mcp_context_proxy.downstream.link import Ending
+from mcp_context_proxy.downstream.jsonrpc import Peer
+from mcp_context_proxy.downstream.link import QUEUE_FRAMES, QueuedChannel
 from mcp_context_proxy.errors import DownstreamError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import Event
 
 logger = logging.getLogger(__name__)
 
-QUEUE_FRAMES = 64
-"""Frames that wait to be posted, before senders wait."""
-
 ORDER_SECONDS = 1.0
-"""For a server to say that it has taken a frame, before the next is posted beside it."""
+"""Time for a server to accept a frame before the next one is posted beside it."""
 
 LATE_SECONDS = 0.02
-"""The same, of one that was late to say so before: it may answer a post only when what it asks has run."""
+"""The same for a server that was late before: it may answer a POST only when the request in it has run."""
 
 UNKNOWN = frozenset({404, 410})
-"""Statuses of a server that knows nothing of the stream: no answer would ever come over it."""
+"""Statuses of a server that does not know the stream: no response would ever come over it."""
 
 RECEIPT_BYTES = 64 << 10
-"""Of what a post is answered with beside its status; it says nothing to us."""
+"""Size up to which the body of a POST's response is read; it is not used."""
 
 
-class SseChannel(Ending):
-    """An open event stream and the address that takes what we send. Implements `OpenChannel`."""
+class SseChannel(QueuedChannel):
+    """An open event stream and the address to post frames to. Implements `OpenChannel`."""
 
     def __init__(
         self,
@@ -52,55 +49,39 @@ class SseChannel(Ending):
         limits: Limits,
         client: httpx2.AsyncClient,
         queue: MemoryObjectSendStream[bytes],
-        answers: Answers,
+        peer: Peer,
     ) -> None:
-        super().__init__()
+        super().__init__(queue)
         self._server, self._limits = config.name, limits
-        self._client, self._queue, self._answers = client, queue, answers
+        self._client, self._peer = client, peer
         self._address = ""
         self.ready = anyio.Event()
-        """The server has named its address, or the stream has ended without."""
-
-    async def send(self, frame: bytes) -> None:
-        """Queue one frame.
-
-        Raises:
-            ConnectionError: the stream has ended.
-        """
-        if self._ended.is_set():
-            raise ConnectionError(self._cause)
-        try:
-            await self._queue.send(frame)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise ConnectionError(self._cause) from None
-
-    def send_nowait(self, frame: bytes) -> None:
-        """Queue one frame, or drop it when the queue is full or closed."""
-        try:
-            self._queue.send_nowait(frame)
-        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            logger.debug("dropped a frame, it cannot be posted now")
+        """Set when the server has named its address, or the stream has ended without."""
 
     async def read(self, stream: httpx2.Response, url: str) -> None:
-        """Hand over what comes until the stream ends."""
+        """Pass received events on until the stream ends."""
 
         def take(event: Event) -> bool:
             if event.name == b"endpoint":
                 self._address = _same_origin(url, event.data.decode())
                 self.ready.set()
             elif event.name == b"message" and event.data:
-                self._answers.receive(event.data)
+                self._peer.receive(event.data)
             return False
 
         try:
             await http_client.read_events(stream, self._server, self._limits.sse_event_bytes, take)
         except (httpx2.HTTPError, DownstreamError, ValueError) as error:
-            self._cause = f"broke off the event stream ({http_client.told(error)})"
+            self._cause = f"broke off the event stream ({http_client.described(error)})"
         finally:
             self._end()
 
     async def write(self, frames: MemoryObjectReceiveStream[bytes], group: TaskGroup) -> None:
-        """Post what is queued, in order; past one whose receipt takes long, which may be until it has run."""
+        """Post the queued frames in order.
+
+        The next frame is posted when the server has accepted the one before, or takes long to: some servers
+        accept a request only when it has run.
+        """
         patience = ORDER_SECONDS
         async for frame in frames:
             taken = anyio.Event()
@@ -110,7 +91,7 @@ class SseChannel(Ending):
             patience = ORDER_SECONDS if taken.is_set() else LATE_SECONDS
 
     async def _post(self, frame: bytes, taken: anyio.Event) -> None:
-        """Post one frame; what fails is the request in it, if there is one."""
+        """Post one frame; on an error, fail the request in it, if there is one."""
         headers = {"content-type": "application/json"}
         try:
             with anyio.move_on_after(self._limits.call_max_seconds):
@@ -134,9 +115,9 @@ class SseChannel(Ending):
         if not isinstance(message.id, int | str) or message.method is UNSET:
             logger.debug("%s took no message: %s", self._server, error)
         elif isinstance(error, DownstreamError):
-            self._answers.fail(message.id, error)
+            self._peer.fail(message.id, error)
         else:
-            self._answers.interrupt(message.id, f"broke off ({http_client.told(error)})")
+            self._peer.interrupt(message.id, f"broke off ({http_client.described(error)})")
 
     def _end(self) -> None:
         self.ready.set()
@@ -145,7 +126,7 @@ class SseChannel(Ending):
 
 @asynccontextmanager
 async def open_sse(
-    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, answers: Answers
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, peer: Peer
 ) -> AsyncIterator[SseChannel]:
     """Open the event stream that `config` names.
 
@@ -161,7 +142,7 @@ async def open_sse(
     ):
         stream.raise_for_status()
         queue, frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
-        channel = SseChannel(config, limits, client, queue, answers)
+        channel = SseChannel(config, limits, client, queue, peer)
         async with anyio.create_task_group() as group:
             group.start_soon(channel.read, stream, url)
             try:
@@ -175,7 +156,7 @@ async def open_sse(
 
 
 def _same_origin(url: str, address: str) -> str:
-    """The address to post to; a stream must not send us, and our headers, elsewhere."""
+    """Return the address to post to; a stream must not lead us, and our headers, to another origin."""
     found = urljoin(url, address)
     if urlsplit(found)[:2] != urlsplit(url)[:2]:
         raise ValueError(f"it names an address of another origin: {urlsplit(found).netloc}")

@@ -1,11 +1,9 @@
-"""What clients want of a shared connection beside answers: how much is logged, which resources are watched.
+"""Log level and resource subscriptions requested by clients; sent to the server again after a reconnect.
 
-Wishes outlast connections: a server that was restarted is told them again.
-
-Keeps a subscription to what a modern server announces: changes of its lists and of watched resources.
-
-A subscription cannot be changed: another wish opens a new one, and the old one ends when that is taken.
-Nothing is replayed to a new subscription, so with the first one, and after a loss, all lists are suspect.
+A handshake-era server is sent one request for each change. A modern server has one subscription, to changes
+of its lists and of the watched resources, which cannot be changed: a new one is opened, and the old one ends
+when the server has acknowledged it. Nothing is replayed to a new subscription, so after the first one, and
+after a loss, all lists are fetched again.
 """
 
 from __future__ import annotations
@@ -30,228 +28,219 @@ from mcp_context_proxy.protocol.validation import most_verbose
 
 logger = logging.getLogger(__name__)
 
-HEARD_SECONDS = 2.0
-"""For a server to say that it will tell of a resource; then who asked for that is answered anyway."""
+CONFIRM_SECONDS = 2.0
+"""Time for a server to confirm a subscription; then its client is answered anyway."""
 
-
-class ClientSubscriptions:
-    """The wishes of all clients of one server."""
-
-    def __init__(self) -> None:
-        self._level: str | None = None
-        self._least_level: str | None = None
-        self._watched: Counter[str] = Counter()
-        self._told_level: str | None = None
-        self._told: set[str] = set()
-        self._heard: set[str] | None = None
-        """Resources that the server was asked for, and has answered; None where there is nobody to ask."""
-        self._changed, self._answered = anyio.Event(), anyio.Event()
-
-    @property
-    def watched(self) -> frozenset[str]:
-        """URIs of the resources that somebody wants to hear of."""
-        return frozenset(self._watched)
-
-    def set_log_level(self, level: str | None) -> None:
-        """Log this and above: what the sessions that said so want together."""
-        self._level = level
-        self._change()
-
-    def include_log_level(self, level: str) -> None:
-        """Never log less than this: a request asked for it, and the next one may, too."""
-        least = most_verbose((self._least_level, level))
-        if least != self._least_level:
-            self._least_level = least
-            self._change()
-
-    def watch(self, uri: str, told: bool = False) -> None:
-        """One more wants to hear of a resource; `told` when the server knows it already."""
-        self._watched[uri] += 1
-        if told:
-            self._told.add(uri)
-            self.hear([uri])
-        if self._watched[uri] == 1:
-            self._change()
-
-    def unwatch(self, uri: str) -> None:
-        """One less wants to hear of a resource."""
-        self._watched[uri] -= 1
-        if self._watched[uri] <= 0:
-            del self._watched[uri]
-            if self._heard is not None:
-                self._heard.discard(uri)
-            self._change()
-
-    def take_over(self, other: ClientSubscriptions) -> None:
-        """Wish what was wished of a predecessor."""
-        self._level = other._level
-        self._least_level = most_verbose((self._least_level, other._least_level))
-        self._watched.update(other._watched)
-        self._change()
-
-    def ask(self) -> None:
-        """A server that can be asked has been connected, and knows of nothing."""
-        self._heard = set()
-
-    def hear(self, uris: Iterable[str]) -> None:
-        """The server has been asked for these resources, and has answered."""
-        if self._heard is not None:
-            self._heard.update(uris)
-        self._notify()
-
-    def ask_no_more(self) -> None:
-        """The server is gone, or announces nothing: there is no answer to wait for."""
-        self._heard = None
-        self._notify()
-
-    async def heard(self, uri: str) -> None:
-        """Wait, for a bounded time, until the server tells of a resource, if it ever does."""
-        with anyio.move_on_after(HEARD_SECONDS):
-            while self._heard is not None and uri in self._watched and uri not in self._heard:
-                await self._answered.wait()
-
-    async def changed(self) -> None:
-        """Wait until there is another wish."""
-        await self._changed.wait()
-
-    async def tell(self, connected: Connected) -> None:
-        """Keep a handshake-era server told, on a new connection, until cancelled."""
-        self._told_level, self._told = None, set()
-        introduction = connected.introduction
-        if introduction.era is Era.MODERN:
-            return
-        self.ask()
-        try:
-            await self._keep_told(connected)
-        finally:
-            self.ask_no_more()
-
-    async def _keep_told(self, connected: Connected) -> None:
-        introduction = connected.introduction
-        while True:
-            changed = self._changed
-            level = most_verbose((self._level, self._least_level))
-            if level != self._told_level and level is not None and introduction.offers("logging"):
-                self._told_level = level
-                await self._say(connected, "logging/setLevel", "level", level)
-            for uri in self._told - self.watched:
-                self._told.discard(uri)
-                await self._say(connected, "resources/unsubscribe", "uri", uri)
-            for uri in self.watched - self._told:
-                self._told.add(uri)
-                await self._say(connected, "resources/subscribe", "uri", uri)
-                self.hear([uri])
-            await changed.wait()
-
-    async def _say(self, connected: Connected, method: str, member: str, value: str) -> None:
-        try:
-            await connected.link.request(method, {member: envelope.raw(value)}, Outgoing(subject=method))
-        except DownstreamError as error:
-            logger.debug("%s", error)
-
-    def _notify(self) -> None:
-        self._answered.set()
-        self._answered = anyio.Event()
-
-    def _change(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
-
-WANTED: dict[str, Any] = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
-"""What a modern server is asked to announce, beside watched resources."""
+LIST_CHANGES: dict[str, Any] = {
+    "toolsListChanged": True,
+    "promptsListChanged": True,
+    "resourcesListChanged": True,
+}
+"""Changes that a modern server is asked to announce, beside watched resources."""
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
 
-class Subscription:
-    """The subscription of one server."""
+class ClientSubscriptions:
+    """The log level and the watched resources of one server, over all clients."""
 
-    def __init__(
+    def __init__(self) -> None:
+        self._level: str | None = None
+        """The level that all sessions together need."""
+        self._least_level: str | None = None
+        """The most verbose level that a request has asked for."""
+        self._watchers: Counter[str] = Counter()
+        """Number of clients by URI."""
+        self._sent: set[str] = set()
+        """URIs that the handshake-era server was sent on this connection."""
+        self._confirmed: set[str] | None = None
+        """URIs that the server has responded to; None while no server can respond."""
+        self._changed, self._responded = anyio.Event(), anyio.Event()
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """URIs of the resources that a client has subscribed to."""
+        return frozenset(self._watchers)
+
+    def set_log_level(self, level: str | None) -> None:
+        """Set the level that all sessions together need."""
+        self._level = level
+        self._wake()
+
+    def include_log_level(self, level: str) -> None:
+        """Never log less than this from now on: a request asked for it, and the next one may, too."""
+        least = most_verbose((self._least_level, level))
+        if least != self._least_level:
+            self._least_level = least
+            self._wake()
+
+    def watch(self, uri: str, sent: bool = False) -> None:
+        """Add a client to the watchers of a resource; `sent` if the server has been told already."""
+        self._watchers[uri] += 1
+        if sent:
+            self._sent.add(uri)
+            self._confirm([uri])
+        if self._watchers[uri] == 1:
+            self._wake()
+
+    def unwatch(self, uri: str) -> None:
+        """Remove a client from the watchers of a resource."""
+        self._watchers[uri] -= 1
+        if self._watchers[uri] <= 0:
+            del self._watchers[uri]
+            if self._confirmed is not None:
+                self._confirmed.discard(uri)
+            self._wake()
+
+    def take_over(self, other: ClientSubscriptions) -> None:
+        """Add everything that was requested of a predecessor."""
+        self._level = other._level
+        self._least_level = most_verbose((self._least_level, other._least_level))
+        self._watchers.update(other._watchers)
+        self._wake()
+
+    async def wait_confirmed(self, uri: str) -> None:
+        """Wait, for a bounded time, until the server has confirmed the subscription to a resource."""
+        with anyio.move_on_after(CONFIRM_SECONDS):
+            while self._confirmed is not None and uri in self._watchers and uri not in self._confirmed:
+                await self._responded.wait()
+
+    async def keep_sent(
         self,
+        connected: Connected,
         limits: Limits,
-        wishes: ClientSubscriptions,
         on_notification: Notify,
-        suspect_lists: Callable[[], None],
+        mark_lists_stale: Callable[[], None],
     ) -> None:
-        self._limits, self._wishes = limits, wishes
-        self._on_notification, self._suspect_lists = on_notification, suspect_lists
+        """Keep the server of a new connection informed, until cancelled.
 
-    async def keep(self, connected: Connected) -> None:
-        """Stay subscribed until cancelled, or until it turns out that the server announces nothing."""
-        self._wishes.ask()
+        Args:
+            connected: The connection.
+            limits: Bounds on time.
+            on_notification: Takes the notifications that a modern server sends for the subscription.
+            mark_lists_stale: Called when changes of the lists may have gone unnoticed.
+        """
+        self._confirmed = set()
         try:
-            await self._follow_wishes(connected)
+            if connected.introduction.era is Era.MODERN:
+                subscription = _Subscription(connected, limits, on_notification, mark_lists_stale)
+                await self._keep_subscribed(subscription)
+            else:
+                await self._keep_requesting(connected)
         finally:
-            self._wishes.ask_no_more()
+            self._confirmed = None
+            self._notify_waiting()
 
-    async def _follow_wishes(self, connected: Connected) -> None:
+    async def _keep_requesting(self, connected: Connected) -> None:
+        """Send a handshake-era server a request for each change."""
+
+        async def send(method: str, member: str, value: str) -> None:
+            try:
+                await connected.link.request(method, {member: envelope.raw(value)}, Outgoing(subject=method))
+            except DownstreamError as error:
+                logger.debug("%s", error)
+
+        sent_level, self._sent = None, set()
+        while True:
+            changed = self._changed
+            level = most_verbose((self._level, self._least_level))
+            if level != sent_level and level is not None and connected.introduction.offers("logging"):
+                sent_level = level
+                await send("logging/setLevel", "level", level)
+            for uri in self._sent - self.watched:
+                self._sent.discard(uri)
+                await send("resources/unsubscribe", "uri", uri)
+            for uri in self.watched - self._sent:
+                self._sent.add(uri)
+                await send("resources/subscribe", "uri", uri)
+                self._confirm([uri])
+            await changed.wait()
+
+    async def _keep_subscribed(self, subscription: _Subscription) -> None:
+        """Keep a modern server subscribed to, or return if it announces nothing."""
         old: _Stream | None = None
         async with anyio.create_task_group() as group:
             while True:
-                wanted, changed = self._wishes.watched, self._wishes.changed
+                wanted = self.watched
                 stream = _Stream(wanted)
-                group.start_soon(self._listen, connected, stream, old is None)
-                with anyio.move_on_after(self._limits.probe_seconds):
+                group.start_soon(subscription.listen, stream, old is None)
+                with anyio.move_on_after(subscription.limits.probe_seconds):
                     await stream.settled.wait()
                 if old is not None:
                     old.scope.cancel()
                 if stream.refused:
                     return
-                self._wishes.hear(wanted)
+                self._confirm(wanted)
                 old = stream
-                while self._wishes.watched == wanted:
-                    await changed()
+                while self.watched == wanted:
+                    await self._changed.wait()
 
-    async def _listen(self, connected: Connected, stream: _Stream, suspect: bool) -> None:
-        """Listen, and again after each loss, until cancelled or refused."""
+    def _confirm(self, uris: Iterable[str]) -> None:
+        if self._confirmed is not None:
+            self._confirmed.update(uris)
+        self._notify_waiting()
+
+    def _notify_waiting(self) -> None:
+        self._responded.set()
+        self._responded = anyio.Event()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One open subscription to a modern server."""
+
+    uris: frozenset[str]
+    refused: bool = False
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the server has acknowledged or refused it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    """Everything that the successive subscriptions on one connection share."""
+
+    connected: Connected
+    limits: Limits
+    on_notification: Notify
+    mark_lists_stale: Callable[[], None]
+
+    async def listen(self, stream: _Stream, first: bool) -> None:
+        """Subscribe, and again after each loss, until cancelled or refused."""
+        missed_changes = first
 
         def on_notification(method: str, params: Members) -> None:
             if method != ACKNOWLEDGED:
-                self._on_notification(method, params)
+                self.on_notification(method, params)
                 return
             stream.settled.set()
-            if suspect:
-                self._suspect_lists()
+            if missed_changes:
+                self.mark_lists_stale()
 
-        link = connected.link
+        watched = {"resourceSubscriptions": sorted(stream.uris)} if stream.uris else {}
+        params = {"notifications": envelope.raw(LIST_CHANGES | watched)}
+        outgoing = Outgoing(
+            subject="subscriptions/listen",
+            timeout=float("inf"),
+            client_info=envelope.raw(CLIENT_INFO),
+            capabilities=envelope.raw({}),
+            on_notification=on_notification,
+        )
+        link = self.connected.link
         with stream.scope:
             while True:
                 try:
-                    await link.request(
-                        "subscriptions/listen", _params(stream.uris), _outgoing(on_notification)
-                    )
+                    await link.request("subscriptions/listen", params, outgoing)
                 except RemoteError as error:
                     logger.debug("server %s does not announce changes: %s", link.server, error)
                     stream.refused = True
                     break
                 except DownstreamError as error:
                     logger.debug("server %s: subscription lost: %s", link.server, error)
-                suspect = True
-                await anyio.sleep(self._limits.backoff_first_seconds)
+                missed_changes = True
+                await anyio.sleep(self.limits.backoff_first_seconds)
         stream.settled.set()
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """One subscription: to what, and whether the server has taken it."""
-
-    uris: frozenset[str]
-    refused: bool = False
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    settled: anyio.Event = field(default_factory=anyio.Event)
-
-
-def _params(uris: frozenset[str]) -> Members:
-    watched = {"resourceSubscriptions": sorted(uris)} if uris else {}
-    return {"notifications": envelope.raw(WANTED | watched)}
-
-
-def _outgoing(on_notification: Notify) -> Outgoing:
-    return Outgoing(
-        subject="subscriptions/listen",
-        timeout=float("inf"),
-        client_info=envelope.raw(CLIENT_INFO),
-        capabilities=envelope.raw({}),
-        on_notification=on_notification,
-    )

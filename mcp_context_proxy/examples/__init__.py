@@ -1,14 +1,22 @@
 """Small real MCP servers, rules and references that ship with the product, for its demo and its tests.
 
-Nothing here is imported by the proxy, and nothing here imports the proxy: a server starts as a process of
-its own and must be up in a blink.
+The proxy imports none of the servers, and they import nothing of the proxy: each starts as a process of its
+own and must be up at once.
 """
 
+from __future__ import annotations
+
 import sys
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SERVERS = ("calculator", "calendar", "clock", "files", "issues", "notes", "tables", "text")
 """Module names in this package, which are also the keys in a configuration."""
+
+DATA_VARIABLE = "MCP_EXAMPLE_DATA"
+"""Environment variable that names the folder where the servers keep their data."""
 
 
 def servers() -> dict[str, list[str]]:
@@ -17,6 +25,8 @@ def servers() -> dict[str, list[str]]:
 
 
 def documents() -> dict[str, Path]:
-    """The folder of the example rules and that of the references, by the kind of document in it."""
+    """The folders of the example rules and references, by the kind of document."""
+    from pathlib import Path  # noqa: PLC0415 - no server waits for it
+
     here = Path(__file__).parent
     return {"rule": here / "rules", "reference": here / "references"}

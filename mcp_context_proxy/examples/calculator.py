@@ -1,4 +1,4 @@
-"""Numbers: arithmetic, statistics, money over time, primes, units of measure. Keeps nothing."""
+"""Numbers: arithmetic, statistics, money over time, primes, units of measure. Stores nothing."""
 
 import ast
 import math
@@ -6,19 +6,18 @@ import operator
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Annotated, TypeAlias, TypedDict
 
-from mcp_context_proxy.examples.kit import Between, Call, Server, ToolError
+from mcp_context_proxy.examples.functions import Between, Server, ToolError
+from mcp_context_proxy.examples.kit import Request
 
 Number: TypeAlias = int | float
-"""What an expression may hold."""
 
 MAX_BITS = 10_000
-"""Bits of a whole number; beyond it an innocent-looking expression could run for hours."""
+"""Bits of a whole number; beyond them an innocent-looking expression could run for hours."""
 
 SEGMENT = 1 << 20
-"""Numbers sieved between two looks at progress and cancellation: some hundredths of a second."""
+"""Numbers sieved between two progress reports: some hundredths of a second."""
 
 
 def _round(value: Number, digits: Number = 0) -> Number:
@@ -63,15 +62,11 @@ UNITS: dict[str, dict[str, float]] = {
 
 
 class Converted(TypedDict):
-    """A quantity in another unit."""
-
     value: float
     unit: str
 
 
 class Summary(TypedDict):
-    """What describes a list of numbers."""
-
     count: int
     mean: float
     median: float
@@ -84,40 +79,30 @@ class Summary(TypedDict):
 
 
 class Line(TypedDict):
-    """A straight line through points, and how well it fits."""
-
     slope: float
     intercept: float
     correlation: float
 
 
 class Loan(TypedDict):
-    """What a loan costs."""
-
     monthly_payment: float
     total_paid: float
     total_interest: float
 
 
 class Growth(TypedDict):
-    """What an investment becomes."""
-
     final_amount: float
     paid_in: float
     interest_earned: float
 
 
 class Primes(TypedDict):
-    """How many primes there are up to a limit."""
-
     limit: int
     count: int
     largest: int | None
 
 
 server = Server("calculator", "Arithmetic, statistics, loans and interest, primes, and units of measure.")
-
-Numbers = Annotated[list[float], "The numbers"]
 
 
 @server.tool(read_only=True)
@@ -139,7 +124,7 @@ def calculate(expression: Annotated[str, "Such as '2 * (3 + 4) ** 2' or 'sqrt(2)
 
 
 @server.tool(read_only=True)
-def describe_numbers(numbers: Numbers) -> Summary:
+def describe_numbers(numbers: Annotated[list[float], "The numbers"]) -> Summary:
     """Compute mean, median, standard deviation, quartiles, minimum, maximum and sum of a list of numbers."""
     if len(numbers) < 2:
         raise ToolError("statistics need at least two numbers")
@@ -228,17 +213,19 @@ def factorize(number: Annotated[int, "A whole number", Between(2, 10**12)]) -> l
 
 
 @server.tool(read_only=True)
-def count_primes(limit: Annotated[int, "Count up to this number", Between(1, 10**12)], call: Call) -> Primes:
+def count_primes(
+    limit: Annotated[int, "Count up to this number", Between(1, 10**12)], request: Request
+) -> Primes:
     """Count the prime numbers up to a limit. A large one takes long (minutes beyond 10**10)."""
     count, largest = 0, None
-    base = _small_primes(math.isqrt(limit))
+    base = _primes(math.isqrt(limit))
     for start in range(0, limit + 1, SEGMENT):
-        call.step(start, limit, f"{count} primes below {start}")
+        request.step(start, limit, f"{count} primes below {start}")
         sieve = _sieve(start, min(SEGMENT, limit + 1 - start), base)
         count += sieve.count(1)
         if (last := sieve.rfind(1)) >= 0:
             largest = start + last
-    call.step(limit, limit, f"{count} primes")
+    request.step(limit, limit, f"{count} primes")
     return {"limit": limit, "count": count, "largest": largest}
 
 
@@ -324,17 +311,18 @@ def _power(base: Number, exponent: Number) -> Number:
     return power
 
 
-def _small_primes(limit: int) -> Sequence[int]:
-    sieve = bytearray([1]) * (limit + 1)
-    sieve[:2] = bytes(min(2, limit + 1))
-    for number in range(2, math.isqrt(limit) + 1):
-        if sieve[number]:
-            sieve[number * number :: number] = bytes(len(range(number * number, limit + 1, number)))
-    return list(islice((number for number, prime in enumerate(sieve) if prime), limit))
+def _primes(limit: int) -> Sequence[int]:
+    if limit < 2:
+        return []
+    sieve = _sieve(0, limit + 1, _primes(math.isqrt(limit)))
+    return [number for number, prime in enumerate(sieve) if prime]
 
 
 def _sieve(start: int, size: int, primes: Sequence[int]) -> bytearray:
-    """One byte per number from ``start``: 1 for a prime. Segmented sieve of Eratosthenes."""
+    """One segment of the sieve of Eratosthenes: one byte per number from ``start``, 1 for a prime.
+
+    ``primes`` holds every prime up to the square root of the segment's last number.
+    """
     sieve = bytearray([1]) * size
     if start == 0:
         sieve[:2] = bytes(min(2, size))

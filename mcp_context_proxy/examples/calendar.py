@@ -1,11 +1,44 @@
 """A calendar and an address book in SQLite: events on local time, people with birthdays."""
 
-import sqlite3
 from datetime import date, datetime, time, timedelta
-from typing import Annotated, TypedDict
+from typing import Annotated, TypedDict, TypeVar
 
-from mcp_context_proxy.examples.database import Database, matching
-from mcp_context_proxy.examples.kit import Between, Server, ToolError
+from mcp_context_proxy.examples.functions import Between, Server, ToolError
+from mcp_context_proxy.examples.storage import Database, Table
+
+Parsed = TypeVar("Parsed", date, time, datetime)
+
+
+class Event(TypedDict):
+    id: int
+    title: str
+    starts: str
+    ends: str
+    location: str
+    description: str
+
+
+class Slot(TypedDict):
+    starts: str
+    ends: str
+    minutes: int
+
+
+class Contact(TypedDict):
+    id: int
+    name: str
+    email: str
+    phone: str
+    company: str
+    birthday: str
+
+
+class Birthday(TypedDict):
+    name: str
+    date: str
+    days_left: int
+    turns: int
+
 
 DATABASE = Database(
     "calendar",
@@ -21,45 +54,18 @@ DATABASE = Database(
     """,
 )
 
-
-class Event(TypedDict):
-    """One appointment."""
-
-    id: int
-    title: str
-    starts: str
-    ends: str
-    location: str
-    description: str
-
-
-class Slot(TypedDict):
-    """A stretch of free time."""
-
-    starts: str
-    ends: str
-    minutes: int
-
-
-class Contact(TypedDict):
-    """One person."""
-
-    id: int
-    name: str
-    email: str
-    phone: str
-    company: str
-    birthday: str
-
-
-class Birthday(TypedDict):
-    """The next birthday of a person."""
-
-    name: str
-    date: str
-    days_left: int
-    turns: int
-
+EVENTS = Table[Event](
+    DATABASE,
+    "events",
+    "id, title, starts, ends, location, description",
+    "there is no event {}; list_events and search_events show those there are",
+)
+CONTACTS = Table[Contact](
+    DATABASE,
+    "contacts",
+    "id, name, email, phone, company, birthday",
+    "there is no contact {}; find_contacts shows those there are",
+)
 
 server = Server("calendar", "Appointments in a calendar and people in an address book. Times are local.")
 
@@ -79,12 +85,11 @@ def create_event(
 ) -> Event:
     """Put an appointment or meeting into the calendar."""
     begin = _moment(starts)
-    with DATABASE.open() as connection:
-        cursor = connection.execute(
-            "INSERT INTO events (title, starts, ends, location, description) VALUES (?, ?, ?, ?, ?)",
-            (title, _text(begin), _text(begin + timedelta(minutes=minutes)), location, description),
+    end = begin + timedelta(minutes=minutes)
+    with EVENTS.open() as events:
+        return events.add(
+            title=title, starts=_text(begin), ends=_text(end), location=location, description=description
         )
-        return _event(connection, int(cursor.lastrowid or 0))
 
 
 @server.tool(read_only=True)
@@ -102,10 +107,8 @@ def search_events(
     limit: Annotated[int, "How many at most", Between(1, 200)] = 20,
 ) -> list[Event]:
     """Find appointments, past and future, that contain all the given words."""
-    condition, values = matching(("title", "location", "description"), query)
-    with DATABASE.open() as connection:
-        sql = f"SELECT * FROM events WHERE {condition} ORDER BY starts DESC LIMIT ?"
-        return [_event_of(row) for row in connection.execute(sql, (*values, limit))]
+    with EVENTS.open() as events:
+        return events.search(query, "title, location, description", "starts DESC", limit)
 
 
 @server.tool(destructive=True, idempotent=True)
@@ -118,21 +121,18 @@ def reschedule_event(
 ) -> Event:
     """Move an appointment to another time."""
     begin = _moment(starts)
-    with DATABASE.open() as connection:
-        event = _event(connection, event_id)
+    with EVENTS.open() as events:
+        event = events.get(event_id)
         length = _moment(event["ends"]) - _moment(event["starts"])
         end = begin + (length if minutes is None else timedelta(minutes=minutes))
-        sql = "UPDATE events SET starts = ?, ends = ? WHERE id = ?"
-        connection.execute(sql, (_text(begin), _text(end), event_id))
-        return _event(connection, event_id)
+        return events.change(event_id, starts=_text(begin), ends=_text(end))
 
 
 @server.tool(destructive=True, idempotent=True)
 def cancel_event(event_id: EventId) -> str:
     """Take an appointment out of the calendar."""
-    with DATABASE.open() as connection:
-        event = _event(connection, event_id)
-        connection.execute("DELETE FROM events WHERE id = ?", (event_id,))
+    with EVENTS.open() as events:
+        event = events.remove(event_id)
     return f"Cancelled {event['title']} on {event['starts']}"
 
 
@@ -164,12 +164,8 @@ def add_contact(
     """Add a person to the address book."""
     if birthday:
         _day(birthday)
-    with DATABASE.open() as connection:
-        cursor = connection.execute(
-            "INSERT INTO contacts (name, email, phone, company, birthday) VALUES (?, ?, ?, ?, ?)",
-            (name, email, phone, company, birthday),
-        )
-        return _contact(connection, int(cursor.lastrowid or 0))
+    with CONTACTS.open() as contacts:
+        return contacts.add(name=name, email=email, phone=phone, company=company, birthday=birthday)
 
 
 @server.tool(read_only=True)
@@ -178,10 +174,8 @@ def find_contacts(
     limit: Annotated[int, "How many at most", Between(1, 500)] = 50,
 ) -> list[Contact]:
     """Look up people in the address book: their e-mail address, telephone number and company."""
-    condition, values = matching(("name", "email", "phone", "company"), query)
-    with DATABASE.open() as connection:
-        sql = f"SELECT * FROM contacts WHERE {condition} ORDER BY name LIMIT ?"
-        return [_contact_of(row) for row in connection.execute(sql, (*values, limit))]
+    with CONTACTS.open() as contacts:
+        return contacts.search(query, "name, email, phone, company", "name", limit)
 
 
 @server.tool(destructive=True, idempotent=True)
@@ -193,22 +187,15 @@ def update_contact(
     company: Annotated[str | None, "New company; left out: unchanged"] = None,
 ) -> Contact:
     """Change the name, e-mail address, telephone number or company of a person."""
-    with DATABASE.open() as connection:
-        old = _contact(connection, contact_id)
-        values = (name, email, phone, company)
-        kept = (old["name"], old["email"], old["phone"], old["company"])
-        changed = [before if value is None else value for before, value in zip(kept, values, strict=True)]
-        sql = "UPDATE contacts SET name = ?, email = ?, phone = ?, company = ? WHERE id = ?"
-        connection.execute(sql, (*changed, contact_id))
-        return _contact(connection, contact_id)
+    with CONTACTS.open() as contacts:
+        return contacts.change(contact_id, name=name, email=email, phone=phone, company=company)
 
 
 @server.tool(destructive=True, idempotent=True)
 def delete_contact(contact_id: ContactId) -> str:
     """Remove a person from the address book."""
-    with DATABASE.open() as connection:
-        contact = _contact(connection, contact_id)
-        connection.execute("DELETE FROM contacts WHERE id = ?", (contact_id,))
+    with CONTACTS.open() as contacts:
+        contact = contacts.remove(contact_id)
     return f"Removed {contact['name']}"
 
 
@@ -247,69 +234,30 @@ def _slot(begin: datetime, end: datetime, minutes: int) -> list[Slot]:
 
 
 def _events_between(begin: datetime, end: datetime) -> list[Event]:
-    with DATABASE.open() as connection:
-        sql = "SELECT * FROM events WHERE starts < ? AND ends > ? ORDER BY starts, id"
-        return [_event_of(row) for row in connection.execute(sql, (_text(end), _text(begin)))]
-
-
-def _event(connection: sqlite3.Connection, event_id: int) -> Event:
-    row = connection.execute("SELECT * FROM events WHERE id = ?", (event_id,)).fetchone()
-    if row is None:
-        raise ToolError(f"there is no event {event_id}; list_events and search_events show those there are")
-    return _event_of(row)
-
-
-def _event_of(row: sqlite3.Row) -> Event:
-    return {
-        "id": row["id"],
-        "title": row["title"],
-        "starts": row["starts"],
-        "ends": row["ends"],
-        "location": row["location"],
-        "description": row["description"],
-    }
-
-
-def _contact(connection: sqlite3.Connection, contact_id: int) -> Contact:
-    row = connection.execute("SELECT * FROM contacts WHERE id = ?", (contact_id,)).fetchone()
-    if row is None:
-        raise ToolError(f"there is no contact {contact_id}; find_contacts shows those there are")
-    return _contact_of(row)
-
-
-def _contact_of(row: sqlite3.Row) -> Contact:
-    return {
-        "id": row["id"],
-        "name": row["name"],
-        "email": row["email"],
-        "phone": row["phone"],
-        "company": row["company"],
-        "birthday": row["birthday"],
-    }
+    with EVENTS.open() as events:
+        return events.select("WHERE starts < ? AND ends > ? ORDER BY starts, id", _text(end), _text(begin))
 
 
 def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as e:
-        raise ToolError(f"{text!r} is not a date and time; write it as '2026-05-04T14:30'") from e
+    moment = _parsed(datetime, text, "a date and time", "2026-05-04T14:30")
     if moment.tzinfo is not None:
         raise ToolError(f"{text!r} has a time zone; this calendar keeps local time, so leave it out")
     return moment
 
 
 def _day(text: str) -> date:
-    try:
-        return date.fromisoformat(text.strip())
-    except ValueError as e:
-        raise ToolError(f"{text!r} is not a date; write it as '2026-05-04'") from e
+    return _parsed(date, text, "a date", "2026-05-04")
 
 
 def _time(text: str) -> time:
+    return _parsed(time, text, "a time of day", "09:00")
+
+
+def _parsed(kind: type[Parsed], text: str, name: str, example: str) -> Parsed:
     try:
-        return time.fromisoformat(text.strip())
+        return kind.fromisoformat(text.strip())
     except ValueError as e:
-        raise ToolError(f"{text!r} is not a time of day; write it as '09:00'") from e
+        raise ToolError(f"{text!r} is not {name}; write it as '{example}'") from e
 
 
 def _text(moment: datetime) -> str:

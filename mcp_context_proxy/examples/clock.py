@@ -1,21 +1,20 @@
-"""Dates, times and time zones; asks the system's clock and zone data and keeps nothing."""
+"""Dates, times and time zones, from the system's clock and zone data. Stores nothing."""
 
+from calendar import isleap, monthrange
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Annotated, Literal, TypedDict
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from mcp_context_proxy.examples.kit import Between, Server, ToolError
+from mcp_context_proxy.examples.functions import Between, Server, ToolError
 
 EXAMPLES = "'2026-03-29T14:30' or '2026-03-29'"
-"""How a moment is written, for people and models."""
+"""Two ways to write a moment, for descriptions and errors."""
 
 MAX_DAYS = 366 * 200
 """Longest span that is walked day by day."""
 
 
 class Moment(TypedDict):
-    """A point in time as a zone sees it."""
-
     time: str
     zone: str
     utc_offset: str
@@ -23,8 +22,6 @@ class Moment(TypedDict):
 
 
 class Span(TypedDict):
-    """The time between two moments."""
-
     days: int
     hours: int
     minutes: int
@@ -33,8 +30,6 @@ class Span(TypedDict):
 
 
 class DayFacts(TypedDict):
-    """What a calendar says about a day."""
-
     date: str
     weekday: str
     iso_week: int
@@ -45,8 +40,6 @@ class DayFacts(TypedDict):
 
 
 class Epoch(TypedDict):
-    """A moment as a Unix timestamp and in writing."""
-
     timestamp: float
     utc: str
 
@@ -108,7 +101,7 @@ def add_to_date(
     index = (moment.year + years) * 12 + moment.month - 1 + months
     year, month = divmod(index, 12)
     try:
-        last_day = _days_in_month(year, month + 1)
+        last_day = monthrange(year, month + 1)[1]
         shifted = moment.replace(year=year, month=month + 1, day=min(moment.day, last_day))
         shifted += timedelta(days=days)
         # Hours are elapsed time, so they are added where no clock is put forward or back.
@@ -142,8 +135,8 @@ def describe_date(day: Day) -> DayFacts:
         "iso_week": moment.isocalendar().week,
         "day_of_year": moment.timetuple().tm_yday,
         "quarter": (moment.month + 2) // 3,
-        "leap_year": _days_in_month(moment.year, 2) == 29,
-        "days_in_month": _days_in_month(moment.year, moment.month),
+        "leap_year": isleap(moment.year),
+        "days_in_month": monthrange(moment.year, moment.month)[1],
     }
 
 
@@ -199,11 +192,6 @@ def _parse(text: str, zone: tzinfo) -> datetime:
 
 def _day(text: str) -> date:
     return _parse(text, UTC).date()
-
-
-def _days_in_month(year: int, month: int) -> int:
-    following = date(year + month // 12, month % 12 + 1, 1) if (year, month) != (9999, 12) else None
-    return 31 if following is None else (following - timedelta(days=1)).day
 
 
 def _moment(moment: datetime) -> Moment:

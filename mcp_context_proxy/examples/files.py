@@ -9,16 +9,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-from mcp_context_proxy.examples.folder import existing_file, locate, relative, shared_folder
-from mcp_context_proxy.examples.kit import Between, Server, ToolError
+from mcp_context_proxy.examples.functions import Between, Server, ToolError
+from mcp_context_proxy.examples.storage import existing_file, locate, relative, shared_folder
 
 MAX_BYTES = 1 << 20
-"""Of a file that is read or searched; a model cannot use more, and memory stays bounded."""
+"""Largest file that is read or searched: a model cannot use more, and memory stays bounded."""
 
 
 class Entry(TypedDict):
-    """One file or folder."""
-
     path: str
     kind: str
     bytes: int
@@ -26,15 +24,11 @@ class Entry(TypedDict):
 
 
 class Listing(TypedDict):
-    """What a folder holds, as far as the limit goes."""
-
     entries: list[Entry]
     complete: bool
 
 
 class Match(TypedDict):
-    """A line that matches."""
-
     path: str
     line: int
     text: str
@@ -189,17 +183,13 @@ def delete_file(path: Annotated[str, "Path of the file or of an empty folder"]) 
         raise ToolError("the top folder cannot be deleted")
     if place.is_dir() and any(place.iterdir()):
         raise ToolError(f"{path!r} is a folder that is not empty; delete what is in it first")
-    if place.is_dir():
-        place.rmdir()
-    else:
-        place.unlink()
+    place.rmdir() if place.is_dir() else place.unlink()
     return f"Deleted {path}"
 
 
 def _read(path: str) -> str:
     place = existing_file(path)
-    size = place.stat().st_size
-    if size > MAX_BYTES:
+    if (size := place.stat().st_size) > MAX_BYTES:
         raise ToolError(f"{path!r} has {size} bytes; at most {MAX_BYTES} can be read")
     try:
         return place.read_bytes().decode("utf-8")

@@ -1,13 +1,42 @@
 """A tiny issue tracker in SQLite: bugs and tasks with labels, assignees and comments."""
 
-import json
-import sqlite3
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Literal, TypedDict
 
-from mcp_context_proxy.examples.database import Database, matching
-from mcp_context_proxy.examples.kit import Between, Server, ToolError
+from mcp_context_proxy.examples.functions import Between, Server, ToolError
+from mcp_context_proxy.examples.storage import Database, Rows, Table, now, words
+
+
+class Comment(TypedDict):
+    author: str
+    text: str
+    created: str
+
+
+class IssueLine(TypedDict):
+    number: int
+    title: str
+    state: str
+    priority: str
+    assignee: str
+    labels: list[str]
+
+
+class IssueRow(IssueLine):
+    description: str
+    created: str
+    updated: str
+
+
+class Issue(IssueRow):
+    comments: list[Comment]
+
+
+class Statistics(TypedDict):
+    open: int
+    closed: int
+    open_by_priority: dict[str, int]
+    open_by_assignee: dict[str, int]
+
 
 DATABASE = Database(
     "issues",
@@ -25,49 +54,16 @@ DATABASE = Database(
     """,
 )
 
-Priority = Literal["low", "normal", "high", "urgent"]
-
-
-class Comment(TypedDict):
-    """One remark on an issue."""
-
-    author: str
-    text: str
-    created: str
-
-
-class IssueLine(TypedDict):
-    """An issue as a list shows it."""
-
-    number: int
-    title: str
-    state: str
-    priority: str
-    assignee: str
-    labels: list[str]
-
-
-class Issue(IssueLine):
-    """A whole issue."""
-
-    description: str
-    created: str
-    updated: str
-    comments: list[Comment]
-
-
-class Statistics(TypedDict):
-    """Counts over all issues."""
-
-    open: int
-    closed: int
-    open_by_priority: dict[str, int]
-    open_by_assignee: dict[str, int]
-
+LINE = 'number, title, state, priority, assignee, labels AS "labels [words]"'
+MISSING = "there is no issue {}; list_issues and search_issues show those there are"
+ISSUES = Table[IssueRow](DATABASE, "issues", f"{LINE}, description, created, updated", MISSING, "number")
+LINES = Table[IssueLine](DATABASE, "issues", LINE)
+COMMENTS = Table[Comment](DATABASE, "comments", "author, text, created")
 
 server = Server("issues", "An issue tracker: bugs, tasks and feature requests with a state and an assignee.")
 
 Number = Annotated[int, "Number of the issue"]
+Priority = Literal["low", "normal", "high", "urgent"]
 
 
 @server.tool()
@@ -81,20 +77,25 @@ def create_issue(
     """File a new issue: report a bug, request a feature or open a task for somebody."""
     if not title.strip():
         raise ToolError("title must not be empty")
-    with DATABASE.open() as connection:
-        cursor = connection.execute(
-            "INSERT INTO issues (title, description, state, priority, assignee, labels, created, updated)"
-            " VALUES (?, ?, 'open', ?, ?, ?, ?, ?)",
-            (title.strip(), description, priority, assignee, _packed(labels or []), _now(), _now()),
+    with ISSUES.open() as issues:
+        row = issues.add(
+            title=title.strip(),
+            description=description,
+            state="open",
+            priority=priority,
+            assignee=assignee,
+            labels=words(labels),
+            created=now(),
+            updated=now(),
         )
-        return _fetch(connection, int(cursor.lastrowid or 0))
+        return _with_comments(issues, row)
 
 
 @server.tool(read_only=True)
 def get_issue(number: Number) -> Issue:
     """Read one issue with its description and all its comments."""
-    with DATABASE.open() as connection:
-        return _fetch(connection, number)
+    with ISSUES.open() as issues:
+        return _with_comments(issues, issues.get(number))
 
 
 @server.tool(read_only=True)
@@ -106,9 +107,11 @@ def list_issues(
     limit: Annotated[int, "How many at most", Between(1, 200)] = 50,
 ) -> list[IssueLine]:
     """List issues by state, assignee, label or priority, the newest first."""
+    with LINES.open() as lines:
+        found = lines.select("ORDER BY number DESC")
     wanted = [
         line
-        for line in _lines()
+        for line in found
         if state in (line["state"], "all")
         and assignee in (None, line["assignee"])
         and priority in (None, line["priority"])
@@ -123,10 +126,8 @@ def search_issues(
     limit: Annotated[int, "How many at most", Between(1, 200)] = 20,
 ) -> list[IssueLine]:
     """Find issues, open or closed, that contain all the given words; for example to spot duplicates."""
-    condition, values = matching(("title", "description", "labels"), query)
-    with DATABASE.open() as connection:
-        sql = f"SELECT * FROM issues WHERE {condition} ORDER BY number DESC LIMIT ?"
-        return [_line(row) for row in connection.execute(sql, (*values, limit))]
+    with LINES.open() as lines:
+        return lines.search(query, "title, description, labels", "number DESC", limit)
 
 
 @server.tool(destructive=True, idempotent=True)
@@ -137,20 +138,19 @@ def update_issue(
     priority: Annotated[Priority | None, "New priority; left out: unchanged"] = None,
 ) -> Issue:
     """Change the title, description or priority of an issue."""
-    changes = {"title": title, "description": description, "priority": priority}
-    return _change(number, {name: value for name, value in changes.items() if value is not None})
+    return _change(number, title=title, description=description, priority=priority)
 
 
 @server.tool(idempotent=True)
 def assign_issue(number: Number, assignee: Annotated[str, "Person's name; empty: nobody"]) -> Issue:
     """Give an issue to a person to work on, or take it from everybody."""
-    return _change(number, {"assignee": assignee})
+    return _change(number, assignee=assignee)
 
 
 @server.tool(idempotent=True)
 def label_issue(number: Number, labels: Annotated[list[str], "All labels it shall have afterwards"]) -> Issue:
     """Set the labels of an issue."""
-    return _change(number, {"labels": _packed(labels)})
+    return _change(number, labels=words(labels))
 
 
 @server.tool()
@@ -160,10 +160,10 @@ def comment_on_issue(
     author: Annotated[str, "Who says it"] = "assistant",
 ) -> Issue:
     """Add a comment to the discussion of an issue."""
-    with DATABASE.open() as connection:
-        _fetch(connection, number)
-        _add_comment(connection, number, author, text)
-        return _fetch(connection, number)
+    with ISSUES.open() as issues:
+        row = issues.get(number)
+        _add_comment(issues, number, author, text)
+        return _with_comments(issues, row)
 
 
 @server.tool(idempotent=True)
@@ -172,95 +172,53 @@ def close_issue(
     reason: Annotated[Literal["done", "duplicate", "will not do"], "Why it is closed"] = "done",
 ) -> Issue:
     """Close an issue because it is solved, a duplicate or not going to be done."""
-    if get_issue(number)["state"] == "closed":
-        raise ToolError(f"issue {number} is closed already; reopen_issue opens it again")
-    with DATABASE.open() as connection:
-        _add_comment(connection, number, "tracker", f"closed: {reason}")
-    return _change(number, {"state": "closed"})
+    with ISSUES.open() as issues:
+        if issues.get(number)["state"] == "closed":
+            raise ToolError(f"issue {number} is closed already; reopen_issue opens it again")
+        _add_comment(issues, number, "tracker", f"closed: {reason}")
+        return _with_comments(issues, issues.change(number, state="closed", updated=now()))
 
 
 @server.tool(idempotent=True)
 def reopen_issue(number: Number) -> Issue:
     """Open a closed issue again."""
-    if get_issue(number)["state"] == "open":
-        raise ToolError(f"issue {number} is open already")
-    return _change(number, {"state": "open"})
+    with ISSUES.open() as issues:
+        if issues.get(number)["state"] == "open":
+            raise ToolError(f"issue {number} is open already")
+        return _with_comments(issues, issues.change(number, state="open", updated=now()))
 
 
 @server.tool(read_only=True)
 def issue_statistics() -> Statistics:
     """Count open and closed issues, and the open ones by priority and by assignee."""
-    lines = _lines()
-    still_open = [line for line in lines if line["state"] == "open"]
+    with LINES.open() as lines:
+        found = lines.select("")
+    still_open = [line for line in found if line["state"] == "open"]
     return {
         "open": len(still_open),
-        "closed": len(lines) - len(still_open),
+        "closed": len(found) - len(still_open),
         "open_by_priority": _counts([line["priority"] for line in still_open]),
         "open_by_assignee": _counts([line["assignee"] or "nobody" for line in still_open]),
     }
 
 
-def _fetch(connection: sqlite3.Connection, number: int) -> Issue:
-    row = connection.execute("SELECT * FROM issues WHERE number = ?", (number,)).fetchone()
-    if row is None:
-        raise ToolError(f"there is no issue {number}; list_issues and search_issues show those there are")
-    sql = "SELECT author, text, created FROM comments WHERE issue = ? ORDER BY id"
-    comments: list[Comment] = [
-        {"author": comment["author"], "text": comment["text"], "created": comment["created"]}
-        for comment in connection.execute(sql, (number,))
-    ]
-    return {
-        **_line(row),
-        "description": row["description"],
-        "created": row["created"],
-        "updated": row["updated"],
-        "comments": comments,
-    }
+def _with_comments(issues: Rows[IssueRow], row: IssueRow) -> Issue:
+    comments = Rows(COMMENTS, issues.connection).select("WHERE issue = ? ORDER BY id", row["number"])
+    return {**row, "comments": comments}
 
 
-def _lines() -> list[IssueLine]:
-    with DATABASE.open() as connection:
-        rows = connection.execute("SELECT * FROM issues ORDER BY number DESC").fetchall()
-    return [_line(row) for row in rows]
+def _change(number: int, **values: object) -> Issue:
+    with ISSUES.open() as issues:
+        return _with_comments(issues, issues.change(number, **values, updated=now()))
 
 
-def _line(row: sqlite3.Row) -> IssueLine:
-    return {
-        "number": row["number"],
-        "title": row["title"],
-        "state": row["state"],
-        "priority": row["priority"],
-        "assignee": row["assignee"],
-        "labels": json.loads(row["labels"]),
-    }
-
-
-def _change(number: int, changes: dict[str, str]) -> Issue:
-    """Set columns; their names come from this module, never from a caller."""
-    assignments = ", ".join(f"{column} = ?" for column in [*changes, "updated"])
-    with DATABASE.open() as connection:
-        _fetch(connection, number)
-        sql = f"UPDATE issues SET {assignments} WHERE number = ?"
-        connection.execute(sql, (*changes.values(), _now(), number))
-        return _fetch(connection, number)
-
-
-def _add_comment(connection: sqlite3.Connection, number: int, author: str, text: str) -> None:
+def _add_comment(issues: Rows[IssueRow], number: int, author: str, text: str) -> None:
     sql = "INSERT INTO comments (issue, author, text, created) VALUES (?, ?, ?, ?)"
-    connection.execute(sql, (number, author, text, _now()))
+    issues.connection.execute(sql, (number, author, text, now()))
 
 
-def _counts(values: Sequence[str]) -> dict[str, int]:
+def _counts(values: list[str]) -> dict[str, int]:
     return {value: values.count(value) for value in sorted(set(values))}
-
-
-def _packed(labels: Sequence[str]) -> str:
-    clean = sorted({label.strip().lower() for label in labels if label.strip()})
-    return json.dumps(clean, ensure_ascii=False)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 if __name__ == "__main__":

@@ -1,312 +1,382 @@
-"""An MCP server from plain typed functions; standard library only, because start-up time is its point.
+"""The core of a small MCP server: framing, envelopes, both protocol eras and the dispatch of requests.
 
-A tool is a function: its name, docstring, annotations and defaults are the definition a model reads. This
-module turns functions into definitions and requests into results; `stdio` moves the bytes.
+`functions` makes tools and prompts from typed functions on top of it, for the example servers. The stub
+servers of the tests and the benchmarks stand on it, too. It imports little of the standard library and
+nothing else, because each of these servers is a process that must be up at once.
+
+A request whose ``_meta`` names a protocol version is modern and stands alone; any other request belongs to
+the handshake era. One process serves both, request by request.
 """
 
+from __future__ import annotations
+
 import json
-import logging
+import os
+import sys
+import threading
 import time
-import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
 
-from mcp_context_proxy.examples import protocol, schema
-from mcp_context_proxy.examples.protocol import JSON, Request, RpcError
-from mcp_context_proxy.examples.schema import Between
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes longer to import than this module
+    from collections.abc import Callable, Iterator
+    from typing import Any, BinaryIO, ClassVar, TypeAlias
 
-__all__ = ["JSON", "Between", "Call", "Resources", "Server", "ToolError"]
+    JSON: TypeAlias = Any
+    Message: TypeAlias = dict[str, JSON]
 
-logger = logging.getLogger(__name__)
+HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""Newest first: the first one is the counter-offer to a client that asks for another."""
 
-VERSION = "1.0.0"
-"""Of every example server; they change together."""
+MODERN_VERSIONS = ("2026-07-28",)
 
-REPORT_EVERY = 0.1
-"""Seconds between two progress notifications of one call; nobody reads faster."""
+META = "io.modelcontextprotocol/"
+VERSION_KEY = f"{META}protocolVersion"
+CAPABILITIES_KEY = f"{META}clientCapabilities"
+SERVER_INFO_KEY = f"{META}serverInfo"
 
-Function = TypeVar("Function", bound=Callable[..., object])
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+UNSUPPORTED_VERSION = -32022
+RESOURCE_NOT_FOUND = -32002
+"""Handshake era only; the modern era has `INVALID_PARAMS` instead."""
+
+HANDSHAKE_ONLY = ("initialize", "ping")
+MODERN_ONLY = ("server/discover",)
+
+FIXED = (300_000, "public")
+"""Lifetime in milliseconds and scope of results that cannot change while the process lives."""
+
+LIVE = (0, "private")
+"""Lifetime and scope of results that any tool call may change."""
+
+MAX_LINE = 16 << 20
+"""Bytes of one message; far more than any tool here accepts, and a bound on memory."""
+
+PROGRESS_SECONDS = 0.1
+"""Time between two progress notifications of one call."""
 
 
-class ToolError(Exception):
-    """A call that cannot be done; its message tells the model what was wrong and what is expected."""
+class RpcError(Exception):
+    """A JSON-RPC error that answers a request."""
+
+    def __init__(self, code: int, message: str, data: JSON = None) -> None:
+        self.code, self.data = code, data
+        super().__init__(message)
+
+    def to_json(self) -> Message:
+        error = {"code": self.code, "message": str(self)}
+        return error if self.data is None else error | {"data": self.data}
 
 
-class CallCancelled(Exception):  # noqa: N818
-    """The client no longer wants the answer."""
+class NoResponse(Exception):  # noqa: N818
+    """A request gets no response from its handler: it was cancelled, or the response is written otherwise."""
 
 
-class Call:
-    """One call under way, for a tool that takes long: declare a parameter of this type to get it."""
+class Channel:
+    """The way to one client; a transport writes the bytes."""
 
-    def __init__(
-        self,
-        notify: Callable[[str, JSON], None],
-        token: int | str | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._notify, self._token, self._clock = notify, token, clock
-        self._next_report = clock()
-        self.cancelled = False
+    def send(self, message: Message) -> None:
+        self.line(encode(message))
+
+    def refuse(self, request_id: JSON, error: RpcError) -> None:
+        self.send({"jsonrpc": "2.0", "id": request_id, "error": error.to_json()})
+
+    def line(self, data: bytes) -> None:
+        """Write the bytes of one message and end it."""
+        raise NotImplementedError
+
+
+class Pipe(Channel):
+    """Standard output, or another file descriptor, with one message a line; threads may share it."""
+
+    def __init__(self, descriptor: int = 1) -> None:
+        self._descriptor, self._lock = descriptor, threading.Lock()
+
+    def line(self, data: bytes) -> None:
+        self.write(data + b"\n")
+
+    def write(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        # os.write, not a buffered stream: the interpreter may end while a worker writes, and a stream's
+        # lock held by a dead thread would make that end a crash.
+        rest = memoryview(data)
+        with self._lock:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+
+class Request:
+    """A request or notification of the client, and the way for messages that belong to it."""
+
+    def __init__(self, server: Core, message: Message, channel: Channel) -> None:
+        params = message.get("params")
+        self.server, self.channel = server, channel
+        self.id: JSON = message.get("id")
+        self.method: JSON = message.get("method")
+        self.params: Message = params if isinstance(params, dict) else {}
+        meta = self.params.get("_meta")
+        self.meta: Message = meta if isinstance(meta, dict) else {}
+        self.modern = self.meta.get(VERSION_KEY) is not None
+        self.cancelled = threading.Event()
+        self._next_progress = 0.0
+
+    def reply(self, result: JSON) -> None:
+        """Send the result, unless the client has cancelled the request."""
+        if not (self.cancelled.is_set() and self.server.heeds_cancellation):
+            self.channel.send(self.response(result))
+        self.server.pending.pop(self.id, None)
+
+    def response(self, result: JSON) -> Message:
+        """The response with a result, completed as the request's era demands."""
+        return {"jsonrpc": "2.0", "id": self.id, "result": self.server.stamped(self, result)}
+
+    def refuse(self, error: RpcError) -> None:
+        """Send an error response."""
+        self.channel.refuse(self.id, error)
+        self.server.pending.pop(self.id, None)
+
+    def notify(self, method: str, params: Message) -> None:
+        """Send a notification that belongs to this request."""
+        self.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def progress(self, done: float, total: float | None, message: str) -> None:
+        """Send a progress notification if the client has asked for progress."""
+        token = self.meta.get("progressToken")
+        if isinstance(token, int | str):
+            progress = {"progressToken": token, "progress": done, "total": total, "message": message}
+            self.notify("notifications/progress", progress)
 
     def step(self, done: float, total: float, message: str) -> None:
-        """Report progress if the client asked for it: the first step, the last one, and some between.
+        """Report the progress of a long call: the first step, the last step, and some between.
 
         Raises:
-            CallCancelled: The client has cancelled the call.
+            NoResponse: The client has cancelled the call.
         """
-        if self.cancelled:
-            raise CallCancelled
-        if self._token is not None and (done >= total or self._clock() >= self._next_report):
-            self._next_report = self._clock() + REPORT_EVERY
-            progress = {"progressToken": self._token, "progress": done, "total": total, "message": message}
-            self._notify("notifications/progress", progress)
+        if self.cancelled.is_set():
+            raise NoResponse
+        if done >= total or time.monotonic() >= self._next_progress:
+            self._next_progress = time.monotonic() + PROGRESS_SECONDS
+            self.progress(done, total, message)
 
 
-Handler: TypeAlias = Callable[[Request, Call], dict[str, JSON]]
-"""Answers one method."""
+class Core:
+    """An MCP server: takes messages from any transport and answers requests in the eras that it speaks.
 
+    A subclass provides `tools` and `call`, and adds handlers of further methods to `handlers`. `receive`
+    takes a message and returns a request; the transport passes it to `answer`, in a thread of its choice.
+    """
 
-class Resources(Protocol):
-    """What a server offers for reading besides its tools."""
+    era = "both"
+    """``handshake``, ``modern`` or ``both``."""
 
-    def list(self) -> Sequence[JSON]:
-        """Every resource, as ``resources/list`` shows it."""
+    heeds_cancellation = True
+    """True while a cancelled request gets no response."""
 
-    def templates(self) -> Sequence[JSON]:
-        """Every template, as ``resources/templates/list`` shows it."""
+    page_size: int | None = None
+    """Entries on a page of a list; None for one page with everything."""
 
-    def read(self, uri: str) -> JSON | None:
-        """The one content of ``uri``, or None when there is no such resource."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tool:
-    function: Callable[..., object]
-    definition: dict[str, JSON]
-    call_parameter: str | None
-    wrapped: bool
-    """The result is not an object, so it travels as ``{"result": ...}``."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    function: Callable[..., str]
-    definition: dict[str, JSON]
-
-
-class Server:
-    """The tools, prompts and resources of one server, and its answers to requests."""
-
-    def __init__(self, name: str, instructions: str, resources: Resources | None = None) -> None:
-        self.info = {"name": f"example-{name}", "title": name.capitalize(), "version": VERSION}
-        self._instructions = instructions
-        self._resources = resources
-        self._tools: dict[str, _Tool] = {}
-        self._prompts: dict[str, _Prompt] = {}
-
-    def tool(
-        self, *, read_only: bool = False, destructive: bool = False, idempotent: bool = False
-    ) -> Callable[[Function], Function]:
-        """Offer the decorated function as a tool; the hints tell a host how careful to be with it."""
-        hints = {
-            "readOnlyHint": read_only,
-            "destructiveHint": destructive,
-            "idempotentHint": idempotent or read_only,
-            "openWorldHint": False,
-        }
-
-        def declare(function: Function) -> Function:
-            self._tools[_name(function)] = _declare_tool(function, hints)
-            return function
-
-        return declare
-
-    def prompt(self, function: Callable[..., str]) -> Callable[..., str]:
-        """Offer the decorated function as a prompt; it returns the text of one user message."""
-        parameters = schema.of_parameters(function, Call)
-        arguments = [
-            {
-                "name": name,
-                "description": parameter.get("description", ""),
-                "required": name in parameters["required"],
-            }
-            for name, parameter in parameters["properties"].items()
-        ]
-        definition = _headline(function) | {"arguments": arguments}
-        self._prompts[_name(function)] = _Prompt(function, definition)
-        return function
-
-    def run(self) -> None:
-        """Serve standard input and output until the client closes them."""
-        from mcp_context_proxy.examples.stdio import Connection  # noqa: PLC0415
-
-        Connection(self).serve()
-
-    def answer(self, request: Request, call: Call) -> dict[str, JSON]:
-        """The result of one request.
-
-        Raises:
-            RpcError: There is no such method, tool, prompt or resource, or its parameters are malformed.
-            CallCancelled: The client cancelled the call while it ran.
-        """
-        handlers = self._handlers(request.modern)
-        if request.method not in handlers:
-            raise RpcError(protocol.METHOD_NOT_FOUND, f"unknown method {request.method!r}")
-        return protocol.stamp(request, handlers[request.method](request, call), self.info)
-
-    def _handlers(self, modern: bool) -> dict[str, Handler]:
-        handlers: dict[str, Handler] = {"tools/list": self._list_tools, "tools/call": self._call_tool}
-        handlers |= {"server/discover": self._discover} if modern else {"initialize": self._initialize}
-        if not modern:
-            handlers["ping"] = lambda _request, _call: {}
-        if self._prompts:
-            handlers |= {"prompts/list": self._list_prompts, "prompts/get": self._get_prompt}
-        if self._resources is not None:
-            handlers |= {
-                "resources/list": self._list_resources,
-                "resources/templates/list": self._list_templates,
-                "resources/read": self._read_resource,
-            }
-        return handlers
-
-    def _capabilities(self) -> dict[str, JSON]:
-        offered = {"tools": True, "prompts": bool(self._prompts), "resources": self._resources is not None}
-        return {name: {} for name, present in offered.items() if present}
-
-    def _initialize(self, request: Request, _call: Call) -> dict[str, JSON]:
-        asked = request.params.get("protocolVersion")
-        version = asked if asked in protocol.HANDSHAKE_VERSIONS else protocol.HANDSHAKE_VERSIONS[0]
-        return {
-            "protocolVersion": version,
-            "capabilities": self._capabilities(),
-            "serverInfo": self.info,
-            "instructions": self._instructions,
-        }
-
-    def _discover(self, _request: Request, _call: Call) -> dict[str, JSON]:
-        return {
-            "supportedVersions": [*protocol.MODERN_VERSIONS, *protocol.HANDSHAKE_VERSIONS],
-            "capabilities": self._capabilities(),
-            "instructions": self._instructions,
-        }
-
-    def _list_tools(self, request: Request, _call: Call) -> dict[str, JSON]:
-        _refuse_cursor(request)
-        return {"tools": [tool.definition for tool in self._tools.values()]}
-
-    def _call_tool(self, request: Request, call: Call) -> dict[str, JSON]:
-        name, arguments = request.params.get("name"), request.params.get("arguments") or {}
-        tool = self._tools.get(name) if isinstance(name, str) else None
-        if tool is None:
-            raise RpcError(protocol.INVALID_PARAMS, f"unknown tool {name!r}")
-        if not isinstance(arguments, dict):
-            return _failure("arguments must be an object")
-        checked, problems = schema.check_arguments(tool.definition["inputSchema"], arguments)
-        if problems:
-            return _failure(f"{name}: " + "; ".join(problems))
-        return _run(tool, checked, call)
-
-    def _list_prompts(self, request: Request, _call: Call) -> dict[str, JSON]:
-        _refuse_cursor(request)
-        return {"prompts": [prompt.definition for prompt in self._prompts.values()]}
-
-    def _get_prompt(self, request: Request, _call: Call) -> dict[str, JSON]:
-        name, arguments = request.params.get("name"), request.params.get("arguments") or {}
-        prompt = self._prompts.get(name) if isinstance(name, str) else None
-        if prompt is None:
-            raise RpcError(protocol.INVALID_PARAMS, f"unknown prompt {name!r}")
-        declared = schema.of_parameters(prompt.function, Call)
-        checked, problems = schema.check_arguments(declared, arguments)
-        if problems:
-            raise RpcError(protocol.INVALID_PARAMS, f"{name}: " + "; ".join(problems))
-        try:
-            text = prompt.function(**checked)
-        except ToolError as e:
-            raise RpcError(protocol.INVALID_PARAMS, str(e)) from e
-        message = {"role": "user", "content": {"type": "text", "text": text}}
-        return {"description": prompt.definition["description"], "messages": [message]}
-
-    def _list_resources(self, request: Request, _call: Call) -> dict[str, JSON]:
-        _refuse_cursor(request)
-        return {"resources": list(self._offered.list())}
-
-    def _list_templates(self, request: Request, _call: Call) -> dict[str, JSON]:
-        _refuse_cursor(request)
-        return {"resourceTemplates": list(self._offered.templates())}
-
-    def _read_resource(self, request: Request, _call: Call) -> dict[str, JSON]:
-        uri = request.params.get("uri")
-        content = self._offered.read(uri) if isinstance(uri, str) else None
-        if content is None:
-            code = protocol.INVALID_PARAMS if request.modern else protocol.RESOURCE_NOT_FOUND
-            raise RpcError(code, f"no resource {uri!r}", {"uri": uri})
-        return {"contents": [content]}
-
-    @property
-    def _offered(self) -> Resources:
-        if self._resources is None:
-            raise RpcError(protocol.METHOD_NOT_FOUND, "this server offers no resources")
-        return self._resources
-
-
-def _declare_tool(function: Callable[..., object], hints: dict[str, bool]) -> _Tool:
-    types = typing.get_type_hints(function, include_extras=True)
-    call_parameter = next((name for name, hint in types.items() if hint is Call), None)
-    definition = _headline(function) | {
-        "inputSchema": schema.of_parameters(function, Call),
-        "annotations": hints,
+    caching: ClassVar[dict[str, tuple[int, str]]] = {
+        "server/discover": FIXED,
+        "tools/list": FIXED,
+        "prompts/list": FIXED,
+        "resources/templates/list": FIXED,
+        "resources/list": LIVE,
+        "resources/read": LIVE,
     }
-    if types["return"] is str:
-        return _Tool(function, definition, call_parameter, wrapped=False)
-    result = schema.of_annotation(types["return"])
-    wrapped = result.get("type") != "object"
-    if wrapped:
-        result = {"type": "object", "properties": {"result": result}, "required": ["result"]}
-    return _Tool(function, definition | {"outputSchema": result}, call_parameter, wrapped)
+    """Caching hints of modern results, by method."""
+
+    def __init__(self, info: Message, instructions: str = "") -> None:
+        self.info, self.instructions = info, instructions
+        self.pending: dict[JSON, Request] = {}
+        self.greeted = False
+        self.handlers: dict[str, Callable[[Request], JSON]] = {
+            "initialize": self.initialize,
+            "server/discover": self.discover,
+            "ping": lambda _request: {},
+            "tools/list": lambda request: self.page(request, "tools", self.tools()),
+            "tools/call": self.call,
+        }
+
+    def tools(self) -> list[JSON]:
+        raise NotImplementedError
+
+    def call(self, request: Request) -> JSON:
+        """Run a tool and return the result of the call."""
+        raise NotImplementedError
+
+    def capabilities(self) -> Message:
+        return {"tools": {}}
+
+    # Messages
+
+    def receive(self, line: bytes, channel: Channel) -> Request | None:
+        """Take one message; return a request that is to be answered, or None."""
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            channel.refuse(None, RpcError(PARSE_ERROR, "not a line of JSON"))
+            return None
+        if not isinstance(message, dict):
+            channel.refuse(None, RpcError(INVALID_REQUEST, "a message is one object; no batches"))
+            return None
+        request = Request(self, message, channel)
+        if "method" not in message:
+            self.take_response(message)
+        elif "id" not in message:
+            self.take_notification(request)
+        elif isinstance(request.id, bool) or not isinstance(request.id, int | str):
+            error = RpcError(INVALID_REQUEST, "a request needs an id that is a string or an integer")
+            channel.refuse(None, error)
+        elif message.get("jsonrpc") != "2.0" or not isinstance(request.method, str):
+            request.refuse(RpcError(INVALID_REQUEST, 'a request needs "jsonrpc": "2.0" and a method'))
+        elif not isinstance(message.get("params") or {}, dict):
+            request.refuse(RpcError(INVALID_PARAMS, "params must be an object"))
+        else:
+            self.greeted = self.greeted or request.method == "initialize"
+            self.pending[request.id] = request
+            return request
+        return None
+
+    def take_response(self, message: Message) -> None:
+        """Take the client's response to a request of this server; there are none here."""
+
+    def take_notification(self, request: Request) -> None:
+        if request.method == "notifications/cancelled":
+            target = request.params.get("requestId")
+            pending = self.pending.pop(target, None) if isinstance(target, int | str) else None
+            if pending is not None:
+                self.cancel(pending)
+
+    def cancel(self, request: Request) -> None:
+        request.cancelled.set()
+
+    def answer(self, request: Request) -> None:
+        """Handle a request and send the response."""
+        if request.cancelled.is_set() and self.heeds_cancellation:
+            return
+        try:
+            result = self.respond(request)
+        except NoResponse:
+            return
+        except RpcError as e:
+            request.refuse(e)
+        except Exception as e:  # boundary: one request must not take the server down
+            request.refuse(RpcError(INTERNAL_ERROR, f"{type(e).__name__}: {e}"))
+        else:
+            request.reply(result)
+
+    def respond(self, request: Request) -> JSON:
+        """Check the era of a request and return the result of its handler.
+
+        Raises:
+            RpcError: The response is an error.
+            NoResponse: There is no response.
+        """
+        self._check_era(request)
+        handler = self.handlers.get(request.method)
+        if handler is None or request.method in (HANDSHAKE_ONLY if request.modern else MODERN_ONLY):
+            raise _unknown_method(request)
+        return handler(request)
+
+    # Eras
+
+    def _check_era(self, request: Request) -> None:
+        if not request.modern:
+            if self.era == "modern":
+                raise self._unsupported(None)
+            if not self.greeted and request.method not in HANDSHAKE_ONLY:
+                hint = f"call initialize first, or name the protocol version in _meta as {VERSION_KEY}"
+                raise RpcError(INVALID_REQUEST, hint)
+        elif self.era == "handshake":
+            raise _unknown_method(request)
+        elif request.meta[VERSION_KEY] not in MODERN_VERSIONS:
+            raise self._unsupported(request.meta[VERSION_KEY])
+        elif not isinstance(request.meta.get(CAPABILITIES_KEY), dict):
+            raise RpcError(INVALID_PARAMS, f"_meta lacks {CAPABILITIES_KEY}")
+
+    def _unsupported(self, version: JSON) -> RpcError:
+        data = {"supported": self.versions(), "requested": version}
+        return RpcError(UNSUPPORTED_VERSION, f"unsupported protocol version {version!r}", data)
+
+    def versions(self) -> list[str]:
+        """The protocol versions that the server speaks, newest first."""
+        return [*MODERN_VERSIONS, *(HANDSHAKE_VERSIONS if self.era != "modern" else ())]
+
+    def initialize(self, request: Request) -> JSON:
+        """Answer the handshake with the version that the client asks for, or with the newest one."""
+        asked = request.params.get("protocolVersion")
+        version = asked if asked in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[0]
+        return {"protocolVersion": version, "serverInfo": self.info} | self.introduction(request)
+
+    def discover(self, request: Request) -> JSON:
+        return {"supportedVersions": self.versions()} | self.introduction(request)
+
+    def introduction(self, _request: Request) -> Message:
+        """The members that the answers to ``initialize`` and ``server/discover`` have in common."""
+        return {"capabilities": self.capabilities(), "instructions": self.instructions}
+
+    def stamped(self, request: Request, result: JSON) -> JSON:
+        """The result with the members that the modern era demands, where the request is modern."""
+        if not request.modern or not isinstance(result, dict):
+            return result
+        meta = result.get("_meta", {})
+        stamp: Message = {"resultType": "complete"}
+        if request.method in self.caching:
+            stamp["ttlMs"], stamp["cacheScope"] = self.caching[request.method]
+        if isinstance(meta, dict):
+            result = result | {"_meta": {SERVER_INFO_KEY: self.info} | meta}
+        return stamp | result
+
+    # Lists
+
+    def page(self, request: Request, member: str, entries: list[JSON]) -> Message:
+        """One page of a list; a cursor is the position of the page's first entry."""
+        size = self.page_size or max(len(entries), 1)
+        cursor = request.params.get("cursor")
+        if cursor not in (None, *map(str, range(size, len(entries), size))):
+            raise RpcError(INVALID_PARAMS, "invalid cursor")
+        end = int(cursor or 0) + size
+        page: Message = {member: entries[end - size : end]}
+        return page | {"nextCursor": str(end)} if end < len(entries) else page
 
 
-def _headline(function: Callable[..., object]) -> dict[str, JSON]:
-    """Name, title and description, as they stand at the head of any definition."""
-    name = _name(function)
-    title = name.replace("_", " ").capitalize()
-    return {"name": name, "title": title, "description": " ".join((function.__doc__ or "").split())}
+def serve_stdio(server: Core, channel: Pipe, start: Callable[[Request], object] | None = None) -> None:
+    """Take messages from standard input until it ends.
+
+    ``start`` has a request answered, in another thread for example. Without it, the reader answers each
+    request before it takes the next one.
+    """
+    start = start or server.answer
+    for line in _lines(sys.stdin.buffer, channel):
+        request = server.receive(line, channel)
+        if request is not None:
+            start(request)
 
 
-def _name(function: Callable[..., object]) -> str:
-    return str(getattr(function, "__name__"))  # noqa: B009
+def _lines(source: BinaryIO, channel: Channel) -> Iterator[bytes]:
+    while line := source.readline(MAX_LINE):
+        if line.endswith(b"\n") or len(line) < MAX_LINE:
+            if line.strip():
+                yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = source.readline(MAX_LINE)
+        channel.refuse(None, RpcError(PARSE_ERROR, f"a message may have {MAX_LINE} bytes"))
 
 
-def _run(tool: _Tool, arguments: dict[str, JSON], call: Call) -> dict[str, JSON]:
-    if tool.call_parameter is not None:
-        arguments = arguments | {tool.call_parameter: call}
+def encode(message: JSON) -> bytes:
+    """The UTF-8 bytes of a message; escaped where half of a surrogate pair cannot be encoded."""
     try:
-        return _success(tool, tool.function(**arguments))
-    except (CallCancelled, RpcError):
-        raise
-    except ToolError as e:
-        return _failure(str(e))
-    except OSError as e:
-        return _failure(f"{tool.definition['name']}: {e.strerror or e}")
-    except Exception as e:  # boundary: one call must not take the server down
-        logger.exception("tool %s failed", tool.definition["name"])
-        return _failure(f"{tool.definition['name']} failed: {type(e).__name__}: {e}")
+        return _compact(message).encode()
+    except UnicodeEncodeError:
+        return json.dumps(message).encode()
 
 
-def _success(tool: _Tool, value: Any) -> dict[str, JSON]:
-    if isinstance(value, str) and not tool.wrapped:
-        return {"content": [{"type": "text", "text": value}], "isError": False}
-    text = json.dumps(value, ensure_ascii=False)
-    structured = {"result": value} if tool.wrapped else value
-    return {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": False}
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def _failure(message: str) -> dict[str, JSON]:
-    return {"content": [{"type": "text", "text": message}], "isError": True}
-
-
-def _refuse_cursor(request: Request) -> None:
-    """Every list fits one page, so any cursor is one this server never gave out."""
-    if request.params.get("cursor") is not None:
-        raise RpcError(protocol.INVALID_PARAMS, "invalid cursor")
+def _unknown_method(request: Request) -> RpcError:
+    return RpcError(METHOD_NOT_FOUND, f"unknown method {request.method!r}")

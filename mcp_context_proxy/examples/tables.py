@@ -3,45 +3,58 @@
 import csv
 import io
 import json
+import operator
 import re
 import sqlite3
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Annotated, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
-from mcp_context_proxy.examples.folder import existing_file, locate, relative, shared_folder
-from mcp_context_proxy.examples.kit import JSON, Between, Server, ToolError
+from mcp_context_proxy.examples.functions import Between, Server, ToolError
+from mcp_context_proxy.examples.storage import existing_file, locate, relative, shared_folder
 
 Row: TypeAlias = dict[str, object]
 
 MAX_BYTES = 8 << 20
-"""Of a table file; it is read whole into memory."""
+"""Largest table file; it is read whole into memory."""
 
 SQL_STEPS = 100_000_000
-"""Steps of SQLite's machine one query may take: some seconds."""
+"""Steps of SQLite's virtual machine that one query may take: some seconds."""
 
 SQL_CHECK_EVERY = 100_000
-"""Steps between two looks at the limit."""
+"""Steps between two checks of the limit."""
 
 READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
-"""What a query may do; everything else, such as attaching another file, is denied."""
-
+"""Actions that a query may take; everything else, such as attaching another file, is denied."""
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]+)?")
-"""What a field must look like to count as a number."""
+"""Fields that count as numbers; '007' and 'nan' are text."""
+
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
+    "sum": sum,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "min": min,
+    "max": max,
+}
 
 
 class Rows(TypedDict):
-    """Rows of a table, as far as the limit goes."""
-
     rows: list[Row]
     total: int
 
 
 class Column(TypedDict):
-    """What is in a column."""
-
     name: str
     kind: str
     filled: int
@@ -50,15 +63,11 @@ class Column(TypedDict):
 
 
 class Description(TypedDict):
-    """A table and its columns."""
-
     rows: int
     columns: list[Column]
 
 
 class Condition(TypedDict):
-    """A test of one column."""
-
     column: Annotated[str, "Name of the column"]
     operator: Annotated[Literal["=", "!=", "<", "<=", ">", ">=", "contains"], "How to compare"]
     value: Annotated[str, "What to compare with; numbers are compared as numbers"]
@@ -156,7 +165,8 @@ def query_table_with_sql(
     rows = _load(path)
     with closing(sqlite3.connect(":memory:")) as connection:
         _fill(connection, rows)
-        connection.set_progress_handler(_step_limit(), SQL_CHECK_EVERY)
+        checks = iter(range(SQL_STEPS // SQL_CHECK_EVERY))
+        connection.set_progress_handler(lambda: next(checks, None) is None, SQL_CHECK_EVERY)
         connection.set_authorizer(lambda action, *_rest: int(action not in READING))
         try:
             cursor = connection.execute(sql)
@@ -216,7 +226,7 @@ def query_json(
 ) -> list[object]:
     """Pick values out of a JSON document by a path."""
     try:
-        found: list[JSON] = [json.loads(text)]
+        found: list[Any] = [json.loads(text)]
     except ValueError as e:
         raise ToolError(f"text is not JSON: {e}") from e
     for part in filter(None, path.removeprefix("$").split(".")):
@@ -228,16 +238,12 @@ def _load(path: str) -> list[Row]:
     place = existing_file(path)
     if place.stat().st_size > MAX_BYTES:
         raise ToolError(f"{path!r} is larger than {MAX_BYTES} bytes")
+    is_json = place.suffix.lower() == ".json"
     try:
         text = place.read_bytes().decode("utf-8-sig")
+        rows = json.loads(text) if is_json else _from_csv(text)
     except UnicodeDecodeError as e:
         raise ToolError(f"{path!r} is not UTF-8 text") from e
-    return _from_json(text, path) if place.suffix.lower() == ".json" else _from_csv(text)
-
-
-def _from_json(text: str, path: str) -> list[Row]:
-    try:
-        rows = json.loads(text)
     except ValueError as e:
         raise ToolError(f"{path!r} is not JSON: {e}") from e
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -270,7 +276,6 @@ def _csv(rows: Sequence[dict[str, object]]) -> str:
 
 
 def _scalar(text: str) -> object:
-    """The number a field holds, else its text; nothing for an empty field. '007' and 'nan' are text."""
     if NUMBER.fullmatch(text):
         return float(text) if "." in text else int(text)
     return text or None
@@ -284,14 +289,12 @@ def _column(name: str, rows: Sequence[Row]) -> Column:
     values = [row[name] for row in rows if row.get(name) is not None]
     distinct = list(dict.fromkeys(json.dumps(value) for value in values))
     numeric = bool(values) and all(_is_number(value) for value in values)
-    examples: list[object] = [json.loads(value) for value in distinct[:3]]
-    kind = "number" if numeric else "text"
     return {
         "name": name,
-        "kind": kind,
+        "kind": "number" if numeric else "text",
         "filled": len(values),
         "distinct": len(distinct),
-        "examples": examples,
+        "examples": [json.loads(value) for value in distinct[:3]],
     }
 
 
@@ -316,28 +319,17 @@ def _holds(row: Row, condition: Condition) -> bool:
     value, wanted = row.get(condition["column"]), _scalar(condition["value"])
     if condition["operator"] == "contains":
         return str(wanted).casefold() in str(value).casefold()
-    if condition["operator"] in ("=", "!="):
-        return (_order(value) == _order(wanted)) == (condition["operator"] == "=")
-    if value is None or _is_number(value) != _is_number(wanted):
+    comparable = value is not None and _is_number(value) == _is_number(wanted)
+    if condition["operator"] not in ("=", "!=") and not comparable:
         return False
-    left, right = _order(value), _order(wanted)
-    return {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[
-        condition["operator"]
-    ]
+    return COMPARISONS[condition["operator"]](_order(value), _order(wanted))
 
 
 def _aggregate(function: str, rows: Sequence[Row], column: str | None) -> float | None:
     if function == "count" or column is None:
         return len(rows)
     numbers = [value for row in rows if isinstance(value := row.get(column), int | float)]
-    functions: dict[str, Callable[[Sequence[float]], float]] = {
-        "sum": sum,
-        "mean": statistics.fmean,
-        "median": statistics.median,
-        "min": min,
-        "max": max,
-    }
-    return functions[function](numbers) if numbers else None
+    return AGGREGATES[function](numbers) if numbers else None
 
 
 def _fill(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
@@ -356,13 +348,7 @@ def _storable(value: object) -> object:
     return json.dumps(value) if too_large or isinstance(value, list | dict) else value
 
 
-def _step_limit() -> Callable[[], bool]:
-    """A callback that stops SQLite once it has taken too many steps."""
-    looks = iter(range(SQL_STEPS // SQL_CHECK_EVERY))
-    return lambda: next(looks, None) is None
-
-
-def _children(value: JSON, part: str) -> list[JSON]:
+def _children(value: Any, part: str) -> list[Any]:
     if part == "*" and isinstance(value, list | dict):
         return list(value.values()) if isinstance(value, dict) else value
     if isinstance(value, dict):

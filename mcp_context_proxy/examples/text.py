@@ -1,4 +1,4 @@
-"""Text in, text out: compare, search, count, reshape, encode. Keeps nothing."""
+"""Text in, text out: compare, search, count, reshape, encode. Stores nothing."""
 
 import base64
 import binascii
@@ -11,7 +11,7 @@ import unicodedata
 from typing import Annotated, Literal, TypedDict
 from urllib.parse import quote, unquote
 
-from mcp_context_proxy.examples.kit import Between, Server, ToolError
+from mcp_context_proxy.examples.functions import Between, Server, ToolError
 
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}")
 LINK = re.compile(r"https?://[^\s<>\"'`\])}]+")
@@ -22,8 +22,6 @@ WORDS_PER_MINUTE = 230
 
 
 class Counts(TypedDict):
-    """The size of a text in several measures."""
-
     characters: int
     words: int
     sentences: int
@@ -32,15 +30,11 @@ class Counts(TypedDict):
 
 
 class WordCount(TypedDict):
-    """How often a word occurs."""
-
     word: str
     count: int
 
 
 class Found(TypedDict):
-    """One match of a regular expression."""
-
     text: str
     start: int
     end: int

@@ -195,7 +195,7 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
 
 def create_token(path: Path) -> str:
     """Write a new token to a file of mode 0600 and return it, or the one of whoever was faster."""
-    process.make_folder(path.parent)
+    process.make_private_folder(path.parent)
     descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

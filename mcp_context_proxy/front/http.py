@@ -35,7 +35,7 @@ from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
 from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.server.sdk import SdkServer
-from mcp_context_proxy.system.process import for_hosts
+from mcp_context_proxy.system.process import connections_for_hosts
 
 TELL_SECONDS = 60.0
 """Between two lines of the log that say so."""
@@ -170,7 +170,7 @@ async def serve(
     app: Starlette, bound: socket.socket, limits: Limits, on_stop: Callable[[], None] = lambda: None
 ) -> None:
     """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
-    limits = limits.model_copy(update={"http_connections": for_hosts(limits.http_connections)})
+    limits = limits.model_copy(update={"http_connections": connections_for_hosts(limits.http_connections)})
     unsent = WriteBacklog(limits.stalled_seconds)
     config = uvicorn.Config(
         app,

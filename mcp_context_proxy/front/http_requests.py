@@ -29,8 +29,7 @@ from mcp_context_proxy.front.http_connections import Waiting, send_body, waiting
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, Members
 from mcp_context_proxy.protocol.validation import holds_more
-from mcp_context_proxy.server.caller import PASSED_ON_KEY
-from mcp_context_proxy.server.sdk import SCOPE_KEY, PayloadBypass, shown
+from mcp_context_proxy.server.sdk import BYPASS_KEY, RELEASE_KEY, PayloadBypass, shown
 
 JSON_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
@@ -126,7 +125,7 @@ class WholeBodies:
                     except TimeoutError:
                         await _no_room()(scope, receive, send)
                         return
-                    scope[PASSED_ON_KEY] = leave
+                    scope[RELEASE_KEY] = leave
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise GoneError
@@ -241,7 +240,7 @@ class PostedMessages:
         if params is not None:
             assert isinstance(message.id, int | str)
             assert isinstance(message.method, str)
-            bypass = scope[SCOPE_KEY] = PayloadBypass(params)
+            bypass = scope[BYPASS_KEY] = PayloadBypass(params)
             body, send = (
                 shown(message.id, message.method, params),
                 PostAnswer(bypass, send, waiting_of(scope)),

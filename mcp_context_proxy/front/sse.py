@@ -143,7 +143,13 @@ class EventStreams:
         name = secrets.token_hex(16)
         channel = EventChannel(send, waiting_of(scope))
         principal = principal_of(Headers(scope=scope))
-        conversation = Conversation(self._server.gateway, self._limits, channel, channel.send, principal)
+        conversation = Conversation(
+            gateway=self._server.gateway,
+            limits=self._limits,
+            channel=channel,
+            write_response=channel.send,
+            principal=principal,
+        )
         await channel.open(f"{scope.get('root_path', '')}{MESSAGES_PATH}?session_id={name}")
         async with anyio.create_task_group() as group:
             await group.start(conversation.run, self._server)

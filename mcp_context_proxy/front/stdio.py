@@ -1,12 +1,9 @@
-"""The stdio front: one host at the other end of the process's standard streams.
-
-The process's own standard input and output as a bounded frame channel on the event loop (POSIX).
+"""The stdio front: one host at the other end of the process's standard streams (POSIX).
 
 Hosts connect pipes. A file, a terminal or the null device, which an event loop cannot wait for, is copied
-from or to a pipe by a thread, so that a person can try the proxy from a shell.
-
-While it is open, file descriptor 0 reads nothing and 1 writes to stderr: neither a stray print nor a child
-can touch the protocol.
+from or to a pipe by a thread, so that a person can try the proxy from a shell. While the front is open, file
+descriptor 0 reads nothing and 1 writes to stderr: neither a stray print nor a child process can touch the
+protocol.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.downstream.backpressure import Backlog
+from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
 from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, Oversized, PipeReader, write_line
@@ -35,28 +32,81 @@ from mcp_context_proxy.server.gateway import Gateway
 if TYPE_CHECKING:
     from mcp_context_proxy.server.sdk import SdkServer
 
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks at whether the host reads."""
+"""Time between two looks at whether the host reads."""
 
 COPY_SECONDS = 2.0
-"""For what is written to be copied to a file or a terminal at the end."""
+"""Time at the end for output to be copied to a file or a terminal."""
 
-Receive = Callable[[bytes | Oversized], None]
+LAST_RESPONSES_SECONDS = 0.5
+"""Time for requests that are under way when the input ends: enough for a person who pipes requests in, and
+soon enough for the servers to be stopped after a host has gone."""
+
+
+async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
+    """Serve until the host closes its end; requests that are still under way soon after are cancelled."""
+    async with anyio.create_task_group() as group, open_standard_pipes() as pipes:
+        backlog = ResponseBacklog(limits.unread_bytes, pipes)
+        conversation = Conversation(
+            gateway=gateway, limits=limits, channel=pipes, write_response=backlog.send
+        )
+
+        def receive(frame: bytes | Oversized) -> None:
+            if isinstance(frame, Oversized):
+                why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
+                conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
+            else:
+                conversation.receive(frame)
+
+        async def stop_when_stalled() -> None:
+            await pipes.stalled(limits.stalled_seconds)
+            logger.warning("the host has read nothing for %g s: stopping", limits.stalled_seconds)
+            group.cancel_scope.cancel()
+
+        group.start_soon(stop_when_stalled)
+        await group.start(conversation.run, server)
+        await pipes.read(limits.message_bytes, receive)
+        with anyio.move_on_after(LAST_RESPONSES_SECONDS):
+            await conversation.finish()
+            await pipes.flush()
+        group.cancel_scope.cancel()
+
+
+class ResponseBacklog:
+    """Stops reading the servers while too many bytes of responses wait to be written to the host."""
+
+    def __init__(self, limit: int, pipes: StandardPipes) -> None:
+        """Let at most `limit` bytes wait, and one message of each server."""
+        self._limit, self._pipes = limit, pipes
+        self._bytes = 0
+
+    async def send(self, response: bytes) -> None:
+        """Write a response once the host takes it."""
+        self._bytes += len(response)
+        if self._bytes > self._limit:
+            gate.close()
+        try:
+            await self._pipes.send(response)
+        finally:
+            was_over = self._bytes > self._limit
+            self._bytes -= len(response)
+            if was_over and self._bytes <= self._limit:
+                gate.open()
 
 
 class StandardPipes:
-    """Frames in and out over the process's standard streams."""
+    """Reads and writes frames over the process's standard streams. Implements `HostChannel`."""
 
     def __init__(
         self, read_fd: int, writer: FlowControl, out: asyncio.WriteTransport, copying: threading.Thread | None
     ) -> None:
         self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
         self._turn = anyio.Lock()
-        self._reader: PipeReader | None = None
         self._into: asyncio.ReadTransport | None = None
 
-    async def read(self, message_bytes: int, receive: Receive) -> None:
+    async def read(self, message_bytes: int, receive: Callable[[bytes | Oversized], None]) -> None:
         """Hand frames to `receive` until the end of input."""
         framer = LineFramer(message_bytes)
 
@@ -64,23 +114,49 @@ class StandardPipes:
             for frame in framer.feed(data):
                 receive(frame)
 
-        self._reader = reader = PipeReader(feed)
+        reader = PipeReader(feed)
         loop = asyncio.get_running_loop()
         self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
         await reader.ended.wait()
 
     def pause_reading(self) -> None:
-        """Read nothing more of the host for now."""
+        """See `HostChannel`."""
         if self._into is not None and self._into.is_reading():
             self._into.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """See `HostChannel`."""
         if self._into is not None and not self._into.is_closing() and not self._into.is_reading():
             self._into.resume_reading()
 
+    async def send(self, frame: bytes) -> None:
+        """See `HostChannel`."""
+        if self._writer.writable.is_set() and not self._turn.locked():
+            self._write(frame)
+            return
+        # One frame at a time: once there is room, the first may fill it.
+        async with self._turn:
+            await self._writer.writable.wait()
+            self._write(frame)
+
+    def send_nowait(self, frame: bytes) -> bool:
+        """See `HostChannel`."""
+        if not self._writer.writable.is_set():
+            return False
+        self._write(frame)
+        return True
+
+    def _write(self, frame: bytes) -> None:
+        if not self._writer.closed.is_set():
+            write_line(self._out, frame)
+
+    async def flush(self) -> None:
+        """Wait until all is written, or the host is gone."""
+        self._out.set_write_buffer_limits(0, 0)
+        await self._writer.writable.wait()
+
     async def stalled(self, seconds: float) -> None:
-        """Wait until the host has taken nothing for `seconds`, though the pipe is full."""
+        """Wait until the host has read nothing of a full pipe for `seconds`; then abort the output."""
         loop = asyncio.get_running_loop()
         unsent, since = 0, loop.time()
         while loop.time() - since < seconds:
@@ -101,32 +177,6 @@ class StandardPipes:
         self._out.close()
         if self._copying is not None:
             self._copying.join(COPY_SECONDS)
-
-    async def send(self, frame: bytes) -> None:
-        """Write one frame; waits while the host does not read. Dropped when the host is gone."""
-        if self._writer.writable.is_set() and not self._turn.locked():
-            self._write(frame)
-            return
-        # One after the other: once there is room, the first frame may fill it.
-        async with self._turn:
-            await self._writer.writable.wait()
-            self._write(frame)
-
-    def send_nowait(self, frame: bytes) -> bool:
-        """Write one frame unless the host is not reading; whether it was written."""
-        if not self._writer.writable.is_set():
-            return False
-        self._write(frame)
-        return True
-
-    async def flush(self) -> None:
-        """Wait until all is written, or the host is gone."""
-        self._out.set_write_buffer_limits(0, 0)
-        await self._writer.writable.wait()
-
-    def _write(self, frame: bytes) -> None:
-        if not self._writer.closed.is_set():
-            write_line(self._out, frame)
 
 
 @asynccontextmanager
@@ -160,51 +210,12 @@ def _is_pipe(fd: int) -> bool:
 
 
 def _start_copying(source: int, sink: int) -> threading.Thread:
-    thread = threading.Thread(target=_copy, args=(source, sink), daemon=True)
+    """Copy in a thread until the end, or until one side is gone; then close both."""
+
+    def copy() -> None:
+        with open(source, "rb", 0) as reading, open(sink, "wb", 0) as writing, contextlib.suppress(OSError):
+            shutil.copyfileobj(reading, writing)
+
+    thread = threading.Thread(target=copy, daemon=True)
     thread.start()
     return thread
-
-
-def _copy(source: int, sink: int) -> None:
-    """Copy until the end, or until one side is gone; then close both."""
-    with open(source, "rb", 0) as reading, open(sink, "wb", 0) as writing, contextlib.suppress(OSError):
-        shutil.copyfileobj(reading, writing)
-
-
-logger = logging.getLogger(__name__)
-
-LAST_WORDS_SECONDS = 0.5
-"""How long answers that are under way when the input ends are waited for: enough for somebody who pipes
-requests in, and soon enough for the servers to hear that a host has gone."""
-
-
-async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
-    """Serve until the host closes its end; what is still under way soon after is cancelled."""
-    async with anyio.create_task_group() as group, open_standard_pipes() as pipes:
-        backlog = Backlog(limits.unread_bytes, pipes.send)
-        conversation = Conversation(gateway, limits, pipes, backlog.send)
-
-        def receive(frame: bytes | Oversized) -> None:
-            if isinstance(frame, Oversized):
-                why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
-                conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
-            else:
-                conversation.receive(frame)
-
-        async def watch() -> None:
-            """End when the host takes nothing any more: whatever it is, it is no host."""
-            await pipes.stalled(limits.stalled_seconds)
-            logger.warning("the host has read nothing for %g s: stopping", limits.stalled_seconds)
-            group.cancel_scope.cancel()
-
-        group.start_soon(watch)
-        await group.start(conversation.run, server)
-        await pipes.read(limits.message_bytes, receive)
-        await _last_words(conversation, pipes)
-        group.cancel_scope.cancel()
-
-
-async def _last_words(conversation: Conversation, pipes: StandardPipes) -> None:
-    with anyio.move_on_after(LAST_WORDS_SECONDS):
-        await conversation.finished()
-        await pipes.flush()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.interactions.memory import Interaction, InteractionMemory, InteractionRetention
 from mcp_context_proxy.store import IN_MEMORY, open_store
-from mcp_context_proxy.system.clock import Closing, time_of_day
+from mcp_context_proxy.system.clock import time_of_day
 
 
-class Interactions(InteractionMemory, Closing):
+class Interactions(InteractionMemory):
     """Remembers what agents do. Blocking and thread-safe. Close it, or use it as a context manager."""
 
     def __init__(self, store: Path | str = IN_MEMORY, config: Config | None = None) -> None:
@@ -48,6 +49,12 @@ class Interactions(InteractionMemory, Closing):
         (kept,) = self.add([Interaction(agent_name, interaction_type, content, moment)])
         self.embed([kept])
         return kept
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Let go of the model and the store."""

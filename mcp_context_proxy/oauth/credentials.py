@@ -91,7 +91,7 @@ class CredentialFile:
 
     def read(self) -> OAuthCredentials | None:
         """What is kept for the server as it is configured; None when there is nothing usable."""
-        if process.close_to_others(self.path):
+        if process.make_private(self.path):
             logger.warning("others could read the login in %s, and no longer can; log in again", self.path)
         try:
             found = msgspec.json.decode(self.path.read_bytes(), type=OAuthCredentials)
@@ -110,7 +110,7 @@ class CredentialFile:
         Raises:
             OSError: it cannot be written; what was kept is still there.
         """
-        process.make_folder(self.path.parent)
+        process.make_private_folder(self.path.parent)
         # mkstemp makes files that only their owner may read.
         descriptor, whole = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
         try:
@@ -167,7 +167,7 @@ class CredentialFile:
             group.cancel_scope.cancel()
 
     def _open_lock(self) -> IO[bytes]:
-        process.make_folder(self.path.parent)
+        process.make_private_folder(self.path.parent)
         descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         return os.fdopen(descriptor, "r+b")
 

@@ -108,7 +108,9 @@ async def driven(
 
 async def _challenge(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
     """How the server refuses a request without a token; one that does not refuse is taken to."""
-    async with httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted()) as client:
+    async with httpx2.AsyncClient(
+        timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates()
+    ) as client:
         answer = await client.send(request, stream=True)
         destinations.heard_from(answer)
         await answer.aclose()

@@ -50,7 +50,9 @@ async def exchange(destinations: Destinations, request: httpx2.Request) -> httpx
     check_encrypted(str(request.url))
     *others, last = (await destinations.pinned(request))[:ADDRESSES_TRIED]
     # A client for each: two names of one address must not share a connection that only one has proved.
-    async with httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted()) as client:
+    async with httpx2.AsyncClient(
+        timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates()
+    ) as client:
         for pinned in others:
             with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 return await _whole(client, pinned, request, destinations)

@@ -1,22 +1,21 @@
 """JSON-RPC envelopes whose payload stays bytes: only the members that route a message are decoded.
 
-Nothing here validates a payload. `params`, `result` and the members of an object are `msgspec.Raw`: they
-leave as they came, so no field a peer sends is lost and large results cost almost nothing.
+Nothing here validates a payload. `params`, `result` and the members of an object are `msgspec.Raw` and leave
+the proxy byte for byte as they came: no field of a peer is lost, and a large result costs almost nothing.
 """
 
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from mcp_context_proxy.protocol.text import is_utf8
-
 Members: TypeAlias = dict[str, Raw]
-"""A JSON object of which only the keys are decoded."""
+"""A JSON object with decoded keys and raw values."""
 
 RequestId: TypeAlias = int | str
 
@@ -38,10 +37,10 @@ class Error(msgspec.Struct):
 
 
 class Envelope(msgspec.Struct):
-    """Any JSON-RPC message. Which kind it is follows from the members that are set."""
+    """Any JSON-RPC message; the members that are set tell its kind."""
 
     jsonrpc: Raw | UnsetType = UNSET
-    """Only clients are held to it: a server that leaves it out is understood."""
+    """Required of clients only: a message of a server without it is accepted."""
     id: int | str | float | UnsetType | None = UNSET
     method: str | UnsetType = UNSET
     params: Raw | UnsetType = UNSET
@@ -50,7 +49,7 @@ class Envelope(msgspec.Struct):
 
 
 class MalformedError(ValueError):
-    """Bytes that are not a JSON-RPC message; the text says why, `code` how a sender is told."""
+    """Bytes that are not a JSON-RPC message; `code` is the JSON-RPC error code for the sender."""
 
     def __init__(self, why: str, code: int = PARSE_ERROR) -> None:
         self.code = code
@@ -58,7 +57,7 @@ class MalformedError(ValueError):
 
 
 class RequestError(Exception):
-    """A request is refused with a JSON-RPC error: the code, message and data that go on the wire."""
+    """A JSON-RPC error that refuses a request: its code, message and data."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         self.code, self.message, self.data = code, message, data
@@ -77,13 +76,14 @@ def decode(frame: bytes) -> Envelope:
     Raises:
         MalformedError: it is not JSON, not UTF-8, nested too deeply, or not a JSON-RPC message.
     """
-    # A payload stays undecoded, so nobody else would notice before it reaches the client.
+    # The payload stays undecoded, so a later check would come only in the client.
     if not is_utf8(frame):
         raise MalformedError("it is not UTF-8")
     try:
         return _decode_envelope(frame)
     except (msgspec.DecodeError, RecursionError) as error:
-        mended = _ESCAPE.sub(_mend, frame)
+        # Text that was cut in the middle of an emoji holds half a character: it becomes U+FFFD.
+        mended = _ESCAPE.sub(lambda match: match[1] or rb"\ufffd", frame)
         if mended != frame:
             return decode(mended)
         known = isinstance(error, msgspec.ValidationError)
@@ -91,10 +91,10 @@ def decode(frame: bytes) -> Envelope:
 
 
 def decode_from_client(frame: bytes) -> Envelope:
-    """Decode one message of a client, who is told what is wrong with a request. A reply is never answered.
+    """Decode one message of a client, with the checks that JSON-RPC asks of a server.
 
     Raises:
-        MalformedError: see `decode`; also where it can be read but is not what JSON-RPC asks for.
+        MalformedError: see `decode`; also if the message can be read but is no valid request or response.
     """
     message = decode(frame)
     if message.method is UNSET:
@@ -114,12 +114,7 @@ _ESCAPE = re.compile(
     rb"(\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\[^u]|\\u(?![dD][89a-fA-F]))"
     rb"|\\u[dD][89a-fA-F][\da-fA-F]{2}"
 )
-"""Any escape in JSON; outside of the group, half of a character that needs two."""
-
-
-def _mend(match: re.Match[bytes]) -> bytes:
-    """Half a character, as it comes from text that was cut in the middle of an emoji, becomes U+FFFD."""
-    return match[1] or rb"\ufffd"
+"""Any escape in JSON; outside the group, half of a surrogate pair."""
 
 
 def decode_error(raw: Raw) -> Error:
@@ -131,7 +126,7 @@ def decode_error(raw: Raw) -> Error:
 
 
 def members(raw: bytes | Raw) -> Members:
-    """The members of a JSON object, values undecoded.
+    """Decode the keys of a JSON object; its values stay raw.
 
     Raises:
         msgspec.DecodeError: it is not an object.
@@ -149,15 +144,13 @@ def value(raw: bytes | Raw) -> Any:
 
 
 def starts_with(raw: bytes | Raw, *kinds: bytes) -> bool:
-    """Whether JSON without space before it starts with one of these characters: they tell what it is.
-
-    Nothing is copied, as ``bytes(raw)`` would.
-    """
+    """Return whether JSON without leading space starts with one of these characters, which tell its kind."""
+    # A view, because `bytes(raw)` would copy the whole payload.
     return bytes(memoryview(raw)[:1]) in kinds
 
 
 def text(raw: bytes | Raw | None) -> str | None:
-    """The string that `raw` is, or None when it is absent or something else."""
+    """Decode a JSON string; None if it is absent or of another kind."""
     if raw is None:
         return None
     decoded = _lenient(raw)
@@ -165,7 +158,7 @@ def text(raw: bytes | Raw | None) -> str | None:
 
 
 def number(raw: bytes | Raw | None) -> float | None:
-    """The number that `raw` is, or None when it is absent or something else."""
+    """Decode a JSON number; None if it is absent or of another kind."""
     decoded = None if raw is None else _lenient(raw)
     return decoded if isinstance(decoded, int | float) and not isinstance(decoded, bool) else None
 
@@ -178,12 +171,12 @@ def _lenient(raw: bytes | Raw) -> Any:
 
 
 def raw(obj: Any) -> Raw:
-    """Encode Python values; `Raw` parts inside are taken over byte for byte."""
+    """Encode Python values to `Raw`; `Raw` parts inside are copied byte for byte."""
     return Raw(_encode(obj))
 
 
 def encode(obj: Any) -> bytes:
-    """Encode Python values to bytes; `Raw` parts inside are taken over byte for byte."""
+    """Encode Python values to bytes; `Raw` parts inside are copied byte for byte."""
     return _encode(obj)
 
 
@@ -201,7 +194,7 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
 
 def reply(request_id: RequestId, result: bytes | Raw) -> bytes:
     """Encode a successful reply around an already encoded result, without a line end."""
-    # Joined, since a large result is copied once by that.
+    # One join copies a large result once.
     return b"".join((b'{"jsonrpc":"2.0","id":', _encode(request_id), b',"result":', result, b"}"))
 
 
@@ -218,10 +211,10 @@ _SCAN_BYTES = 256
 
 
 def salvage_id(head: bytes, tail: bytes) -> RequestId | None:
-    """The ``id`` of a message that cannot be decoded, from its first and last bytes; None if not found.
+    """Find the ``id`` of a message that cannot be decoded in its first and last bytes; None if not found.
 
-    Serializers write the envelope's members before or after the payload, so the first match from the
-    start, or else the last match from the end, is the envelope's own.
+    Serializers write the members of the envelope before or after the payload. So the first match at the
+    start, or else the last match at the end, belongs to the envelope.
     """
     match = _ID.search(head[:_SCAN_BYTES])
     if match is None:
@@ -230,3 +223,26 @@ def salvage_id(head: bytes, tail: bytes) -> RequestId | None:
     else:
         found = match.group(1)
     return None if found is None else msgspec.json.decode(found)
+
+
+PIECE_BYTES = 256 << 10
+"""Bytes decoded at a time. One emoji makes every character of a decoded piece take four bytes."""
+
+_Decoder = getincrementaldecoder("utf-8")
+
+
+def is_utf8(data: bytes) -> bool:
+    """Return whether the bytes are valid UTF-8, with little memory beside them."""
+    if data.isascii():
+        return True
+    try:
+        if len(data) <= PIECE_BYTES:
+            str(data, "utf-8")
+            return True
+        decode = _Decoder().decode
+        for start in range(0, len(data), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            decode(data[start:end], final=end >= len(data))
+    except UnicodeDecodeError:
+        return False
+    return True

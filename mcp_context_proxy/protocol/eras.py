@@ -1,8 +1,8 @@
-"""Fits messages to a protocol era: pure functions on undecoded objects.
+"""Converts messages between the two eras of the protocol: pure functions on raw JSON objects.
 
-Two eras exist. `handshake` (revisions up to 2025-11-25) opens with ``initialize`` and keeps a session;
-`modern` (2026-07-28) has none: each request carries its version and the client's capabilities in ``_meta``,
-each result says its type, and cacheable results say for how long.
+The `handshake` era (revisions up to 2025-11-25) opens with ``initialize`` and keeps a session. The `modern`
+era (2026-07-28) has no session: each request carries the version and the client's capabilities in ``_meta``,
+each result names its type, and cacheable results say for how long they may be kept.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mcp_context_proxy.protocol.envelope import Members
 
 MODERN_VERSION = "2026-07-28"
 HANDSHAKE_VERSION = "2025-11-25"
-"""Offered in ``initialize``; a server may answer with an older one."""
+"""The version offered in ``initialize``; a server may answer with an older one."""
 HANDSHAKE_VERSIONS = frozenset({HANDSHAKE_VERSION, "2025-06-18", "2025-03-26", "2024-11-05", "2024-10-07"})
-"""All there are of that era. Who answers with another is left, as the protocol asks."""
+"""All versions of that era. A server that answers with another is disconnected, as the protocol asks."""
 
 META_PREFIX = "io.modelcontextprotocol/"
 VERSION_KEY = META_PREFIX + "protocolVersion"
@@ -30,17 +30,17 @@ CLIENT_CAPABILITIES_KEY = META_PREFIX + "clientCapabilities"
 LOG_LEVEL_KEY = META_PREFIX + "logLevel"
 SERVER_INFO_KEY = META_PREFIX + "serverInfo"
 SUBSCRIPTION_KEY = META_PREFIX + "subscriptionId"
-"""In what a modern server announces: the id of the request that subscribed to it."""
+"""``_meta`` key in notifications of a modern server: the id of the request that subscribed."""
 
 OWN_PREFIX = "io.github.mcp-context-proxy/"
-"""Prefix of the ``_meta`` keys this proxy understands; they never reach a downstream server."""
+"""Prefix of the ``_meta`` keys that this proxy reads itself; they never reach a downstream server."""
 QUERY_KEY = OWN_PREFIX + "query"
 CONTEXT_KEY = OWN_PREFIX + "context"
 
 PER_CONNECTION_KEYS = frozenset(
     {VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, "progressToken"}
 )
-"""``_meta`` keys that belong to one hop and are written anew on the next."""
+"""``_meta`` keys that belong to one hop; the next hop gets its own."""
 
 CACHEABLE = frozenset(
     {
@@ -54,36 +54,35 @@ CACHEABLE = frozenset(
 )
 """Methods whose modern results must carry ``ttlMs`` and ``cacheScope``."""
 
-LONGEST_TTL_MS = 3_600_000
-"""For which a client may keep a result. A server that says more would have clients keep its mistake for as
-long; an hour saves as many requests."""
+MAX_TTL_MS = 3_600_000
+"""Longest time for which a client may cache a result. With more, clients would keep a server's mistake for as
+long; an hour saves nearly as many requests."""
 
 RETRY_KEYS = ("inputResponses", "requestState")
-"""Params by which a modern client goes on with a call that asked it something."""
+"""Params with which a modern client continues a call that asked for input."""
 
 ELICITATION_ID = "elicitationId"
-"""By which the handshake era refers to a question that was asked by a URL; the modern one has dropped it."""
+"""Key by which the handshake era refers to a URL elicitation; the modern era has dropped it."""
 
 TASK_KEY = "task"
-"""The param by which a client of 2025-11-25 asks for a task. Tasks are not relayed, so this proxy declares
-none; who declares none ignores what asks for one, and the call is an ordinary one."""
+"""The param with which a client of 2025-11-25 asks for a task. This proxy does not relay tasks and declares
+no support, so the param is ignored, as the protocol asks, and the call is an ordinary one."""
 TASKS_CAPABILITY, TASKS_EXTENSION = "tasks", META_PREFIX + "tasks"
-"""By which a client says that it knows tasks, before the modern era and in it. A server that heard of it
-could answer with a task, and nobody could ask for its result."""
+"""The capabilities that declare tasks, in the handshake era and in the modern one. They are removed: a server
+that saw them could answer with a task, and no client could ask for its result."""
 
 MODERN_ONLY_RESULT_KEYS = ("resultType", "ttlMs", "cacheScope")
 
-
 RESOURCE_NOT_FOUND = -32002
-"""Before the modern era; there it is an invalid parameter."""
+"""A code of the handshake era; the modern one has an invalid parameter instead."""
 URL_ELICITATION_REQUIRED = -32042
-"""Before the modern era, where a server asks by its result."""
+"""A code of the handshake era; a modern server asks by its result."""
 MISSING_CAPABILITY = -32021
-"""Of the modern era: the server needs what the client did not declare."""
+"""A code of the modern era: the server needs a capability that the client did not declare."""
 
 
 class Era(StrEnum):
-    """How a peer speaks."""
+    """An era of the protocol, as a peer speaks it."""
 
     HANDSHAKE = "handshake"
     MODERN = "modern"
@@ -99,7 +98,7 @@ _CODES: Mapping[Era, Mapping[int, int]] = {
 
 
 def meta_of(params: Members) -> Members:
-    """The ``_meta`` of a request; empty when absent or not an object."""
+    """Return the ``_meta`` of a request; empty if it is absent or no object."""
     raw = params.get("_meta")
     if raw is None:
         return {}
@@ -110,7 +109,7 @@ def meta_of(params: Members) -> Members:
 
 
 def is_modern(meta: Members) -> bool:
-    """Whether a request's ``_meta`` is the complete envelope of the modern era."""
+    """Return whether ``_meta`` is a complete envelope of the modern era."""
     version, capabilities = meta.get(VERSION_KEY), meta.get(CLIENT_CAPABILITIES_KEY)
     return (
         version is not None
@@ -129,15 +128,17 @@ def fit_params_to_server(
     log_level: Raw | None = None,
     progress_token: int | None = None,
 ) -> Members:
-    """Params for the next hop: foreign ``_meta`` is kept, ours is stripped, each hop's own is written anew.
+    """Convert the params of a client's request for a downstream server of an era.
+
+    ``_meta`` of others is kept. Keys of this proxy are removed, and keys that belong to one hop are replaced.
 
     Args:
-        params: As the client sent them.
-        era: Of the downstream server.
-        capabilities: Of the client that calls; what it can be asked in the modern era.
-        client_info: Who calls, in the modern era.
-        log_level: The client's opt-in to log messages of this request, in the modern era.
-        progress_token: Asks the server to report progress under this token.
+        params: The params as the client sent them.
+        era: The era of the server.
+        capabilities: The capabilities of the client; sent to modern servers only.
+        client_info: The name and version of the client; sent to modern servers only.
+        log_level: The level of log messages that the client wants for this request; modern servers only.
+        progress_token: The token for progress notifications, if the client wants any.
     """
     meta = {
         key: raw
@@ -163,7 +164,7 @@ def fit_params_to_server(
 
 
 def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | Raw:
-    """The capabilities of a client as far as this proxy relays what they allow; unchanged but for tasks."""
+    """Remove tasks from the capabilities of a client, because this proxy does not relay them."""
     if isinstance(capabilities, Raw):
         if TASKS_CAPABILITY.encode() not in bytes(capabilities):
             return capabilities
@@ -179,12 +180,12 @@ def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | 
 
 
 def error_code(code: int, era: Era) -> int:
-    """The code of an error as an era has it: each has some that the other must not see."""
+    """Convert an error code to an era: each era has codes that the other does not know."""
     return _CODES[era].get(code, code)
 
 
 def without_subscription(params: Members) -> Members:
-    """Params of a notification without the subscription that it came by: the next hop has its own."""
+    """Remove the subscription id from the params of a notification; the next hop has its own."""
     meta = meta_of(params)
     if meta.pop(SUBSCRIPTION_KEY, None) is None:
         return params
@@ -193,18 +194,18 @@ def without_subscription(params: Members) -> Members:
 
 
 def result_type(result: Members) -> str:
-    """``complete`` unless the result says otherwise; absent means complete, as from an older server."""
+    """Return the type of a result; ``complete`` if it names none, as results of older servers do."""
     return envelope.text(result.get("resultType")) or "complete"
 
 
 def fit_result_to_client(method: str, result: bytes, era: Era, server_info: Raw) -> bytes:
-    """Fit a downstream result to the era of the client, changing nothing else.
+    """Convert a server's result to the era of the client, and change nothing else.
 
     Args:
-        method: That the client called.
-        result: As it came.
-        era: Of the client.
-        server_info: Of this proxy: what modern results name as their server.
+        method: The method that the client called.
+        result: The result as the server sent it.
+        era: The era of the client.
+        server_info: The name and version of this proxy, for modern results.
     """
     parts = envelope.members(result)
     if era is Era.HANDSHAKE:
@@ -221,13 +222,13 @@ def fit_result_to_client(method: str, result: bytes, era: Era, server_info: Raw)
 
 
 def _bounded_ttl(raw: Raw | None) -> Raw:
-    """For how long a result may be kept, as far as it is a time that is no longer than any should be."""
-    said = b"" if raw is None else bytes(raw)
-    if not said.isdigit():
+    """Limit the ``ttlMs`` of a server to `MAX_TTL_MS`; 0 if it is no number of milliseconds."""
+    digits = b"" if raw is None else bytes(raw)
+    if not digits.isdigit():
         return Raw(b"0")
-    # By its length first: a number may have more digits than Python reads.
-    longer = len(said) > len(str(LONGEST_TTL_MS)) or int(said) > LONGEST_TTL_MS
-    return envelope.raw(LONGEST_TTL_MS) if longer else Raw(said)
+    # The length is compared first: a number may have more digits than Python reads.
+    longer = len(digits) > len(str(MAX_TTL_MS)) or int(digits) > MAX_TTL_MS
+    return envelope.raw(MAX_TTL_MS) if longer else Raw(digits)
 
 
 def _to_handshake(method: str, parts: Members, result: bytes) -> bytes:
@@ -239,7 +240,7 @@ def _to_handshake(method: str, parts: Members, result: bytes) -> bytes:
     for key in MODERN_ONLY_RESULT_KEYS:
         parts.pop(key, None)
     if wrap:
-        # The handshake era allows only objects here.
+        # The handshake era allows only objects as structured content.
         parts["content"] = _with_text(parts.get("content"), parts.pop("structuredContent"))
     if meta.pop(SERVER_INFO_KEY, None) is not None:
         if meta:
@@ -250,7 +251,7 @@ def _to_handshake(method: str, parts: Members, result: bytes) -> bytes:
 
 
 def _with_text(content: Raw | None, structured: Raw) -> Raw:
-    """The content of a result, with what is structured as text where there is no text for it."""
+    """Add structured content as text to the content of a result, unless there is text already."""
     came = Raw(b"[]") if content is None else content
     try:
         entries = envelope.value(came)
@@ -261,5 +262,5 @@ def _with_text(content: Raw | None, structured: Raw) -> Raw:
         return came
     if any(isinstance(entry, dict) and entry.get("type") == "text" for entry in entries):
         return came
-    # Spliced in, so that what came stays the bytes that it was.
+    # Spliced in as bytes, so that the rest of the content stays as it came.
     return Raw(bytes(came).strip()[:-1] + (b"," if entries else b"") + text + b"]")

@@ -1,14 +1,8 @@
-"""Cuts a byte stream into lines of bounded size; what is over the bound is skipped, never buffered.
+"""Splits byte streams into messages: lines of JSON, server-sent events, and the two ends of a pipe.
 
-A line over the limit is reported with its first and last bytes, so that the request it answers can be
-failed by id instead of waiting for its deadline.
-
-Cuts a byte stream into server-sent events of bounded size; lines that say nothing cost next to nothing.
-
-What comes stays bytes: an event of megabytes is neither decoded nor joined from pieces more than once. Fields
-that nobody could use, such as an id that fits no header or a time beyond all bounds, are passed over.
-
-The two ends of an operating-system pipe on the event loop, as asyncio wants them.
+All sizes are bounded. A line over the limit is skipped without being buffered, and reported with its first
+and last bytes, so that the request it answers can fail by its id instead of by its timeout. Data stays bytes:
+an event of megabytes is neither decoded nor joined from pieces more than once.
 """
 
 from __future__ import annotations
@@ -18,22 +12,21 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mcp_context_proxy.protocol.text import is_utf8
+from mcp_context_proxy.protocol.envelope import is_utf8
 
 EDGE_BYTES = 256
-"""How much of both ends of an oversized line is kept: enough to find an envelope's ``id``."""
+"""Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
 
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """A line that was longer than the limit and therefore dropped."""
+    """A line that was dropped because it was longer than the limit."""
 
     size: int
-    """Its length in bytes, without the newline."""
+    """Length in bytes, without the newline."""
     head: bytes
     tail: bytes
     limit: int
-    """What it was over."""
 
 
 class LineFramer:
@@ -48,11 +41,11 @@ class LineFramer:
 
     @property
     def unended(self) -> bytes:
-        """What has come of a line that is not complete; of one that is too long its last bytes."""
+        """The part received of an incomplete line; of a line that is too long, its last bytes."""
         return bytes(self._buffer).strip()
 
     def feed(self, data: bytes) -> Iterator[bytes | Oversized]:
-        """Add received bytes; yield every line that is now complete, in order."""
+        """Add received bytes; yield every line that is complete now, in order."""
         if not self._buffer and not self._dropped and data.endswith(b"\n"):
             # The common case: the chunk is exactly one or more whole lines; no copy into the buffer.
             for line in data.split(b"\n"):
@@ -60,7 +53,7 @@ class LineFramer:
             return
         self._buffer += data
         while (end := self._buffer.find(b"\n", self._searched)) >= 0:
-            # One copy and not two: lines may be as long as the limit.
+            # A view, so that a line as long as the limit is copied once and not twice.
             with memoryview(self._buffer) as received:
                 line = bytes(received[:end])
             del self._buffer[: end + 1]
@@ -81,7 +74,7 @@ class LineFramer:
             yield stripped
 
     def _drop(self) -> None:
-        """Forget the buffered part of a line that is already too long, but keep its end as the next start."""
+        """Drop the buffered part of a line that is already too long, but for its last bytes."""
         if not self._dropped:
             self._head = bytes(self._buffer[:EDGE_BYTES])
         keep = self._buffer[-EDGE_BYTES:]
@@ -93,25 +86,25 @@ class LineFramer:
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _ID = re.compile(rb"[^\x00-\x1f\x7f]{1,1024}")
-"""An id that can be sent back in a header."""
+"""An id that can be sent back in a header; others are ignored."""
 _RETRY = re.compile(rb"\d{1,9}")
-"""Milliseconds; with more digits they are years."""
+"""Milliseconds; longer numbers, which are years, are ignored."""
 
 
 class OversizedEventError(ValueError):
-    """An event is larger than may be."""
+    """An event is larger than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event."""
+    """One server-sent event."""
 
     name: bytes
     data: bytes
     id: bytes | None = None
-    """Of this event or the last that had one; None before there was one."""
+    """The id of this event, or of the last event that had one."""
     retry_seconds: float | None = None
-    """After which the server wants to be asked again, where this event says so."""
+    """Time after which the server wants a reconnect, if this event gives one."""
 
 
 class EventFramer:
@@ -120,7 +113,7 @@ class EventFramer:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._line = bytearray()
-        """What has come of a line that is not complete."""
+        """The incomplete line at the end of the received bytes."""
         self._data: list[bytes] = []
         self._size = 0
         self._name = b""
@@ -129,16 +122,16 @@ class EventFramer:
         self._pending, self._begun, self._after_return = False, False, False
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Add received bytes; yield every event that is now complete, in order.
+        """Add received bytes; yield every event that is complete now, in order.
 
         Raises:
-            OversizedEventError: what is not complete is over the limit.
+            OversizedEventError: the incomplete event is over the limit.
         """
         *lines, rest = self._normalized(data).split(b"\n")
         for ended in lines:
             line: bytes | bytearray = ended
             if self._line:
-                # It may be as long as the limit, so it is not copied before it is taken apart.
+                # The line may be as long as the limit, so it is split without a copy.
                 self._line += ended
                 line, self._line = self._line, bytearray()
             if not self._begun:
@@ -165,7 +158,7 @@ class EventFramer:
         field, value = _parts(line)
         if field == b"data":
             self._data.append(value)
-            # A line takes memory of its own, however short it is.
+            # Each line counts as one byte more: an object of its own takes memory, however short it is.
             self._size += len(line) + 1
             self._check(0)
         elif field == b"event":
@@ -185,7 +178,7 @@ class EventFramer:
     def _finish(self) -> Event:
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
         if not is_utf8(data):
-            # Such streams are UTF-8 by definition: what is not becomes U+FFFD, and the rest is as it came.
+            # Event streams are UTF-8 by definition: invalid bytes become U+FFFD, the rest stays.
             data = data.decode("utf-8", "replace").encode()
         event = Event(self._name or b"message", data, self._id, self._retry)
         self._name, self._data, self._size, self._retry, self._pending = b"", [], 0, None, False
@@ -193,11 +186,11 @@ class EventFramer:
 
 
 def _parts(line: bytes | bytearray) -> tuple[bytes, bytes]:
-    """The field and the value of a line."""
+    """Split a line into field and value."""
     if isinstance(line, bytes):
         field, _, value = line.partition(b":")
         return field, value.removeprefix(b" ")
-    # It came in pieces, so it may be long: each of those would copy it.
+    # A line that came in pieces may be long, and each bytes method would copy it.
     colon = line.find(b":")
     end = colon if colon >= 0 else len(line)
     begin = end + (2 if line[end + 1 : end + 2] == b" " else 1)
@@ -206,16 +199,16 @@ def _parts(line: bytes | bytearray) -> tuple[bytes, bytes]:
 
 
 def on_one_line(encoded: bytes) -> bytes:
-    """JSON as the data of one event, which ends with its line: only between values is there a line break."""
+    """Put JSON on one line, for the data of one event; JSON has line breaks only between values."""
     return encoded.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 LARGE_BYTES = 64 * 1024
-"""From this on a frame is not copied for the sake of its line end; a small one is written in one go."""
+"""Size from which a frame and its newline are written separately, to avoid a copy of the frame."""
 
 
 def write_line(pipe: asyncio.WriteTransport, frame: bytes) -> None:
-    """Write a frame and its line end."""
+    """Write a frame and a newline."""
     if len(frame) < LARGE_BYTES:
         pipe.write(frame + b"\n")
     else:
@@ -224,28 +217,28 @@ def write_line(pipe: asyncio.WriteTransport, frame: bytes) -> None:
 
 
 class PipeReader(asyncio.Protocol):
-    """Feeds what is read to a function and notes the end."""
+    """Read end of a pipe: passes received bytes to a function and sets `ended` at the end."""
 
     def __init__(self, feed: Callable[[bytes], None]) -> None:
         self._feed = feed
         self.ended = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
-        """Take what was read."""
+        """Pass the bytes on."""
         self._feed(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other side has closed its end."""
+        """Record that the pipe is closed."""
         del exc
         self.ended.set()
 
 
 class FlowControl(asyncio.BaseProtocol):
-    """Knows whether the other side of a pipe is reading."""
+    """Write end of a pipe: tells whether the other side is reading."""
 
     def __init__(self) -> None:
         self.writable = asyncio.Event()
-        """Clear while the pipe is full; set again also when it is closed, so that nobody waits for ever."""
+        """Cleared while the pipe is full; set once it has room or is closed, so that no writer hangs."""
         self.writable.set()
         self.closed = asyncio.Event()
 
@@ -258,7 +251,7 @@ class FlowControl(asyncio.BaseProtocol):
         self.writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other side has closed its end."""
+        """Record that the pipe is closed."""
         del exc
         self.closed.set()
         self.writable.set()

@@ -1,22 +1,19 @@
-"""What a model may read: text without the characters that a person does not see.
+"""Removes characters that a person cannot see from text that a model will read.
 
 Characters are removed, never replaced, so that nothing is added and lines keep their numbers. Joiners and
-variation selectors stay where a script or an emoji needs them: those are part of how people write.
-
-Tells whether bytes are UTF-8, with little memory beside theirs.
+variation selectors stay where a script or an emoji needs them, because people write with them.
 """
 
 from __future__ import annotations
 
 import re
-from codecs import getincrementaldecoder
 from typing import Final
 
 _CONTROLS: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
 """C0 and C1 but for tab and newline."""
 
 _BIDI: Final = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-"""They show text in another order than the one it is read in (CVE-2021-42574)."""
+"""Controls that display text in another order than it is read in (CVE-2021-42574)."""
 
 _ZERO_WIDTH: Final = r"\u00ad\u034f\u17b4\u17b5\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff0-\ufffb"
 """Soft hyphen, zero-width space, word joiner, invisible operators, byte order mark, annotations."""
@@ -25,10 +22,10 @@ _BLANKS: Final = r"\u3164\uffa0\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
 """Hangul fillers outside of syllables, and format characters of shorthand and music."""
 
 _TAGS: Final = r"\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
-"""The tag block mirrors ASCII invisibly; what surrounds it is unassigned and ignorable as well."""
+"""The tag block, an invisible copy of ASCII, and the unassigned, ignorable code points around it."""
 
 _SURROGATES: Final = r"\ud800-\udfff"
-"""Half a character: no text, and not encodable."""
+"""Halves of characters, which cannot be encoded."""
 
 _ALWAYS: Final = _CONTROLS + _BIDI + _ZERO_WIDTH + _BLANKS + _TAGS + _SURROGATES
 
@@ -47,7 +44,7 @@ _VARIED: Final = (
     r"#*0-9\u00a9\u00ae\u1000-\u109f\u2010-\u2027\u2030-\u205f\u2070-\u33ff\ua840-\ua87f\uaa60-\uaa7f"
     r"\U00010000-\U0001ffff" + _IDEOGRAPHS
 )
-"""Characters of which standardized or emoji variants exist."""
+"""Characters that have standardized or emoji variants."""
 
 _ESCAPE_SEQUENCE: Final = re.compile(
     rf"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor
@@ -67,10 +64,10 @@ _CONDITIONAL: Final = re.compile(
     rf"|(?<![{_MONGOLIAN}])[\u180b-\u180f]"
     r"|(?<![\u1100-\u115e\u1161-\u11ff])[\u115f\u1160](?![\u1100-\u115e\u1161-\u11ff])"
 )
-"""Joiners, variation selectors and fillers that do not follow what they are for.
+"""Joiners, variation selectors and fillers that follow a character they have no effect on.
 
-Each looks only at neighbours that are never removed themselves or are removed as well, so that cleaning a
-clean text changes nothing.
+Each alternative looks only at neighbours that are never removed, or removed as well, so that cleaning a clean
+text changes nothing.
 """
 
 _SUSPECT: Final = re.compile(
@@ -79,9 +76,9 @@ _SUSPECT: Final = re.compile(
 
 
 def clean(text: str) -> str:
-    """The text without controls, terminal escapes, bidi controls, and characters that cannot be seen.
+    """Remove control characters, terminal escapes, bidi controls and invisible characters.
 
-    Newlines, tabs, and joiners that a script or an emoji needs stay. A clean text is returned as it is.
+    Newlines and tabs stay, and joiners where a script or an emoji needs them. A clean text is returned as is.
     """
     if _SUSPECT.search(text) is None:
         return text
@@ -89,30 +86,7 @@ def clean(text: str) -> str:
 
 
 def _without_stray_joiners(text: str) -> str:
-    """Twice and more only where a stray selector was what a joiner seemed to follow."""
+    # More than one pass is needed only when a joiner seemed to follow a selector that was itself stray.
     while (shorter := _CONDITIONAL.sub("", text)) != text:
         text = shorter
     return text
-
-
-PIECE_BYTES = 256 << 10
-"""Looked at at a time. As text, one emoji makes every character of a piece take four bytes."""
-
-_Decoder = getincrementaldecoder("utf-8")
-
-
-def is_utf8(data: bytes) -> bool:
-    """Whether it is all UTF-8."""
-    if data.isascii():
-        return True
-    try:
-        if len(data) <= PIECE_BYTES:
-            str(data, "utf-8")
-            return True
-        decode = _Decoder().decode
-        for start in range(0, len(data), PIECE_BYTES):
-            end = start + PIECE_BYTES
-            decode(data[start:end], final=end >= len(data))
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -1,10 +1,7 @@
-"""Says what is wrong with the params of a request: only members that this proxy acts on are looked at.
+"""Checks requests before they are handled: params, nesting depth, number of values, log levels.
 
-What a server is sent is for the server to judge; what would be silently taken for something else is refused.
-
-How deep JSON nests and how much it holds, found on its bytes: nothing is built, so nothing is too much.
-
-Severities of log messages, as the protocol orders them.
+Only members that this proxy acts on are checked; the server judges the rest. Depth and number of values are
+counted on the bytes, without building any object, so that no input is too large to check.
 """
 
 from __future__ import annotations
@@ -25,20 +22,20 @@ LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert"
 
 
 def reaches(level: str | None, least: str | None) -> bool:
-    """Whether a log message is for who asked for `least` and above; one of an unknown level is."""
+    """Return whether a log message is at or above the level `least`; an unknown level always is."""
     if least not in LOG_LEVELS:
         return False
     return level not in LOG_LEVELS or LOG_LEVELS.index(level) >= LOG_LEVELS.index(least)
 
 
 def most_verbose(levels: Iterable[str | None]) -> str | None:
-    """The level that serves all of these; None of none."""
+    """Return the least severe of the levels; None if there is none."""
     known = [level for level in levels if level in LOG_LEVELS]
     return min(known, key=LOG_LEVELS.index, default=None)
 
 
 STRING, OBJECT, NULL = '"', "{", "n"
-"""With what a value of that kind begins."""
+"""First characters that tell the kind of a JSON value."""
 
 _KINDS = {STRING: "a string", OBJECT: "an object"}
 
@@ -51,23 +48,23 @@ _NEEDED: Mapping[str, Mapping[str, str]] = {
     "completion/complete": {"ref": OBJECT, "argument": OBJECT},
     "logging/setLevel": {"level": STRING},
 }
-"""Members that a method needs, and of what kind."""
+"""Required members of the params of each method, with their kind."""
 
 _LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 
 _ALLOWED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    # Models write an object as a string of JSON; it is read as what it means.
+    # Models sometimes write the object as a string of JSON; it is accepted.
     "tools/call": {"arguments": (OBJECT, STRING, NULL)},
     "prompts/get": {"arguments": (OBJECT, NULL)},
     **{method: {"cursor": (STRING, NULL)} for method in _LISTS},
 }
-"""Members that may be left out, and of what kinds they may be."""
+"""Optional members of the params of each method, with their possible kinds."""
 
 _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 
 
 def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
-    """What is wrong with the params of a request, for whoever sent it; None when nothing is."""
+    """Return what is wrong with the params of a request, for its sender; None if they are right."""
     for name, kind in _NEEDED.get(method, {}).items():
         if not _is(params.get(name), kind):
             return f"{method} needs {name}, {_KINDS[kind]}"
@@ -111,7 +108,7 @@ def _is(raw: Raw | None, kind: str) -> bool:
 
 
 CHUNK_BYTES: Final = 1 << 20
-"""Brackets counted together: what that takes in memory is a few times this."""
+"""Brackets counted at a time; counting takes a few times this memory."""
 
 _OTHER: Final = bytes(set(range(256)) - set(b'"[]{}'))
 _NO_BEGINNING: Final = bytes(set(range(256)) - set(b'"[{,'))
@@ -119,7 +116,7 @@ _STRING: Final = re.compile(rb'"[^"]*"')
 
 
 def nests_deeper(encoded: bytes, limit: int, chunk_bytes: int = CHUNK_BYTES) -> bool:
-    """Whether objects and arrays nest over more than `limit` levels. Must be JSON; nobody checks."""
+    """Return whether objects and arrays nest deeper than `limit` levels. The input must be valid JSON."""
     if encoded.count(b"{") + encoded.count(b"[") <= limit:
         return False
     brackets = _STRING.sub(b"", _bare(encoded, _OTHER))
@@ -135,17 +132,17 @@ def nests_deeper(encoded: bytes, limit: int, chunk_bytes: int = CHUNK_BYTES) -> 
 
 
 def holds_more(encoded: bytes, limit: int) -> bool:
-    """Whether there are `limit` values or more, empty ones and keys aside. Must be JSON; nobody checks."""
+    """Return whether valid JSON has `limit` values or more, not counting empty ones."""
     if sum(encoded.count(mark) for mark in (b",", b"[", b"{")) < limit:
         return False
     bare = _bare(encoded, _NO_BEGINNING)
-    # Each string that is left is a key or a value, and what begins or parts values is in it or outside.
+    # Each remaining string is a key or a value; the marks that begin or separate values are in it or outside.
     if bare.count(b'"') > 4 * limit:
         return True
     return len(_STRING.sub(b"", bare)) >= limit
 
 
 def _bare(encoded: bytes, other: bytes) -> bytes:
-    """Without `other` bytes, escapes, and strings that are empty then: what quotes remain surround one."""
-    # Escapes first, from the left. Two quotes side by side go without changing what is inside of strings.
+    """Remove escapes, `other` bytes, then empty strings; the remaining quotes surround strings."""
+    # Escapes go first, from the left. Removing two adjacent quotes does not change what is inside strings.
     return encoded.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, other).replace(b'""', b"")

@@ -124,7 +124,7 @@ class ChatRerankerModel:
             raise self._error(f"the request failed ({type(error).__name__}: {error})", UNREACHABLE) from error
 
     async def _opened(self) -> httpx2.AsyncClient:
-        verify = await threads.trusted()
+        verify = await threads.trusted_certificates()
         # Looked at after the wait: another search may have made it meanwhile.
         if self._client is None:
             self._client = httpx2.AsyncClient(headers=self._headers, timeout=self._seconds, verify=verify)

@@ -1,7 +1,7 @@
-"""Search over the catalog: BM25F and sentence embeddings, fused."""
+"""Search over the catalog: BM25F and sentence embeddings, fused into one score."""
 
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.filters import Filters
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.indexing import EmbedTexts
 from mcp_context_proxy.retrieval.results import ADAPTIVE, METHODS, Method, Ranking, Result, SearchOptions
 

@@ -1,21 +1,14 @@
-"""The index of one snapshot: immutable, sharing with its predecessor what did not change.
+"""The index of one snapshot: immutable, sharing with its predecessor everything that did not change.
 
 Items are in one canonical order (source, name), so that the order of a catalog changes nothing. An index may
-be unfinished: then some of its items have no vectors yet, or some of the snapshot's are not in it at all.
-
-What one source brings to an index: its items as texts, term counts and vectors, read once and then shared.
-
-Embeddings belong to their source: those whose texts are still wanted are used, the rest is embedded.
-
-What is read of items before there is any vector: texts, names and labels, in arrays over all of them.
-
-Terms are counted beside it (`term_counts`): they are put together in a way of their own.
+be unfinished: some of its items have no vectors yet, or some items of the snapshot are not in it at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from typing import TypeAlias
 
@@ -23,48 +16,91 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Kind, Snapshot, Source, Tool, Vector
-from mcp_context_proxy.retrieval.bm25 import (
-    ITEMS_A_GROUP,
-    Flat,
-    Group,
-    LexicalIndex,
-    TermCounts,
-    count_terms,
-    grouped,
-    join_counts,
-)
+from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool
+from mcp_context_proxy.retrieval.bm25 import ITEMS_A_GROUP, Flat, Group, LexicalIndex, TermCounts, grouped
 from mcp_context_proxy.retrieval.item_metadata import metadata_of
-from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion, suspected, suspicion
-from mcp_context_proxy.retrieval.scoring import DenseIndex
-from mcp_context_proxy.retrieval.terms import name_key
-from mcp_context_proxy.retrieval.text import item_text
-from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
+from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion, suspected
+from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool
 
 KINDS = tuple(Kind)
+
+MASKS_KEPT = 64
+"""Labels whose items are cached: a byte for each item."""
+
+NAMES_KEPT = 8_192
+"""Hashed names of tools that are cached, for filters have much the same ones from search to search."""
+
+Identity: TypeAlias = tuple[str, str]
+"""Key of a source and kind of its items: a server, too, may be called ``rules``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Hard constraints: an item that does not meet them is not considered at all."""
+
+    servers: frozenset[str] | None = None
+    """Keys of sources, ``rules`` and ``references`` among them; None for all."""
+    kinds: frozenset[Kind] | None = None
+    """None for all."""
+    without: frozenset[tuple[Kind, str]] = frozenset()
+    """Items that are left out: kind, and exposed name of a tool or name of a document."""
+    labels: frozenset[str] = frozenset()
+    """Labels (`item_metadata`) that an item must have, all of them."""
+    any_labels: frozenset[str] = frozenset()
+    """Labels of which an item must have one; empty for no such constraint."""
+    no_labels: frozenset[str] = frozenset()
+    """Labels that an item must not have."""
+    unfit: frozenset[tuple[str, str]] = frozenset()
+    """Tools that are left out, by server and own name."""
+    proven: frozenset[tuple[str, str]] | None = None
+    """The only tools that are considered, by server and own name; None for all."""
+
+    def allow(self, item: Item) -> bool:
+        """Return whether one item meets them."""
+        tool = item if isinstance(item, Tool) else None
+        source = tool.server if tool else f"{item.kind}s"
+        if self.servers is not None and source not in self.servers:
+            return False
+        if (self.kinds is not None and item.kind not in self.kinds) or item_key(item) in self.without:
+            return False
+        if tool is not None and (tool.server, tool.name) in self.unfit:
+            return False
+        if self.proven is not None and (tool is None or (tool.server, tool.name) not in self.proven):
+            return False
+        if not (self.labels or self.any_labels or self.no_labels):
+            return True
+        own = frozenset(metadata_of(item).labels())
+        met = self.labels <= own and not self.no_labels & own
+        return met and (not self.any_labels or bool(self.any_labels & own))
+
+
+def item_key(item: Item) -> tuple[Kind, str]:
+    """Return the key of an item: its kind, and exposed name of a tool or name of a document."""
+    return item.kind, item.exposed_name if isinstance(item, Tool) else item.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What was read of some items, in their order."""
+    """Everything but terms and vectors that was read of some items, in their order."""
 
     items: tuple[Item, ...]
     chunks: tuple[tuple[str, ...], ...]
     """The texts of each item."""
     sizes: NDArray[np.int64]
-    """How many texts each item has."""
+    """Number of texts of each item."""
     kinds: NDArray[np.uint8]
     """Kind of each item, as a position in `KINDS`."""
     names: NDArray[np.int64]
-    """[items, 2]: hashes of what the spellings of its name have in common, and of its exposed name."""
+    """[items, 2]: hashes of the keys of its own and its exposed name (`text.name_key`)."""
     labels: NDArray[np.int64]
-    """Hashes of the labels of the items (`traits`), item by item."""
+    """Hashes of the labels of the items (`item_metadata`), item by item."""
     label_counts: NDArray[np.int64]
-    """How many labels each item has."""
+    """Number of labels of each item."""
 
     @classmethod
     def joined(cls, readings: Sequence[Reading]) -> Reading:
-        """Several as one."""
+        """Join several."""
         return cls(
             tuple(chain.from_iterable(one.items for one in readings)),
             tuple(chain.from_iterable(one.chunks for one in readings)),
@@ -76,194 +112,52 @@ class Reading:
         )
 
     def take(self, places: NDArray[np.int64]) -> Reading:
-        """What was read of some of the items, in this order."""
-        of_item = np.split(self.labels, np.cumsum(self.label_counts)[:-1])
+        """Return the same of some of the items, in this order."""
+        by_item = np.split(self.labels, np.cumsum(self.label_counts)[:-1])
         return Reading(
             tuple(self.items[place] for place in places),
             tuple(self.chunks[place] for place in places),
             self.sizes[places],
             self.kinds[places],
             self.names[places],
-            np.concatenate([np.zeros(0, np.int64), *(of_item[place] for place in places)]),
+            np.concatenate([np.zeros(0, np.int64), *(by_item[place] for place in places)]),
             self.label_counts[places],
         )
 
     def labelled(self, label: int) -> NDArray[np.intp]:
-        """Places of the items that have a label, given by its hash."""
+        """Return the places of the items that have a label, given by its hash."""
         found = np.flatnonzero(self.labels == label)
         return np.searchsorted(np.cumsum(self.label_counts), found, side="right")
 
 
-def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, TermCounts]:
-    """Read items for a catalog of one or of several servers."""
-    texts = [item_text(item, several_servers) for item in items]
-    labels = [[hash(label) for label in metadata_of(item).labels()] for item in items]
-    reading = Reading(
-        items=tuple(items),
-        chunks=tuple(text.chunks for text in texts),
-        sizes=np.array([len(text.chunks) for text in texts], np.int64),
-        kinds=np.array([KINDS.index(item.kind) for item in items], np.uint8),
-        names=np.array([_names(item) for item in items], np.int64).reshape(-1, 2),
-        labels=np.fromiter(chain.from_iterable(labels), np.int64),
-        label_counts=np.array([len(own) for own in labels], np.int64),
-    )
-    return reading, count_terms(text.fields for text in texts)
-
-
-def _names(item: Item) -> tuple[int, int]:
-    exposed = item.exposed_name if isinstance(item, Tool) else item.name
-    return hash(name_key(item.name)), hash(name_key(exposed))
-
-
-Identity: TypeAlias = tuple[str, str]
-"""Key of a source and kind of its items: a server, too, may be called ``rules``."""
-
-Calls: TypeAlias = Callable[[str], int]
-"""How often the items of a source, given by its key, were used: the most used are indexed first."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one source brings to the index."""
+    """One source in the index: its items as texts, term counts and vectors, read once and then shared."""
 
     source: Source
     several_servers: bool
     """Whether the texts were made for a catalog of several servers."""
     suspicion: Suspicion | None
-    """Why the descriptions are suspected of stuffing; None where they are not."""
+    """Reason why the descriptions are suspected of stuffing."""
     reading: Reading
-    """Of those items that can be found, by name."""
+    """The items that can be found, by name."""
     counts: TermCounts
     rows: NDArray[np.int32]
-    """Where the vector of each text is, in order; `NOWHERE` while its item is not ready."""
+    """Row of the vector of each text, in order; `NOWHERE` while its item is not ready."""
     ready: NDArray[np.bool_]
-    """Which items have their vectors."""
+    """Items that have their vectors."""
     complete: bool = False
     """Whether every item has."""
 
 
-def identity_of(source: Source) -> Identity:
-    """What a source is recognised by in another snapshot."""
-    # Plain text, because an enumeration is hashed in Python, and there may be thousands of sources.
-    return source.key, str(source.items[0].kind) if source.items else ""
-
-
-def read_part(source: Source, several_servers: bool, pool: Pool, before: Part | None = None) -> Part:
-    """Read a source; what has not changed since the part before, and vectors its owner keeps, are used."""
-    searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
-    items = sorted(searchable, key=lambda item: (item.name, item.fingerprint))
-    if before is not None and before.several_servers != several_servers:
-        before = None
-    reading, counts = _read(items, several_servers, before)
-    part = Part(
-        source=source,
-        several_servers=several_servers,
-        suspicion=suspicion(items),
-        reading=reading,
-        counts=counts,
-        rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
-        ready=np.zeros(len(items), bool),
-    )
-    known = {} if before is None else _located(before)
-    return locate(part, known | _kept(part, known, pool))
-
-
-def _read(items: Sequence[Item], several_servers: bool, before: Part | None) -> tuple[Reading, TermCounts]:
-    """Read items; what is known of those that are in the part before is used again."""
-    if before is None:
-        return read_items(items, several_servers)
-    old = before.reading.items
-    known = {(item.name, item.fingerprint): at for at, item in enumerate(old)}
-    places, new = [], list[Item]()
-    for item in items:
-        at = known.get((item.name, item.fingerprint))
-        if at is None or old[at] != item:
-            at = len(old) + len(new)
-            new.append(item)
-        places.append(at)
-    taken = np.array(places, np.int64)
-    reading, counts = read_items(new, several_servers)
-    return (
-        Reading.joined([before.reading, reading]).take(taken),
-        join_counts([before.counts, counts]).take(taken),
-    )
-
-
-def locate(part: Part, known: Mapping[str, int]) -> Part:
-    """The part with the rows of those texts whose vectors are known by now."""
-    rows, ready = part.rows.copy(), part.ready.copy()
-    for item, start in _waiting(part):
-        texts = part.reading.chunks[item]
-        if all(text in known for text in texts):
-            rows[start : start + len(texts)] = [known[text] for text in texts]
-            ready[item] = True
-    return replace(part, rows=rows, ready=ready, complete=bool(ready.all()))
-
-
-def _waiting(part: Part) -> list[tuple[int, int]]:
-    """Each item that is not ready, and its first text."""
-    starts = np.cumsum(part.reading.sizes) - part.reading.sizes
-    return [(int(item), int(starts[item])) for item in np.flatnonzero(~part.ready)]
-
-
-def _located(part: Part) -> dict[str, int]:
-    """The rows of texts."""
-    texts = zip(chain.from_iterable(part.reading.chunks), part.rows.tolist(), strict=True)
-    return {text: row for text, row in texts if row != NOWHERE}
-
-
-def _kept(part: Part, known: Mapping[str, int], pool: Pool) -> dict[str, int]:
-    """The rows of further texts whose vectors the source has."""
-    kept: dict[str, Vector] = {}
-    for item, texts in zip(part.reading.items, part.reading.chunks, strict=True):
-        own = part.source.embeddings.get(item.name, ())
-        if texts[0] not in known and texts == tuple(chunk.text for chunk in own):
-            kept |= {chunk.text: chunk.embedding for chunk in own}
-    if not kept:
-        return {}
-    return dict(zip(kept, pool.add(np.array(list(kept.values()), np.float32)).tolist(), strict=True))
-
-
-def missing_texts(parts: Iterable[Part], calls: Calls) -> list[str]:
-    """Every text that has no vector yet, once; those of the most used sources first."""
-    waiting = sorted((part for part in parts if not part.complete), key=lambda part: -calls(part.source.key))
-    texts = (part.reading.chunks[item] for part in waiting for item, _ in _waiting(part))
-    return list(dict.fromkeys(chain.from_iterable(texts)))
-
-
-def publish(part: Part, vectors: Vectors) -> None:
-    """Give the source its embeddings (rows of the pool, not copies) and forget those of items that went."""
-    embeddings = part.source.embeddings
-    rows = iter(vectors.views(part.rows))
-    for item, texts in zip(part.reading.items, part.reading.chunks, strict=True):
-        embeddings[item.name] = [IndexedChunk(text, next(rows), i) for i, text in enumerate(texts)]
-    for name in embeddings.keys() - {item.name for item in part.reading.items}:
-        embeddings.pop(name, None)
-
-
-def compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identity, Part], Pool]:
-    """The parts with a pool of those vectors only that they use."""
-    used = np.unique(np.concatenate([np.zeros(0, np.int32), *(part.rows for part in parts.values())]))
-    used, fresh = used[used != NOWHERE], Pool()
-    moved = np.full(pool.vectors.size, NOWHERE, np.int32)
-    moved[used] = fresh.add(pool.vectors.copied(used))
-    return {identity: replace(part, rows=moved[part.rows]) for identity, part in parts.items()}, fresh
-
-
-MASKS_KEPT = 64
-"""Labels whose items are remembered: a byte for each item."""
-
-NO_MODEL = "no embedding model is configured; searched by words only"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """Everything a search needs of one snapshot."""
+    """Everything that a search needs of one snapshot."""
 
     snapshot: Snapshot
     parts: Mapping[Identity, Part]
     readings: tuple[Group[Reading, Reading], ...]
-    """What was read of the parts, in order."""
+    """Readings of the parts, in order."""
     items: Flat[Item]
     chunks: Flat[tuple[str, ...]]
     """The texts of each item."""
@@ -271,51 +165,73 @@ class Index:
     """Source of each item, as a position in ``keys``."""
     keys: tuple[str, ...]
     suspected: Mapping[str, Suspicion]
-    """Servers whose descriptions are suspected of stuffing, and why."""
+    """Servers whose descriptions are suspected of stuffing, with the reason."""
     unsuspected: NDArray[np.bool_] | None
-    """Which items are of other servers; None where all are."""
+    """Items of other servers; None where no server is suspected."""
     kinds: NDArray[np.uint8]
     """Kind of each item, as a position in `KINDS`."""
     ready: NDArray[np.bool_]
-    """Which items have their vectors."""
+    """Items that have their vectors."""
     names: NDArray[np.int64]
     """[items, 2]: hashes of the two names of each."""
     pool: Pool
-    """Where the vectors are, and those of the indexes that follow will be."""
+    """The vectors of this index and of those that follow it."""
     unread: int
-    """Items of the snapshot that are not in it yet."""
+    """Number of items of the snapshot that are not in it yet."""
     lexical: LexicalIndex
     dense: DenseIndex | None
     """None while there is no vector at all, and without a model."""
     note: str | None
-    """Why there will be no vectors."""
+    """Reason why there will be no vectors."""
     complete: bool
-    """Whether nothing is to be added to it; after a failure that may pass, there is."""
+    """Whether it is final; False after a model failure that may pass."""
     masks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
-    """Which items have a label, for labels that were asked for."""
+    """Cached results of `labelled`."""
 
-    def named(self, key: str) -> list[int]:
-        """Items that have a name, given as `name_key` has it."""
-        return self.having(np.array([hash(key)], np.int64))
+    def named(self, keys: Iterable[str]) -> list[int]:
+        """Return the items that have one of some names, given as `text.name_key` returns them."""
+        return self._having(np.array([hash(key) for key in keys], np.int64))
 
-    def named_any(self, keys: Iterable[str]) -> list[int]:
-        """Items that have one of some names."""
-        return self.having(np.array([hash(key) for key in keys], np.int64))
+    def suspicion(self, item: int) -> Suspicion | None:
+        """Return the suspicion against an item's server."""
+        of = self.items[item]
+        return self.suspected.get(of.server) if isinstance(of, Tool) else None
 
-    def having(self, hashes: NDArray[np.int64]) -> list[int]:
-        """Items that have a name with one of some hashes."""
+    def has_label(self, label: str) -> bool:
+        """Return whether any item has a label (`item_metadata`)."""
+        return any(hash(label) in group.whole.labels for group in self.readings)
+
+    def allowed(self, filters: Filters) -> NDArray[np.bool_]:
+        """Return a mask of the items that meet the filters, as `Filters.allow` would for each of them."""
+        met = np.ones(len(self.items), bool)
+        if filters.servers is not None:
+            met &= np.array([key in filters.servers for key in self.keys], bool)[self.sources]
+        if filters.kinds is not None:
+            met &= np.array([kind in filters.kinds for kind in KINDS], bool)[self.kinds]
+        for label in filters.labels:
+            met &= self._labelled(label)
+        if filters.any_labels:
+            met &= np.logical_or.reduce([self._labelled(label) for label in filters.any_labels])
+        for label in filters.no_labels:
+            met &= ~self._labelled(label)
+        if filters.proven is not None:
+            proven = np.zeros(met.size, bool)
+            proven[self._tools(filters.proven)] = True
+            met &= proven
+        met[self._tools(filters.unfit)] = False
+        if filters.without:
+            named = self._having(np.array([_hashed(name) for _, name in filters.without], np.int64))
+            met[[at for at in named if item_key(self.items[at]) in filters.without]] = False
+        return met
+
+    def _having(self, hashes: NDArray[np.int64]) -> list[int]:
         # Both names of all items as one row: to look at them in pairs takes thirty times as long.
         names = self.names.ravel()
         places = np.flatnonzero(names == hashes[0] if hashes.size == 1 else np.isin(names, hashes))
         return sorted(set((places // self.names.shape[1]).tolist()))
 
-    def suspicion(self, item: int) -> Suspicion | None:
-        """What an item's server is suspected of."""
-        of = self.items[item]
-        return self.suspected.get(of.server) if isinstance(of, Tool) else None
-
-    def labelled(self, label: str) -> NDArray[np.bool_]:
-        """Which items have a label (`traits`); not to be changed."""
+    def _labelled(self, label: str) -> NDArray[np.bool_]:
+        """Return a mask of the items that have a label; shared, not to be changed."""
         found = self.masks.get(label)
         if found is None:
             found, first = np.zeros(len(self.items), bool), 0
@@ -326,44 +242,58 @@ class Index:
                 self.masks[label] = found
         return found
 
-    def has_label(self, label: str) -> bool:
-        """Whether any item has a label."""
-        return any(hash(label) in group.whole.labels for group in self.readings)
+    def _tools(self, keys: frozenset[tuple[str, str]]) -> list[int]:
+        """Return the positions of tools that are given by server and own name."""
+        if not keys:
+            return []
+        # One number for server and name: many servers have a tool of the same name.
+        own = np.array([hash(key) for key in self.keys], np.int64)[self.sources] ^ self.names[:, 0]
+        wanted = np.array([hash(server) ^ _hashed(name) for server, name in keys], np.int64)
+        return [
+            at
+            for at in np.flatnonzero(np.isin(own, wanted)).tolist()
+            if isinstance(tool := self.items[at], Tool) and (tool.server, tool.name) in keys
+        ]
+
+
+@lru_cache(maxsize=NAMES_KEPT)
+def _hashed(name: str) -> int:
+    return hash(name_key(name))
 
 
 def assemble(
     snapshot: Snapshot,
     parts: Mapping[Identity, Part],
     pool: Pool,
+    *,
     unread: int = 0,
     note: str | None = None,
     complete: bool = False,
     previous: Index | None = None,
 ) -> Index:
-    """Put the parts together; what they have in common with the previous index is shared."""
-    counted = [len(part.reading.items) for part in parts.values()]
+    """Build an index of some parts; groups that did not change since the previous index are shared."""
+    sizes = [len(part.reading.items) for part in parts.values()]
     readings = grouped(
-        list(zip((part.reading for part in parts.values()), counted, strict=True)),
+        list(zip((part.reading for part in parts.values()), sizes, strict=True)),
         ITEMS_A_GROUP,
         Reading.joined,
         () if previous is None else previous.readings,
     )
     wholes = [group.whole for group in readings]
+    found = suspected({key: part.suspicion for (key, kind), part in parts.items() if kind == Kind.TOOL})
+    is_unsuspected = [kind != Kind.TOOL or key not in found for key, kind in parts]
+    unsuspected = np.repeat(is_unsuspected, sizes) if found else None
     ready = _ready(parts)
-    servers = {key: part.suspicion for (key, kind), part in parts.items() if kind == Kind.TOOL}
-    behind = suspected(servers)
-    is_usual = [kind != Kind.TOOL or key not in behind for key, kind in parts]
-    usual = np.repeat(is_usual, counted) if behind else None
     return Index(
         snapshot=snapshot,
         parts=parts,
         readings=tuple(readings),
         items=Flat(whole.items for whole in wholes),
         chunks=Flat(whole.chunks for whole in wholes),
-        sources=np.repeat(np.arange(len(parts), dtype=np.int32), counted),
+        sources=np.repeat(np.arange(len(parts), dtype=np.int32), sizes),
         keys=tuple(part.source.key for part in parts.values()),
-        suspected=behind,
-        unsuspected=usual,
+        suspected=found,
+        unsuspected=unsuspected,
         kinds=np.concatenate([np.zeros(0, np.uint8), *(whole.kinds for whole in wholes)]),
         ready=ready,
         names=np.concatenate([np.zeros((0, 2), np.int64), *(whole.names for whole in wholes)]),
@@ -372,18 +302,18 @@ def assemble(
         lexical=LexicalIndex.build(
             [part.counts for part in parts.values()],
             None if previous is None else previous.lexical,
-            usual,
+            unsuspected,
         ),
-        dense=_dense(parts, wholes, pool) if note is None and ready.any() else None,
+        dense=_dense(parts, readings, pool) if note is None and ready.any() else None,
         note=note,
         complete=complete,
     )
 
 
 def with_vectors(index: Index, parts: Mapping[Identity, Part], pool: Pool, complete: bool = False) -> Index:
-    """The same index with the vectors that its parts have by now."""
+    """Return the same index with the vectors that its parts have by now."""
     ready = _ready(parts)
-    dense = _dense(parts, [group.whole for group in index.readings], pool) if ready.any() else None
+    dense = _dense(parts, index.readings, pool) if ready.any() else None
     return replace(index, parts=parts, pool=pool, ready=ready, dense=dense, complete=complete)
 
 
@@ -391,12 +321,13 @@ def _ready(parts: Mapping[Identity, Part]) -> NDArray[np.bool_]:
     return np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
 
 
-def _dense(parts: Mapping[Identity, Part], readings: Sequence[Reading], pool: Pool) -> DenseIndex:
-    return DenseIndex.build(
-        pool.vectors, [part.rows for part in parts.values()], [one.sizes for one in readings]
-    )
+def _dense(
+    parts: Mapping[Identity, Part], readings: Iterable[Group[Reading, Reading]], pool: Pool
+) -> DenseIndex:
+    rows = [part.rows for part in parts.values()]
+    return DenseIndex.build(pool.vectors, rows, [group.whole.sizes for group in readings])
 
 
 def lexical_only(index: Index, error: ModelError) -> Index:
-    """The same index for a model that fails; the vectors stay in its parts for the next one."""
+    """Return the same index for a model that fails; the vectors stay in its parts for the next one."""
     return replace(index, dense=None, note=f"searched by words only: {error}", complete=not error.passing)

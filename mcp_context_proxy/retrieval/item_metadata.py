@@ -1,20 +1,157 @@
-"""What an item can be filtered by beside its server: category and tags, and what its annotations hint at.
+"""Reads one item for search: the texts that are indexed, and category, tags and hints for filters.
 
-What is configured counts; what follows from the item's own name, server and annotations is added, by rules
-that give the same for the same item always. A server may say what it likes: hints are hints.
+Nobody has checked the definitions of tools: schemas are walked without recursion, up to fixed limits, and
+references are never followed. Configured categories and tags come first; others are derived from the item's
+name, server and annotations, always in the same way. Annotations are hints that a server gives about itself.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from mcp_context_proxy.items import Item, Tool
+from mcp_context_proxy.items import JSON, Item, Tool
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.retrieval.terms import STOP_WORDS, identifier_words
+from mcp_context_proxy.retrieval.text import CHUNK_LIMIT, STOP_WORDS, chunks, encodable, identifier_words
+
+NAME_LIMIT = 256
+"""Characters of a name that are indexed; hosts refuse names over 64."""
+
+HEAD_LIMIT = 100
+"""Characters of a chunk that the item's name may take; a longer one would leave no room."""
+
+DESCRIPTION_LIMIT = 8_192
+"""Characters of a description that are indexed."""
+
+DOCUMENT_LIMIT = 262_144
+"""Characters of a document that are indexed; some 500 chunks, a few seconds of embedding."""
+
+MAX_PARAMETERS = 64
+"""Names read from one schema; real tools have fewer than 40, and a flood would only drown the description."""
+
+MAX_NAME = 128
+"""Characters read of one parameter's name."""
+
+MAX_NODES = 2_000
+"""Schema nodes visited; bounds the work on a schema that is nothing but nesting."""
+
+MAX_DESCRIPTION = 1_000
+"""Characters read of one parameter's description."""
+
+_COMBINERS = ("anyOf", "oneOf", "allOf")
+_NESTING = frozenset({"properties", "items", *_COMBINERS})
+"""Keys of a schema that contains others: most parameters have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The texts of an item that lexical search weights differently; field order as in `bm25.WEIGHTS`."""
+
+    name: str
+    description: str
+    parameters: str
+    parameter_descriptions: str
+    server: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ItemText:
+    """Everything that is indexed of one item."""
+
+    fields: Fields
+    chunks: tuple[str, ...]
+    """The texts that are embedded; never empty."""
+
+
+def item_text(item: Item, several_servers: bool) -> ItemText:
+    """Return the indexed text of an item in a catalog of one or of several servers.
+
+    The form of the chunks was chosen by measurement: with several servers their names and the parameter names
+    help, with a single one they only dilute the description.
+    """
+    description, name = encodable(item.description[:DESCRIPTION_LIMIT]), encodable(item.name[:NAME_LIMIT])
+    if not isinstance(item, Tool):
+        body = encodable(item.text[:DOCUMENT_LIMIT])
+        fields = Fields(name, description, "", "", "", body)
+        return ItemText(fields, _headed_chunks(name, f"{description}\n\n{body}"))
+    parameters, words = read_parameters(item.definition), identifier_words(name)
+    fields = Fields(
+        name=name,
+        description=description,
+        parameters=encodable(" ".join(parameters.top + parameters.nested)),
+        parameter_descriptions=encodable("\n".join(parameters.descriptions)),
+        server=encodable(item.server),
+        text="",
+    )
+    if not several_servers:
+        return ItemText(fields, _headed_chunks(words, description))
+    names = encodable(", ".join(identifier_words(parameter) for parameter in parameters.top))
+    body = f"{description} Parameters: {names}" if names else description
+    return ItemText(fields, _headed_chunks(f"{fields.server} {words}", body))
+
+
+def _headed_chunks(head: str, body: str) -> tuple[str, ...]:
+    """Divide ``head: body``; every chunk begins with the head, because it is embedded without the others."""
+    head = f"{head[:HEAD_LIMIT]}: "
+    return tuple((head + chunk).strip() for chunk in chunks(body, CHUNK_LIMIT - len(head)))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters in the schema of a tool, outer ones first."""
+
+    top: tuple[str, ...] = ()
+    """Names of the arguments themselves."""
+    nested: tuple[str, ...] = ()
+    """Names within them."""
+    descriptions: tuple[str, ...] = ()
+
+
+def read_parameters(definition: bytes) -> Parameters:
+    """Return the parameters in a tool's definition; none for a definition that cannot be read."""
+    try:
+        decoded = msgspec.json.decode(definition)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Parameters()
+    top: list[str] = []
+    nested: list[str] = []
+    descriptions: list[str] = []
+    for depth, name, node in _walk(decoded.get("inputSchema") if isinstance(decoded, dict) else None):
+        if len(top) + len(nested) >= MAX_PARAMETERS:
+            break
+        (top if depth == 0 else nested).append(name[:MAX_NAME])
+        description = node.get("description") if isinstance(node, dict) else None
+        if isinstance(description, str) and description:
+            descriptions.append(description[:MAX_DESCRIPTION])
+    return Parameters(tuple(top), tuple(nested), tuple(descriptions))
+
+
+def _walk(schema: JSON) -> Iterator[tuple[int, str, JSON]]:
+    """Yield every property with its depth, breadth first, so that limits cut the innermost."""
+    queue: deque[tuple[int, JSON]] = deque([(0, schema)])
+    for _ in range(MAX_NODES):
+        if not queue:
+            return
+        depth, node = queue.popleft()
+        if not isinstance(node, dict):
+            continue
+        properties = node.get("properties")
+        if isinstance(properties, dict):
+            for name, child in list(properties.items())[:MAX_PARAMETERS]:
+                yield depth, name, child
+                if isinstance(child, dict) and not _NESTING.isdisjoint(child):
+                    queue.append((depth + 1, child))
+        queue.append((depth, node.get("items")))
+        for key in _COMBINERS:
+            options = node.get(key)
+            if isinstance(options, list):
+                queue.extend((depth, option) for option in options[:MAX_PARAMETERS])
+
 
 _VERBS: Final = {
     "read": "get list read fetch show describe view retrieve inspect check count",
@@ -28,50 +165,52 @@ _VERBS: Final = {
     "transfer": "upload download import export sync",
 }
 VERBS: Final[Mapping[str, str]] = {verb: tag for tag, verbs in _VERBS.items() for verb in verbs.split()}
-"""What a tool does, by a verb of its name. The first verb of a name decides."""
+"""Tags by verb; the first verb in a tool's name decides."""
 
 _LANGUAGES: Final = (
     "bash csharp css golang html java javascript julia kotlin lua perl php python ruby rust scala sql swift "
     "typescript"
 )
 LANGUAGES: Final = frozenset(_LANGUAGES.split())
-"""Programming languages that a name can hold; not those that are English words or letters."""
+"""Programming languages in names that become tags; without those that are English words or letters."""
 
-_EXPLICIT_HINTS: Final = {
+_HINT_TAGS: Final = {
     "readOnlyHint": "read-only",
     "destructiveHint": "destructive",
     "idempotentHint": "idempotent",
     "openWorldHint": "open-world",
 }
-"""Tags of annotations that a server gives itself; defaults make no tag."""
+"""Tags for annotations that a server gives explicitly; defaults give no tag."""
 
-_NOT_TELLING: Final = STOP_WORDS | {"mcp", "server"}
+_NO_TAGS: Final = STOP_WORDS | {"mcp", "server"}
+
+READ_ONLY, DESTRUCTIVE, OPEN_WORLD = "hint:read-only", "hint:destructive", "hint:open-world"
 
 
 @dataclass(frozen=True, slots=True)
 class ItemMetadata:
-    """Of one item."""
+    """Category, tags and hints of one item."""
 
     category: str
     category_configured: bool
     """Otherwise it is derived."""
     tags: tuple[str, ...]
-    """Configured."""
+    """The configured ones."""
     derived_tags: tuple[str, ...]
-    """Those that are not configured too."""
+    """Derived ones that are not configured too."""
     read_only: bool
     destructive: bool
-    """Whether a call may undo or overwrite something; False where it is read-only."""
+    """True where a call may undo or overwrite something; False where the item is read-only."""
     open_world: bool
-    """Whether it has to do with what is beyond its server, such as the web."""
+    """True where it reaches beyond its server, for example to the web."""
 
     @property
     def all_tags(self) -> frozenset[str]:
-        """Configured or derived."""
+        """Configured and derived tags."""
         return frozenset((*self.tags, *self.derived_tags))
 
     def labels(self) -> Iterator[str]:
-        """All of it, each as one text."""
+        """Yield category, tags and hints, each as one text that filters compare."""
         yield category_label(self.category)
         yield from map(tag_label, (*self.tags, *self.derived_tags))
         yield from (READ_ONLY,) if self.read_only else ()
@@ -79,48 +218,30 @@ class ItemMetadata:
         yield from (OPEN_WORLD,) if self.open_world else ()
 
 
-READ_ONLY, DESTRUCTIVE, OPEN_WORLD = "hint:read-only", "hint:destructive", "hint:open-world"
-
-
-def described(item: Item) -> dict[str, Any]:
-    """Category and tags of an item, each with where it comes from, for whoever shows them."""
-    traits = metadata_of(item)
-    return {
-        "category": {
-            "name": traits.category,
-            "origin": "configured" if traits.category_configured else "derived",
-        },
-        "tags": [
-            *({"name": tag, "origin": "configured"} for tag in traits.tags),
-            *({"name": tag, "origin": "derived"} for tag in traits.derived_tags),
-        ],
-    }
-
-
 def category_label(category: str) -> str:
-    """What `Traits.labels` has for a category."""
+    """Return the label of a category as in `ItemMetadata.labels`."""
     return f"category:{category}"
 
 
 def tag_label(tag: str) -> str:
-    """What `Traits.labels` has for a tag."""
+    """Return the label of a tag as in `ItemMetadata.labels`."""
     return f"tag:{tag}"
 
 
 def folded(word: str) -> str:
-    """A category or tag as it is compared."""
+    """Return a category or tag in the form in which it is compared."""
     return word.strip().casefold()
 
 
 def metadata_of(item: Item) -> ItemMetadata:
-    """What an item can be filtered by."""
+    """Return the metadata of an item; the protocol's defaults hold for hints that are missing."""
+    tags = tuple(dict.fromkeys(map(folded, item.tags)))
     if not isinstance(item, Tool):
-        # It is read and never called, and nothing of the world comes in through it.
-        return ItemMetadata(item.kind.value, False, _each(item.tags), (), True, False, False)
+        # A document is read and never called, and nothing of the world comes in through it.
+        return ItemMetadata(item.kind.value, False, tags, (), True, False, False)
     hints = _hints(item.definition)
     read_only = hints.get("readOnlyHint") is True
-    tags = _each(item.tags)
-    derived = (tag for tag in dict.fromkeys(_derived(item, hints)) if tag not in tags)
+    derived = (tag for tag in dict.fromkeys(_derived_tags(item, hints)) if tag not in tags)
     return ItemMetadata(
         category=folded(item.category or item.server),
         category_configured=item.category is not None,
@@ -132,12 +253,23 @@ def metadata_of(item: Item) -> ItemMetadata:
     )
 
 
-def _each(tags: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(folded, tags)))
+def described(item: Item) -> dict[str, Any]:
+    """Return category and tags of an item for display, each with its origin (configured or derived)."""
+    metadata = metadata_of(item)
+    return {
+        "category": {
+            "name": metadata.category,
+            "origin": "configured" if metadata.category_configured else "derived",
+        },
+        "tags": [
+            *({"name": tag, "origin": "configured"} for tag in metadata.tags),
+            *({"name": tag, "origin": "derived"} for tag in metadata.derived_tags),
+        ],
+    }
 
 
 def _hints(definition: bytes) -> Mapping[str, Any]:
-    """The annotations that a server gave; none where they are not what they should be."""
+    """Return the annotations of a definition; none where they are malformed."""
     if b'"annotations"' not in definition:
         return {}
     try:
@@ -147,13 +279,13 @@ def _hints(definition: bytes) -> Mapping[str, Any]:
     return hints if isinstance(hints, dict) else {}
 
 
-def _derived(tool: Tool, hints: Mapping[str, Any]) -> Iterator[str]:
+def _derived_tags(tool: Tool, hints: Mapping[str, Any]) -> Iterator[str]:
     yield folded(tool.server)
-    of_server = identifier_words(tool.server).split()
-    yield from (word for word in of_server if not word.isdigit() and word not in _NOT_TELLING)
-    of_name = identifier_words(tool.name).split()
-    yield from [VERBS[word] for word in of_name if word in VERBS][:1]
-    yield from (word for word in of_name if word in LANGUAGES)
-    for hint, tag in _EXPLICIT_HINTS.items():
+    server_words = identifier_words(tool.server).split()
+    yield from (word for word in server_words if not word.isdigit() and word not in _NO_TAGS)
+    name_words = identifier_words(tool.name).split()
+    yield from [VERBS[word] for word in name_words if word in VERBS][:1]
+    yield from (word for word in name_words if word in LANGUAGES)
+    for hint, tag in _HINT_TAGS.items():
         if hints.get(hint) is True and not (tag == "destructive" and hints.get("readOnlyHint") is True):
             yield tag

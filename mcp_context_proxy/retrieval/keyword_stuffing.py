@@ -1,10 +1,10 @@
-"""Servers whose descriptions may be stuffed: made to be found, and not to tell what their tools do.
+"""Detects servers whose descriptions are stuffed: written to be found, not to say what their tools do.
 
-Requests that are copied into descriptions ("I need a flight to Rome. Book me a table.") are nearer to what
-people ask than any honest description is, whatever the tools do. Two things give such a server away: its
-descriptions are in the voice of who asks, or the names of its tools have nothing to do with them. What it
-says may be true all the same, so it is searched; but its tools come after those of others (`precedence`). Not
-found are requests in the third person or in other languages under names that are made to go with them.
+Requests that are copied into descriptions ("I need a flight to Rome. Book me a table.") are nearer to real
+requests than any honest description is, whatever the tools do. Two things give such a server away: its
+descriptions speak as a user does, or the names of its tools have nothing to do with them. Its claims may be
+true all the same, so it is searched, but its tools come after those of others (`engine`). Requests in the
+third person, or in other languages under names that are made to go with them, are not detected.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from mcp_context_proxy.items import Item, Tool
-from mcp_context_proxy.retrieval.terms import STOP_WORDS, identifier_words, stem
-from mcp_context_proxy.retrieval.text import DESCRIPTION_LIMIT
+from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT
+from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
 
 Suspicion: TypeAlias = Literal["requests", "names"]
-"""``requests``: the descriptions are in the voice of who asks; ``names``: the names do not bear them out."""
+"""``requests``: the descriptions speak as a user does; ``names``: names and descriptions have no words in
+common."""
 
 ASKING_SHARE = 1 / 5
-"""Of the sentences of a server. Of 2,255 honest servers none that has `FEWEST_ASKING` reaches 1/100; of those
-made of what is asked in public sets all have 1/4 or more, but for the set that does nothing but order."""
+"""Share of the sentences of a server that are requests. Of 2,255 honest servers none that has `FEWEST_ASKING`
+reaches 1/100; servers made of the queries of public sets have 1/4 or more, but for one set of mere orders."""
 
 FEWEST_ASKING = 10
-"""Sentences: a few are an example, or somebody's own server that is described as he speaks."""
+"""Requests that a server must have: a few may be examples."""
 
 NAMED_SHARE = 1 / 4
-"""Of the described tools of a server that have a word of their name in the description. Of the honest ones
-with `FEWEST_TOOLS` all have 2/3 or more; tools that are called ``helper_17`` and the like have none."""
+"""Share of the described tools of a server that have a word of their name in the description. Honest servers
+with `FEWEST_TOOLS` have 2/3 or more; tools that are called ``helper_17`` and the like have none."""
 
 FEWEST_TOOLS = 5
 """Described tools: of four, chance or one odd name may decide."""
@@ -39,12 +40,12 @@ SHORTEST_WORD = 3
 """Letters of a word of a name that counts: shorter ones are found in every text."""
 
 BEGINNING = 6
-"""Letters of a word that are compared: a translator translates, and a calculator calculates."""
+"""First letters of a word that are compared: a translator translates, and a calculator calculates."""
 
 ENGLISH_SHARE = 1 / 80
-"""Of descriptions, by letters, that is `_ENGLISH`, from which on names can be looked for in them: names are
-English nearly always. What tools say in English has 1/60 and more, a heap of the words of requests 1/50, and
-Chinese that names products 1/170."""
+"""Share of descriptions, by letters, that are words of `_ENGLISH`, from which on they count as English: names
+are English nearly always, and can only be looked for in English. Honest descriptions in English have 1/60 and
+more, a heap of the words of requests 1/50, and Chinese with names of products 1/170."""
 
 LETTERS_A_WORD = 5
 """About as many as an English word has: scripts without spaces have no words that could be counted."""
@@ -54,39 +55,38 @@ _COMMON = (
     "you your"
 )
 _ENGLISH = frozenset(_COMMON.split())
-"""Words that hardly any description in English does without, and no other language has."""
+"""Words that nearly every English description has, and no other language."""
 _SENTENCE = re.compile(r"(?<=[.!?…])[\"')\]]*\s+|\n\s*|;\s+")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _ASKING = (re.compile(r"I(?=[ '’][a-z])(?<=\bI)"), re.compile(r"me\b(?<=[\s\"'(“‘]me)(?![-/])"))
-"""Not World War I, I/O or /users/me. The letters come first, which is ten times as fast: every description is
-looked through."""
+"""The words I and me, but not World War I, I/O or /users/me. The patterns begin with the letters, which is
+ten times as fast: every description is searched."""
 _QUOTED = re.compile(r"(?<=[\s(])(?:\"[^\"]*\"|“[^”]*”|'[^']*'(?!\w))")
-"""What a sentence says that somebody may say; not a sentence that is nothing else."""
+"""A quotation within a sentence; not a sentence that is nothing else."""
 
 
 def suspicion(items: Sequence[Item]) -> Suspicion | None:
-    """Why the descriptions of the tools of a server are suspected; None where they are not."""
+    """Return why the descriptions of the tools of a server are suspected; None where they are not."""
     tools = [item for item in items if isinstance(item, Tool)]
     texts = [tool.description[:DESCRIPTION_LIMIT] for tool in tools]
     if _are_requests(texts):
         return "requests"
     described = [(tool.name, text) for tool, text in zip(tools, texts, strict=True) if _LETTER.search(text)]
-    return None if _are_borne_out(described) else "names"
+    return None if _names_match(described) else "names"
 
 
 def suspected(servers: Mapping[str, Suspicion | None]) -> dict[str, Suspicion]:
-    """Those of some servers that come after others: none where there is no other."""
+    """Return the servers whose tools come after others: the suspected ones, or none where all are."""
     found = {key: why for key, why in servers.items() if why is not None}
     return found if len(found) < len(servers) else {}
 
 
 def _are_requests(texts: Sequence[str]) -> bool:
-    """Whether descriptions are in the voice of who asks."""
-    suspected = (
+    candidates = (
         sentence for text in texts if _asks(text) for sentence in _sentences(text) if _asks(sentence)
     )
-    asking = sum(_asks(_QUOTED.sub("", sentence)) for sentence in suspected)
+    asking = sum(_asks(_QUOTED.sub("", sentence)) for sentence in candidates)
     return asking >= FEWEST_ASKING and asking >= ASKING_SHARE * sum(len(_sentences(text)) for text in texts)
 
 
@@ -98,30 +98,30 @@ def _sentences(text: str) -> list[str]:
     return [sentence for sentence in _SENTENCE.split(text) if _LETTER.search(sentence)]
 
 
-def _are_borne_out(described: Sequence[tuple[str, str]]) -> bool:
-    """Whether names and descriptions, given in pairs, have to do with each other, as far as can be told."""
+def _names_match(described: Sequence[tuple[str, str]]) -> bool:
+    """Return whether names and descriptions, given in pairs, have words in common, as far as can be told."""
     if len(described) < FEWEST_TOOLS:
         return True
-    words = [_telling(name) for name, _ in described]
-    named = Counter(word for of_one in words for word in of_one)
+    names = [_beginnings(name) for name, _ in described]
+    occurrences = Counter(word for own in names for word in own)
     enough = NAMED_SHARE * len(described)
     found = 0
-    for of_one, (_, text) in zip(words, described, strict=True):
-        # What most names of a server have in common tells nothing of any of its tools.
-        telling = [word for word in of_one if 2 * named[word] <= len(described)]
-        found += _has_any(text.lower(), telling)
+    for own, (_, text) in zip(names, described, strict=True):
+        # A word that most names of a server have in common says nothing of any of its tools.
+        distinctive = [word for word in own if 2 * occurrences[word] <= len(described)]
+        found += _has_word(text.lower(), distinctive)
         if found >= enough:
             return True
     return not _is_english([text for _, text in described])
 
 
-def _telling(name: str) -> set[str]:
+def _beginnings(name: str) -> set[str]:
     words = (word for word in identifier_words(name).split() if word.isalpha() and word not in STOP_WORDS)
     return {stem(word)[:BEGINNING] for word in words if len(word) >= SHORTEST_WORD}
 
 
-def _has_any(text: str, beginnings: Sequence[str]) -> bool:
-    """Whether any word of a text begins in one of some ways."""
+def _has_word(text: str, beginnings: Sequence[str]) -> bool:
+    """Return whether any word of a text begins with one of some beginnings."""
     for beginning in beginnings:
         at = text.find(beginning)
         while at > 0 and text[at - 1].isalpha():

@@ -1,12 +1,6 @@
-"""One query against one index: scores of all items, the candidates among them, their results.
+"""Scores of one query against one index: all items, the candidates among them, their results with reasons.
 
-An immutable value between the arrays and the answer; nothing here waits or remembers.
-
-A query of several sentences may have several needs: each should be served before one is served twice.
-
-Items are taken one by one; what a sentence says counts again only for an item that is nearer to it than every
-item above. The idea is that of maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998), with the
-sentences of the query in place of similarity between results.
+An immutable value between the arrays of the index and the answer; nothing here waits or remembers.
 """
 
 from __future__ import annotations
@@ -21,371 +15,344 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.retrieval.bm25 import K1
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.relevance import STRONG_COVERAGE, Fitting, evidence, needed
-from mcp_context_proxy.retrieval.results import (
-    FITTING,
-    NO_SUPPORT,
-    NOTHING_NEW,
-    Method,
-    Result,
-    SearchOptions,
-    Support,
+from mcp_context_proxy.retrieval.relevance import STRONG_COVERAGE, Calibration
+from mcp_context_proxy.retrieval.results import SUSPECTED, Method, Result, SearchOptions, Support
+from mcp_context_proxy.retrieval.scoring import (
     add_learned,
     add_novelty,
-    explain,
+    boost_uncovered_sentences,
+    count_selected,
+    ensure_each_sentence_covered,
+    evidence,
+    fill_missing_cosines,
+    fuse,
     learned_addition,
+    needed_evidence,
 )
-from mcp_context_proxy.retrieval.scoring import DenseIndex, best, count_selected, expected, fuse
-from mcp_context_proxy.retrieval.terms import SHARE, name_key, query_terms, synonyms
-from mcp_context_proxy.retrieval.text import QUERY_LIMIT, query_texts
-from mcp_context_proxy.retrieval.vectors import DECIMALS
+from mcp_context_proxy.retrieval.text import (
+    QUERY_LIMIT,
+    SYNONYM_SHARE,
+    name_key,
+    query_terms,
+    query_texts,
+    synonyms,
+)
+from mcp_context_proxy.retrieval.vectors import DenseIndex, best
 
-PLACES = 12
-"""Of a ranking that are given out this way: as many as a selection may have."""
+SEVERAL_SENTENCES = 2
+"""Texts of a query above which it has more than one sentence: a single sentence gives the query and
+itself."""
 
-CANDIDATES = 30
-"""Items that are considered for these places, the best by score."""
+PROVEN_BY_USE = 0.5
+"""Cosine of a support from which on past use alone shows that something fits: the past query had a cosine of
+0.6 to 0.7 with this one."""
 
-PER_SENTENCE = 5
-"""Items of each sentence that are considered beside the best of the whole query."""
+FIELDS_NAMED = 2
+"""Fields that a result's reasons name: those that added most."""
 
-NEAR = np.float32(0.4)
-"""Cosine from which a sentence asks for something at all: what is below is courtesy, or where a file is. The
-least that took nothing from five of six public sets; on the sixth, whose queries are long, recall@5 rises by
-2 points and complete@5 by 6. From 0.35 down another set loses."""
+WORDS_NAMED = 4
+"""Words of a field that the reasons repeat."""
 
-MATCH = 0.3
-"""Cosine from which a sentence has a real match: "mail it to Bob" has 0.31 with a tool that sends email."""
+QUERY_CHARACTERS = 80
+"""Characters of a past query that the reasons repeat."""
 
-SHARE_OF_MATCH = 0.7
-"""Of the cosine of a sentence's best match: an item that has as much stands for the sentence as well. With
-less or more of both, recall and complete@5 on sets of several needs stay within 0.4 points."""
-
-STEP = np.float32(10**-DECIMALS)
-"""By which a raised score stays below the one above it."""
-
-
-def boost_uncovered_sentences(
-    scores: NDArray[np.float32], sentences: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], dict[int, int]]:
-    """The scores, raised where an item serves a sentence better than every item that comes before it.
-
-    With them, for each item that was raised, the sentence that raised it most.
-
-    Args:
-        scores: Of all items that may be found.
-        sentences: [sentences, items]: the cosine of each with each.
-    """
-    raised, serving = scores.copy(), dict[int, int]()
-    candidates = _candidates(scores, sentences)
-    cosines, plain = np.maximum(sentences[:, candidates], NEAR), scores[candidates]
-    served = np.full(len(sentences), np.inf, np.float32)
-    above, left = np.float32(np.inf), np.ones(candidates.size, bool)
-    for _ in range(min(PLACES, candidates.size)):
-        gains = np.maximum(cosines - served[:, None], 0)
-        worth = np.where(left, plain + gains.max(axis=0), -np.inf)
-        place = int(worth.argmax())
-        above = min(np.float32(worth[place]), above - STEP)
-        raised[candidates[place]] = max(above, plain[place])
-        if raised[candidates[place]] > plain[place]:
-            serving[int(candidates[place])] = int(gains[:, place].argmax())
-        left[place] = False
-        served = np.maximum(np.where(np.isinf(served), 0, served), cosines[:, place])
-    return np.round(raised, DECIMALS), serving
-
-
-def ensure_each_sentence_covered(selected: Sequence[int], sentences: NDArray[np.float32]) -> list[int]:
-    """Those selected, so that each sentence that has a real match has an item that is near to it.
-
-    The best item of one that has none takes the place of the last; where all places are needed, it comes
-    after them.
-
-    Args:
-        selected: Items, best first.
-        sentences: [sentences, items]: the cosine of each with each that may be selected.
-    """
-    kept, missing, needed = list(selected), list[int](), set[int]()
-    for cosines in sentences:
-        best = int(cosines.argmax())
-        standing = int(cosines[kept].argmax()) if kept else None
-        if standing is not None and cosines[kept[standing]] >= SHARE_OF_MATCH * cosines[best]:
-            needed.add(standing)
-        elif cosines[best] >= MATCH and best not in missing:
-            missing.append(best)
-    spare = [place for place in reversed(range(len(kept))) if place not in needed]
-    for place in spare[: len(missing)]:
-        del kept[place]
-    return [*kept, *missing]
-
-
-def _candidates(scores: NDArray[np.float32], sentences: NDArray[np.float32]) -> NDArray[np.intp]:
-    """The best of the whole query and of each sentence, in the order of the catalog."""
-    chosen = np.zeros(scores.size, bool)
-    chosen[best(scores, CANDIDATES)] = True
-    for cosines in sentences:
-        chosen[best(cosines, PER_SENTENCE)] = True
-    return np.flatnonzero(chosen)
-
+FIELD_REASONS = {
+    "name": "name matches",
+    "description": "description mentions",
+    "parameters": "parameters match",
+    "parameter_descriptions": "parameters mention",
+    "server": "server matches",
+    "text": "text mentions",
+}
 
 T = TypeVar("T")
 
-SEVERAL = 2
-"""Texts of a query from which on it has more than one sentence: the query itself and the only one are one."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class QueryScores:
-    """The scores of a query, by place: those of the items that can be among the best, in catalog order.
-
-    These are the items that filters allow, and where they are very many, those that are near by estimate.
-    """
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PreparedQuery:
+    """A query with everything that is computed of it once for all items of an index."""
 
     index: Index
-    items: NDArray[np.intp]
-    """By place, the position in the index."""
     texts: Sequence[str]
-    """The query and its sentences, in the order of the vectors."""
-    vector: NDArray[np.float32] | None
-    """Of the query as a whole; None in a lexical search."""
+    """The query and its sentences."""
+    vectors: NDArray[np.float32] | None
+    """[texts, dimensions]; None in a search by words only."""
+    method: Method
     terms: Mapping[str, str]
-    """Index terms of the query, each with its word, and their synonyms."""
+    """Index terms of the query and their synonyms, each with its word."""
     asked: frozenset[str]
-    """Those of the query itself."""
-    allowed: NDArray[np.bool_]
-    """What of the index may be found."""
-    exact: frozenset[int]
-    """Places of the items whose name the query is."""
-    dense: DenseIndex | None
-    """Of the items; None in a lexical search, as are the cosines."""
-    by_text: NDArray[np.float32] | None
-    """Cosines by text and chunk."""
-    cosine: NDArray[np.float32] | None
-    whole: float | None
-    """The best cosine of any item with the query as a whole."""
+    """Index terms of the query itself."""
     lexical: NDArray[np.float32]
+    """BM25F of every item."""
     idf: Mapping[str, float]
-    """Of each index term."""
-    plain: NDArray[np.float32]
-    """Cosine and lexical score as one."""
-    fused: NDArray[np.float32]
-    """The same, raised for items that serve a need of their own."""
-    serving: Mapping[int, int]
-    """For each place that was raised, the text of the query that its item serves."""
-    sentences: NDArray[np.float32] | None
-    """[sentences, places]: cosines, where the query has several and each is to be served."""
+    named: Sequence[int]
+    """Items whose name the query is."""
     supports: Mapping[int, Support]
-    """What use says for items; it is in ``plain``."""
+    """Past use that speaks for items, by position in the index."""
     novel: Mapping[int, float]
-    """What items have because they are new; it is in ``plain``."""
+    """Additions for new items, by position in the index."""
 
     @classmethod
     def of(
         cls,
-        query: str,
+        text: str,
         index: Index,
+        *,
         vectors: NDArray[np.float32] | None,
-        met: NDArray[np.bool_],
-        method: Method = "hybrid",
-        supports: Mapping[int, Support] = NO_SUPPORT,
-        novel: Mapping[int, float] = NOTHING_NEW,
-    ) -> QueryScores:
-        """Score the items of an index; without the query's vectors by its words only.
-
-        ``met`` tells which of them may be found; ``supports`` and ``novel`` are by position in the index.
-        """
-        query = query[:QUERY_LIMIT]
-        asked = query_terms(query)
+        method: Method,
+        supports: Mapping[int, Support],
+        novel: Mapping[int, float],
+    ) -> PreparedQuery:
+        """Divide a query into terms and sentences and compute its lexical scores."""
+        text = text[:QUERY_LIMIT]
+        asked = query_terms(text)
         alike = synonyms(asked)
-        weighed = index.lexical.weigh(asked, alike, SHARE)
-        named = index.named(name_key(query))
-        dense = by_text = cosine = cosines = None
-        if index.dense is None or vectors is None:
-            items = np.flatnonzero(met)
-        else:
-            words = fuse(None, weighed.scores)
-            if method == "dense":
-                words.fill(0)
-            words[~met] = -np.inf
-            items = index.dense.candidates(vectors, words, {*named, *supports})
-            dense = index.dense.of(items)
-            by_text = dense.cosines(vectors)
-            cosines = dense.by_item(by_text)
-            cosine = cosines.max(axis=0)
-        lexical, supports, novel = weighed.scores[items], _placed(supports, items), _placed(novel, items)
-        exact = frozenset(_placed(dict.fromkeys(named), items))
-        near = cosine
-        if near is not None:
-            near = near if index.complete else expected(near, lexical, index.ready[items])
-            near = add_learned(near, supports)
-        plain = add_novelty(fuse(near, lexical, method), novel)
-        served = method == "hybrid" and not exact and cosines is not None and len(cosines) > SEVERAL
-        sentences = cosines[1:] if served and cosines is not None and items.size else None
-        fused, serving = (plain, {}) if sentences is None else boost_uncovered_sentences(plain, sentences)
+        lexical = index.lexical.score(asked, alike, SYNONYM_SHARE)
         return cls(
             index=index,
-            items=items,
-            texts=query_texts(query),
-            vector=None if vectors is None else vectors[0],
+            texts=query_texts(text),
+            vectors=vectors,
+            method=method,
             terms={**asked, **alike},
             asked=frozenset(asked),
-            allowed=met,
-            exact=exact,
-            dense=dense,
-            by_text=by_text,
-            cosine=cosine,
-            whole=None if cosines is None or not items.size else float(cosines[0].max()),
-            lexical=lexical,
-            idf=weighed.idf,
-            plain=plain,
-            fused=fused,
-            serving={place: 1 + sentence for place, sentence in serving.items()},
-            sentences=sentences,
+            lexical=lexical.scores,
+            idf=lexical.idf,
+            named=index.named([name_key(text)]),
             supports=supports,
             novel=novel,
         )
 
-    def selected(self, options: SearchOptions) -> list[int]:
-        """Places of the items selected, best first: exact names, then by score, then in catalog order."""
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class QueryScores:
+    """Scores of the items that can be among the best, by place: their position among these, in catalog order.
+
+    These are all items that pass the filters; in a large catalog those of them that are near by estimate.
+    """
+
+    query: PreparedQuery
+    allowed: int
+    """Number of items that pass the filters."""
+    items: NDArray[np.intp]
+    """Position in the index, by place."""
+    exact: frozenset[int]
+    """Places of the items whose name the query is."""
+    lexical: NDArray[np.float32]
+    dense: DenseIndex | None
+    """The chunks of these items; None in a lexical search, as are the cosines."""
+    by_chunk: NDArray[np.float32] | None
+    """[texts, chunks]: the cosine of each text of the query with each chunk."""
+    cosine: NDArray[np.float32] | None
+    """Highest cosine of any text of the query with any chunk of each item."""
+    whole: float | None
+    """Highest cosine of the query as a whole with any item."""
+    sentences: NDArray[np.float32] | None
+    """[sentences, items]: cosines of a query of several sentences; None for others."""
+    supports: Mapping[int, Support]
+    novel: Mapping[int, float]
+    plain: NDArray[np.float32]
+    """Scores before `boost_uncovered_sentences`."""
+    fused: NDArray[np.float32]
+    """Scores that order the items."""
+    boosted_by: Mapping[int, int]
+    """For each place that was raised, the sentence that raised it most."""
+
+    @classmethod
+    def of(cls, query: PreparedQuery, allowed: NDArray[np.bool_]) -> QueryScores:
+        """Score the items of the index that are marked as allowed; without vectors by words only."""
+        index = query.index
+        dense = by_chunk = cosine = cosines = near = None
+        if index.dense is None or query.vectors is None:
+            items = np.flatnonzero(allowed)
+        else:
+            words = fuse(None, query.lexical)
+            if query.method == "dense":
+                words.fill(0)
+            words[~allowed] = -np.inf
+            items = index.dense.candidates(query.vectors, words, {*query.named, *query.supports})
+            dense = index.dense.of(items)
+            by_chunk = dense.cosines(query.vectors)
+            cosines = dense.by_item(by_chunk)
+            cosine = near = cosines.max(axis=0)
+        lexical, supports = query.lexical[items], _by_place(query.supports, items)
+        exact, novel = _by_place(dict.fromkeys(query.named), items), _by_place(query.novel, items)
+        if near is not None:
+            if not index.complete:
+                near = fill_missing_cosines(near, lexical, index.ready[items])
+            near = add_learned(near, supports)
+        plain = fused = add_novelty(fuse(near, lexical, query.method), novel)
+        sentences, boosted_by = None, dict[int, int]()
+        if query.method == "hybrid" and not exact and cosines is not None and items.size:
+            sentences = cosines[1:] if len(cosines) > SEVERAL_SENTENCES else None
+        if sentences is not None:
+            fused, boosted_by = boost_uncovered_sentences(plain, sentences)
+        return cls(
+            query=query,
+            allowed=int(allowed.sum()),
+            items=items,
+            exact=frozenset(exact),
+            lexical=lexical,
+            dense=dense,
+            by_chunk=by_chunk,
+            cosine=cosine,
+            whole=None if cosines is None or not items.size else float(cosines[0].max()),
+            sentences=sentences,
+            supports=supports,
+            novel=novel,
+            plain=plain,
+            fused=fused,
+            boosted_by=boosted_by,
+        )
+
+    def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
+        """Return the selected items and those that follow them down to the depth asked for, best first."""
         ordered = self._ordered(options.top_k, options.top_n)
         count = count_selected(self.fused[ordered], options)
-        more = [place for place in ordered[count:] if self._is_near(place, options.include_score)]
+        more = [
+            place
+            for place in ordered[count:]
+            if self.cosine is not None and self.cosine[place] >= options.include_score
+        ]
         selected = [int(place) for place in (*ordered[:count], *more[: max(0, options.top_k - count)])]
-        return selected if self.sentences is None else ensure_each_sentence_covered(selected, self.sentences)
+        if self.sentences is not None:
+            selected = ensure_each_sentence_covered(selected, self.sentences)
+        following: list[int] = []
+        if (missing := options.depth - len(selected)) > 0:
+            ordered = self._ordered(max(options.top_k, options.depth), options.depth)
+            following = [int(place) for place in ordered[~np.isin(ordered, selected)][:missing]]
+        return [self._result(place) for place in selected], [self._result(place) for place in following]
 
-    def following(self, selected: Sequence[int], options: SearchOptions) -> list[int]:
-        """What comes after those selected, best first, down to the depth asked for."""
-        missing = options.depth - len(selected)
-        if missing <= 0:
-            return []
-        ordered = self._ordered(max(options.top_k, options.depth), options.depth)
-        return [int(place) for place in ordered[~np.isin(ordered, selected)][:missing]]
+    def evidence(self, calibration: Calibration) -> float | None:
+        """Return the evidence that something is meant; None where it cannot be told."""
+        if self.whole is None or self.query.vectors is None or not self.query.index.complete:
+            return None
+        if not isinstance(calibration, np.ndarray):
+            return None
+        highest = (K1 + 1) * self._query_idf()
+        coverage = float(self.lexical.max()) / highest if highest else 0.0
+        return evidence(self.whole, self.query.vectors[0], calibration, coverage)
 
-    def _is_near(self, place: np.intp, cosine: float) -> bool:
-        return self.cosine is not None and bool(self.cosine[place] >= cosine)
-
-    def fits(self, fitting: Fitting, found: float | None) -> bool:
-        """Whether anything seems to be meant: near in meaning, an exact name, or most of the telling words.
-
-        ``found`` is the `evidence` for it.
+    def fits(self, calibration: Calibration, evidence: float | None) -> bool:
+        """Return whether anything seems to be meant: near in meaning, an exact name, or most of the words.
 
         Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
         """
-        if self.exact or self._is_remembered():
+        has_a_word = bool((self.lexical > 0).any())
+        if self.exact or any(
+            support.cosine >= PROVEN_BY_USE and not support.general for support in self.supports.values()
+        ):
             return True
         if self.whole is None:
-            return self._has_a_word()
-        if isinstance(fitting, np.ndarray):
-            return self._has_a_word() if found is None else found >= needed(int(self.allowed.sum()))
-        near = fitting == "anything" or self.whole >= fitting
-        if not self.index.complete:
-            return near or self._has_a_word()
-        return near or self._coverage() >= STRONG_COVERAGE
+            return has_a_word
+        if isinstance(calibration, np.ndarray):
+            return has_a_word if evidence is None else evidence >= needed_evidence(self.allowed)
+        if calibration == "anything" or self.whole >= calibration:
+            return True
+        return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else has_a_word
 
-    def evidence(self, fitting: Fitting) -> float | None:
-        """How much says that something is meant, beside general requests; None where that is not known."""
-        if self.whole is None or self.vector is None or not self.index.complete:
-            return None
-        if not isinstance(fitting, np.ndarray):
-            return None
-        most = (K1 + 1) * self._rarity()
-        coverage = float(self.lexical.max()) / most if most else 0.0
-        return evidence(self.whole, self.vector, fitting, coverage)
+    def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
+        """Return the candidates' places: exact names first, then by score, then in catalog order.
 
-    def result(self, place: int) -> Result:
-        """The item at a place with its scores and reasons."""
-        item = int(self.items[place])
-        cosine = float(self.cosine[place]) if self.cosine is not None and self.index.ready[item] else None
-        parts = self.index.lexical.parts(item, self.idf)
-        text, chunk = self._best_pair(place)
-        serving, support = self.serving.get(place), self.supports.get(place)
+        Candidates are the items of the best chunks, the best items lexically, the best by score as many as
+        are wanted, and all items with an exact name, a boost or a support.
+        """
+        chosen = np.zeros(self.items.size, bool)
+        chosen[best(self.lexical, top_k)] = True
+        chosen &= self.lexical > 0
+        chosen[list(self.exact)] = True
+        if self.dense is not None and self.by_chunk is not None:
+            chunks = best(self.by_chunk.max(axis=0), top_k)
+            chosen[np.searchsorted(self.dense.starts, chunks, side="right") - 1] = True
+            # The best chunks may all be of a few long items, and the best item by score be best in neither.
+            chosen[best(self.fused, min(wanted, top_k))] = True
+        chosen |= self.fused > self.plain
+        chosen[list(self.supports)] = True
+        candidates = np.flatnonzero(chosen)
+        is_exact = np.isin(candidates, list(self.exact))
+        ordered: NDArray[np.intp] = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
+        return ordered
+
+    def _query_idf(self) -> float:
+        return math.fsum(self.query.idf[term] for term in self.query.asked)
+
+    def _coverage(self) -> float:
+        """Return the share of the query's idf that the lexically best item has."""
+        if not self.lexical.any():
+            return 0.0
+        best_item = int(self.items[self.lexical.argmax()])
+        matched = {term for _, term, _ in self.query.index.lexical.parts(best_item, self.query.idf)}
+        return math.fsum(self.query.idf[term] for term in matched) / self._query_idf()
+
+    def _result(self, place: int) -> Result:
+        """Return the item at a place with its scores and reasons."""
+        query, index, item = self.query, self.query.index, int(self.items[place])
+        cosine = float(self.cosine[place]) if self.cosine is not None and index.ready[item] else None
+        parts = index.lexical.parts(item, query.idf)
+        text, chunk = self._nearest(place)
+        boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
+        learned = 0.0
+        if support is not None and self.cosine is not None:
+            learned = learned_addition(float(self.cosine[place]), support)
         return Result(
-            item=self.index.items[item],
+            item=index.items[item],
             score=float(self.fused[place]),
             cosine=cosine,
             lexical=float(self.lexical[place]),
             need=float(self.fused[place] - self.plain[place]),
             chunk=chunk,
             matched=None if cosine is None else text,
-            serves=None if serving is None else self.texts[serving],
-            learned=self._learned(place),
+            serves=None if boosted_by is None else query.texts[1 + boosted_by],
+            learned=learned,
             support=support,
             exact=place in self.exact,
             novelty=self.novel.get(place, 0.0),
-            terms=tuple((field, self.terms[term], added) for field, term, added in parts),
-            why=explain(
-                place in self.exact,
-                cosine,
-                parts,
-                self.terms,
-                self.asked,
-                support,
-                place in self.novel,
-                self.index.suspicion(item),
-            ),
+            terms=tuple((field, query.terms[term], added) for field, term, added in parts),
+            why=self._why(place, cosine, parts),
         )
 
-    def _is_remembered(self) -> bool:
-        """Whether a tool was used for a query that meant much the same."""
-        return any(support.cosine >= FITTING and not support.general for support in self.supports.values())
-
-    def _learned(self, place: int) -> float:
-        """What use adds to the cosine of an item."""
-        support = self.supports.get(place)
-        return (
-            0.0
-            if support is None or self.cosine is None
-            else learned_addition(float(self.cosine[place]), support)
-        )
-
-    def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
-        candidates = self._candidates(top_k, wanted)
-        is_exact = np.isin(candidates, list(self.exact))
-        ordered: NDArray[np.intp] = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
-        return ordered
-
-    def _candidates(self, top_k: int, wanted: int) -> NDArray[np.intp]:
-        """Places of the best chunks, the best items lexically, exact names; as many as are wanted in all."""
-        chosen = np.zeros(self.items.size, bool)
-        chosen[best(self.lexical, top_k)] = True
-        chosen &= self.lexical > 0
-        chosen[list(self.exact)] = True
-        if self.dense is not None and self.by_text is not None:
-            chunks = best(self.by_text.max(axis=0), top_k)
-            chosen[np.searchsorted(self.dense.starts, chunks, side="right") - 1] = True
-            # The best chunks may all be of a few long items, and what is best altogether be best in neither.
-            chosen[best(self.fused, min(wanted, top_k))] = True
-        chosen |= self.fused > self.plain
-        chosen[list(self.supports)] = True
-        return np.flatnonzero(chosen)
-
-    def _coverage(self) -> float:
-        """The share of the query's idf that the best item lexically has."""
-        if not self.lexical.any():
-            return 0.0
-        best_item = int(self.items[self.lexical.argmax()])
-        matched = {term for _, term, _ in self.index.lexical.parts(best_item, self.idf)}
-        return math.fsum(self.idf[term] for term in matched) / self._rarity()
-
-    def _rarity(self) -> float:
-        """The idf of the query."""
-        return math.fsum(self.idf[term] for term in self.asked)
-
-    def _best_pair(self, place: int) -> tuple[str | None, str]:
-        """The text of the query and the chunk of an item that are nearest to each other."""
-        chunks = self.index.chunks[int(self.items[place])]
-        if self.dense is None or self.by_text is None:
+    def _nearest(self, place: int) -> tuple[str | None, str]:
+        """Return the text of the query and the chunk of an item that are nearest to each other."""
+        chunks = self.query.index.chunks[int(self.items[place])]
+        if self.dense is None or self.by_chunk is None:
             return None, chunks[0]
         start = int(self.dense.starts[place])
-        own = self.by_text[:, start : start + len(chunks)]
+        own = self.by_chunk[:, start : start + len(chunks)]
         chunk = int(own.max(axis=0).argmax())
-        return self.texts[int(own[:, chunk].argmax())], chunks[chunk]
+        return self.query.texts[int(own[:, chunk].argmax())], chunks[chunk]
 
-    def _has_a_word(self) -> bool:
-        return bool((self.lexical > 0).any())
+    def _why(self, place: int, cosine: float | None, parts: Sequence[tuple[str, str, float]]) -> str:
+        """Return the reasons for one result as a short sentence; ``parts`` is its score by field and term."""
+        reasons = ["exact name"] if place in self.exact else self._lexical_reasons(parts)
+        if cosine is not None:
+            reasons.append(f"meaning {cosine:.2f}")
+        if (support := self.supports.get(place)) is not None:
+            past = "" if support.query is None else f" '{support.query[:QUERY_CHARACTERS]}'"
+            reasons.append(f"used before for{past or ' a similar query'}")
+        if place in self.novel:
+            reasons.append("new here")
+        if (suspicion := self.query.index.suspicion(int(self.items[place]))) is not None:
+            reasons.append(SUSPECTED[suspicion])
+        return "; ".join(reasons)
+
+    def _lexical_reasons(self, parts: Sequence[tuple[str, str, float]]) -> list[str]:
+        by_field: dict[str, float] = {}
+        for field, _, added in parts:
+            by_field[field] = by_field.get(field, 0.0) + added
+        reasons = []
+        for field in sorted(by_field, key=lambda name: -by_field[name])[:FIELDS_NAMED]:
+            terms = [term for at, term, _ in parts if at == field]
+            named = sorted(terms, key=lambda term: term not in self.query.asked)[:WORDS_NAMED]
+            words = " ".join(self.query.terms[term] for term in named if term in self.query.asked)
+            alike = [self.query.terms[term] for term in named if term not in self.query.asked]
+            matched = [f"'{words}'"] if words else []
+            if alike:
+                matched.append(f"synonym{'s' if len(alike) > 1 else ''} '{' '.join(alike)}'")
+            reasons.append(f"{FIELD_REASONS[field]} {' and '.join(matched)}")
+        return reasons
 
 
-def _placed(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:
-    """What is said of some positions in the index, by their places among ``items``; others are left out."""
+def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:
+    """Return values by position in the index as values by place among ``items``; others are left out."""
     places = np.searchsorted(items, np.fromiter(by_item, np.intp, len(by_item))).tolist()
     return {
         place: value

@@ -1,77 +1,397 @@
-"""The vectors of a catalog, each once: rows are added, never changed, and read without a lock.
+"""Dense search: stored vectors, exact cosines of every chunk, and estimates for large catalogs.
 
-An index knows its chunks' rows and how many rows there were when it was made. So a changed tool costs its own
-rows; those it had before are given up when they are more than those in use.
+Each vector is stored once, in a pool. Rows are added, never changed, and read without a lock: an index knows
+the rows of its chunks and how many rows there were when it was built. So a changed tool costs only its own
+rows; those it had before are dropped when more rows are unused than used (`indexing`).
 
-Estimates of cosines from one bit per dimension, in a fraction of the time of the cosines themselves.
-
-A vector is kept as the signs of its components, a query as three bits of each of its own. Their product is
-``sum over bits of 2**bit * popcount(signs & bit)``, which is exact but for what both roundings take: an error
-of about 0.04. With one bit of the query it would be twice that, with four hardly less. The estimate is that
-of Gao and Long, "RaBitQ" (SIGMOD 2024), without their rotation, which these vectors do not need.
+In a large catalog every cosine is estimated first, from one bit per dimension, and computed for the items
+that are best by estimate and words together. Of the ten best this loses one in some hundreds; no score is
+ever an estimate.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Vector
 
+DECIMALS = 6
+"""Cosines are rounded to it: lower digits are noise and must not break ties."""
+
+NOWHERE = 0
+"""The row of a text that has no vector yet: it is zero, so its cosine with everything is."""
+
+EXACT_CHUNKS = 20_000
+"""Up to so many chunks nothing is estimated: above it, estimates are faster."""
+
+CANDIDATES = 4_000
+"""Items whose cosines are computed where others are only estimated. An item is lost only if 4,000 others have
+a better estimate with their words, which are exact. Of the ten best of 107,000 tools, all of them copies of
+1,000, they keep 100 % for queries that mean one of them, and 99.5 % for those that mean nothing there."""
+
+CANDIDATES_OF_A_TEXT = 250
+"""Items that are best for one text of the query by estimate: a sentence may ask for something else than the
+whole query."""
+
+CANDIDATES_OF_WORDS = 250
+"""Items that are best by words alone, whatever the estimate says."""
+
+FIRST_SLAB, LARGEST_SLAB = 2_048, 16_384
+"""Rows that memory is reserved for at a time, doubling in between; the system gives it only where rows
+are."""
+
+ROWS_A_TURN = 512
+"""Rows that meet all texts of a query in turn, while they are in the processor's cache."""
+
+QUERIES_A_TURN = 4
+"""Texts of a query that meet these rows together."""
+
 WORD_BITS = 64
 
 QUERY_BITS = 3
-"""Of each component of a query; among 144,000 chunks two lose 3 of 100 that three keep, four win nothing."""
+"""Bits of each component of a query: among 144,000 chunks two lose 3 of 100 that three keep, four gain
+nothing."""
 
 WORDS_A_SUM = 3
-"""Whose counts of at most 64 are added up in one byte, which is several times as fast as in more."""
+"""Words whose counts of at most 64 are added up in one byte, which is several times as fast as in more."""
 
-BLOCK = 16_384
-"""Vectors that are estimated together: what is read and written of them stays in the processor's cache."""
+ESTIMATED_TOGETHER = 16_384
+"""Vectors whose estimates stay in the processor's cache while they are computed."""
+
+BLOCK = 64
+"""Scores of a block whose highest `best` looks at first where a few of very many are wanted."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseIndex:
+    """The vectors of the chunks of some items, in the order of the items."""
+
+    vectors: Vectors
+    rows: NDArray[np.int32]
+    """Row of the vector of each chunk."""
+    sizes: NDArray[np.int64]
+    """Number of chunks of each item: at least one."""
+
+    @classmethod
+    def build(
+        cls, vectors: Vectors, rows: Sequence[NDArray[np.int32]], sizes: Sequence[NDArray[np.int64]]
+    ) -> DenseIndex:
+        """Put together the rows of groups of chunks, and the numbers of chunks of groups of items."""
+        return cls(
+            vectors,
+            np.concatenate([np.zeros(0, np.int32), *rows]),
+            np.concatenate([np.zeros(0, np.int64), *sizes]),
+        )
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """First chunk of each item."""
+        starts: NDArray[np.int64] = np.cumsum(self.sizes) - self.sizes
+        return starts
+
+    def of(self, items: NDArray[np.intp]) -> DenseIndex:
+        """Return the index of some of the items, in this order."""
+        if items.size == self.sizes.size:
+            return self
+        sizes = self.sizes[items]
+        return DenseIndex(self.vectors, _spans(self.rows, self.starts[items], sizes)[0], sizes)
+
+    def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return [queries, chunks]: the cosine of each query ([queries, dimensions]) with each chunk."""
+        if 2 * self.rows.size > self.vectors.size:
+            return self.vectors.cosines(queries)[:, self.rows]
+        return self.vectors.cosines_of(self.rows, queries)
+
+    def by_item(self, cosines: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the highest cosine of each item's chunks, of [queries, chunks] or [chunks]."""
+        if not self.sizes.size:
+            return cosines
+        found: NDArray[np.float32] = np.maximum.reduceat(cosines, self.starts, axis=-1)
+        return found
+
+    def candidates(
+        self, queries: NDArray[np.float32], words: NDArray[np.float32], certain: Collection[int] = ()
+    ) -> NDArray[np.intp]:
+        """Return the items whose cosines are needed, ascending: all, or in a large catalog the likely best.
+
+        Args:
+            queries: The vectors of the texts of one query.
+            words: Lexical part of the score of each item; -inf where a filter excludes it.
+            certain: Items that must be included unless a filter excludes them.
+        """
+        allowed = np.isfinite(words)
+        if self.rows.size <= EXACT_CHUNKS or int(allowed.sum()) <= CANDIDATES:
+            return np.flatnonzero(allowed)
+        chosen = np.zeros(words.size, bool)
+        chosen[list(certain)] = True
+        best_by_words = best(words, CANDIDATES_OF_WORDS)
+        chosen[best_by_words] |= words[best_by_words] > 0
+        estimates = self.estimates(queries)
+        chosen[best(words + estimates.max(axis=0), CANDIDATES)] = True
+        for of_text in estimates if len(estimates) > 1 else ():
+            chosen[best(np.where(allowed, of_text, -np.inf), CANDIDATES_OF_A_TEXT)] = True
+        return np.flatnonzero(chosen & allowed)
+
+    def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return [queries, items]: about the cosine of each query with the best chunk of each item."""
+        by_row = self.vectors.estimates(queries)
+        # Most items have one chunk: to look for the best of each takes twice as long.
+        found: NDArray[np.float32] = by_row.take(self._first_rows, axis=-1)
+        items, rows, starts = self._further_rows
+        if items.size:
+            best_other = np.maximum.reduceat(by_row.take(rows, axis=-1), starts, axis=-1)
+            found[:, items] = np.maximum(found.take(items, axis=-1), best_other)
+        return found
+
+    @cached_property
+    def _first_rows(self) -> NDArray[np.intp]:
+        return self.rows[self.starts].astype(np.intp)
+
+    @cached_property
+    def _further_rows(self) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.int64]]:
+        """Items with several chunks, the rows of all but their first, and where those of each begin."""
+        items = np.flatnonzero(self.sizes > 1)
+        return items, *_spans(self.rows, self.starts[items] + 1, self.sizes[items] - 1)
+
+
+def _spans(
+    rows: NDArray[np.int32], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return some pieces of an array, one after the other, and where each of them begins then."""
+    begins = np.cumsum(sizes) - sizes
+    return rows[np.repeat(starts - begins, sizes) + np.arange(int(sizes.sum()))], begins
+
+
+def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Return the places of the ``count`` highest scores, ascending, and of ties with the last of them.
+
+    Very many scores are divided into n blocks of 64 (the scores i, i + n, i + 2n and so on). The highest
+    scores of the ``count`` best blocks are ``count`` scores, so the lowest of them is a lower bound of the
+    result, and only the few scores that reach it need be sorted.
+    """
+    if count <= 0:
+        return np.zeros(0, np.intp)
+    if scores.size <= count:
+        return np.arange(scores.size)
+    # Scores left over at the end are in no block, which only lowers the bound.
+    highest = scores[: scores.size - scores.size % BLOCK].reshape(BLOCK, -1).max(axis=0)
+    if highest.size > count:
+        bound = np.partition(highest, highest.size - count)[highest.size - count]
+        (places,) = (scores >= bound).nonzero()
+        if places.size < scores.size // 2:
+            return np.take(places, best(scores[places], count))
+    threshold = np.partition(scores, scores.size - count)[scores.size - count]
+    return np.flatnonzero(scores >= threshold)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slab:
+    """Rows in one array."""
+
+    first: int
+    rows: NDArray[np.float32]
+    quantized: BinaryQuantization
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vectors:
+    """The rows of a pool at one moment, of norm 1 but for `NOWHERE`."""
+
+    slabs: tuple[Slab, ...] = ()
+    size: int = 0
+
+    def views(self, rows: NDArray[np.int32]) -> list[Vector]:
+        """Return some of the vectors, not copied and read-only."""
+        found = []
+        for slab, at in zip(self._slabs_of(rows).tolist(), rows.tolist(), strict=True):
+            row = self.slabs[slab].rows[at - self.slabs[slab].first]
+            row.flags.writeable = False
+            found.append(row)
+        return found
+
+    def copied(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return some of the vectors, one below the other."""
+        return np.array(self.views(rows), np.float32)
+
+    def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return [queries, rows]: the cosine of each query with each row."""
+        found = np.empty((len(queries), self.size), np.float32)
+        for slab, count in self._used():
+            found[:, slab.first : slab.first + count] = _products(queries, slab.rows[:count])
+        return np.round(found, DECIMALS, out=found)
+
+    def cosines_of(self, rows: NDArray[np.int32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return [queries, rows] for some of the rows; the same numbers as among all of them."""
+        found = np.empty((len(queries), rows.size), np.float32)
+        columns = _columns(queries)
+        turn = np.zeros((ROWS_A_TURN, queries.shape[1]), np.float32)
+        for start in range(0, rows.size, ROWS_A_TURN):
+            some = rows[start : start + ROWS_A_TURN]
+            self._copy(some, turn)
+            _multiply(turn, columns, found[:, start : start + some.size])
+        return np.round(found, DECIMALS, out=found)
+
+    def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return about the same as `cosines`, in a fraction of the time."""
+        found = np.empty((len(queries), self.size), np.float32)
+        for at, query in enumerate(map(QuantizedQuery.of, queries)):
+            for slab, count in self._used():
+                found[at, slab.first : slab.first + count] = slab.quantized.estimates(query, count)
+        return found
+
+    def _copy(self, rows: NDArray[np.int32], into: NDArray[np.float32]) -> None:
+        """Copy some rows to the beginning of an array."""
+        slabs = self._slabs_of(rows)
+        for at in range(int(slabs.min()), int(slabs.max()) + 1):
+            slab, here = self.slabs[at], np.flatnonzero(slabs == at)
+            if here.size and here[-1] - here[0] + 1 == here.size:
+                place = into[here[0] : here[-1] + 1]
+                slab.rows.take(rows[here] - slab.first, axis=0, out=place, mode="clip")
+            else:
+                into[here] = slab.rows[rows[here] - slab.first]
+
+    def _used(self) -> Iterator[tuple[Slab, int]]:
+        """Yield each slab with the number of its rows that are in use."""
+        return ((slab, min(len(slab.rows), self.size - slab.first)) for slab in self.slabs)
+
+    def _slabs_of(self, rows: NDArray[np.int32]) -> NDArray[np.intp]:
+        return np.searchsorted([slab.first for slab in self.slabs], rows, side="right") - 1
+
+
+class Pool:
+    """Stores vectors. One for all indexes that follow each other; any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._vectors = Vectors()
+
+    @property
+    def vectors(self) -> Vectors:
+        """The vectors stored now; later ones do not show in it."""
+        return self._vectors
+
+    def add(self, vectors: NDArray[np.float32]) -> NDArray[np.int32]:
+        """Store some vectors and return their rows."""
+        with self._lock:
+            if not self._vectors.slabs and len(vectors):
+                self._append(np.zeros((1, vectors.shape[1]), np.float32))
+            first = self._vectors.size
+            self._append(vectors)
+            return np.arange(first, self._vectors.size, dtype=np.int32)
+
+    def _append(self, vectors: NDArray[np.float32]) -> None:
+        while len(vectors):
+            slabs, size = self._vectors.slabs, self._vectors.size
+            if not slabs or size == slabs[-1].first + len(slabs[-1].rows):
+                rows, dimensions = min(max(FIRST_SLAB, size), LARGEST_SLAB), vectors.shape[1]
+                empty = np.zeros((rows, dimensions), np.float32)
+                slabs = (*slabs, Slab(size, empty, BinaryQuantization.empty(rows, dimensions)))
+            start = size - slabs[-1].first
+            taken = vectors[: len(slabs[-1].rows) - start]
+            place = slice(start, start + len(taken))
+            slabs[-1].rows[place] = taken
+            slabs[-1].quantized.put(place, taken)
+            # Assigned last: a reader that has the previous value sees none of the new rows.
+            self._vectors = Vectors(slabs, size + len(taken))
+            vectors = vectors[len(taken) :]
+
+
+def dots(rows: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return [rows]: the product of each row with one vector, in this thread alone (see `_products`)."""
+    products: NDArray[np.float32] = np.einsum("rd,d->r", rows, vector)
+    return products
+
+
+def _products(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return [queries, rows]: the product of each query with each row.
+
+    Always 512 rows by 4 queries at a time, filled up with zeros: the last digits of a matrix product depend
+    on its shape, so a tool's cosine would otherwise depend on how many other tools there are; and a large
+    product has threads that wait for each other on a busy machine.
+    """
+    products = np.empty((len(queries), len(rows)), np.float32)
+    columns = _columns(queries)
+    for start in range(0, len(rows), ROWS_A_TURN):
+        turn = rows[start : start + ROWS_A_TURN]
+        if len(turn) < ROWS_A_TURN:
+            turn = np.concatenate([turn, np.zeros((ROWS_A_TURN - len(turn), rows.shape[1]), np.float32)])
+        _multiply(turn, columns, products[:, start : start + ROWS_A_TURN])
+    return products
+
+
+def _columns(queries: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """Return [dimensions, `QUERIES_A_TURN`] for each turn of queries."""
+    found = []
+    for first in range(0, len(queries), QUERIES_A_TURN):
+        some = queries[first : first + QUERIES_A_TURN]
+        found.append(np.zeros((queries.shape[1], QUERIES_A_TURN), np.float32))
+        found[-1][:, : len(some)] = some.T
+    return found
+
+
+def _multiply(
+    turn: NDArray[np.float32], columns: Sequence[NDArray[np.float32]], into: NDArray[np.float32]
+) -> None:
+    """Write [queries, rows] of a turn of rows with each turn of queries, as far as there is room."""
+    for at, some in enumerate(columns):
+        place = into[at * QUERIES_A_TURN : (at + 1) * QUERIES_A_TURN]
+        place[...] = (turn @ some).T[: place.shape[0], : place.shape[1]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryQuantization:
-    """The signs of some vectors and what is needed to estimate with them."""
+    """The signs of some vectors, and their scales: enough to estimate cosines.
+
+    A vector is kept as the signs of its components, a query as three bits of each component (``low + step *
+    number``). With P the set of the vector's positive components, the product of the query with the signs (+1
+    or -1) is ``2 * sum over P of query - sum of query``, and the sum over P is ``low * |P| + step * sum over
+    bits of 2**bit * popcount(signs & bit)``: only ands and bit counts of whole words. The estimate is off by
+    what both roundings take, about 0.04; with one bit of the query it would be twice that, with four hardly
+    less. It is that of Gao and Long, "RaBitQ" (SIGMOD 2024), without their rotation, which these vectors do
+    not need.
+    """
 
     words: NDArray[np.uint64]
-    """[words, vectors]: bit by bit whether a component is positive, a word of all vectors in one piece."""
+    """[words, vectors]: one bit per component, set where it is positive; word by word, so that the same word
+    of all vectors is in one piece of memory."""
     positive: NDArray[np.uint16]
-    """How many components are."""
+    """Number of positive components of each vector."""
     scales: NDArray[np.float32]
-    """1 over the sum of the absolute components: what makes the estimate of a vector with itself 1."""
+    """1 over the sum of the absolute components, which makes the estimate of a vector with itself 1."""
 
     @classmethod
     def empty(cls, vectors: int, dimensions: int) -> BinaryQuantization:
-        """Room for some vectors, of which each is estimated as 0."""
+        """Reserve room for some vectors; the estimate of each is 0 until it is put."""
         words = -(-dimensions // WORD_BITS)
         return cls(
             np.zeros((words, vectors), np.uint64), np.zeros(vectors, np.uint16), np.zeros(vectors, np.float32)
         )
 
     def put(self, at: slice, vectors: NDArray[np.float32]) -> None:
-        """Take in vectors at some places that nobody reads yet."""
+        """Quantize vectors into places that nobody reads yet."""
         signs = vectors > 0
         sums = np.abs(vectors).sum(axis=1)
         self.words[:, at] = _packed(signs).T
         self.positive[at] = signs.sum(axis=1)
         self.scales[at] = np.divide(1, sums, out=np.zeros_like(sums), where=sums > 0)
 
-    def estimates(self, query: SlicedQuery, count: int) -> NDArray[np.float32]:
-        """About the cosines of a query with the first ``count`` vectors."""
+    def estimates(self, query: QuantizedQuery, count: int) -> NDArray[np.float32]:
+        """Return about the cosines of a query with the first ``count`` vectors."""
         found = np.empty(count, np.float32)
-        for start in range(0, count, BLOCK):
-            block = slice(start, min(start + BLOCK, count))
+        for start in range(0, count, ESTIMATED_TOGETHER):
+            block = slice(start, min(start + ESTIMATED_TOGETHER, count))
             products = query.low * self.positive[block] + query.step * self._weighted(query.bits, block)
             found[block] = (2 * products - query.total) * self.scales[block]
         return found
 
     def _weighted(self, bits: NDArray[np.uint64], block: slice) -> NDArray[np.float32]:
-        """For each vector the sum of the query's numbers where it is positive."""
+        """Return for each vector the sum of the query's numbers over its positive components."""
         size = block.stop - block.start
         total, both = np.zeros(size, np.uint32), np.empty(size, np.uint64)
         counts, sums = np.empty(size, np.uint8), np.empty(size, np.uint8)
@@ -88,7 +408,7 @@ class BinaryQuantization:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SlicedQuery:
+class QuantizedQuery:
     """A query's vector, each component rounded to ``low + step * number``."""
 
     low: np.float32
@@ -96,194 +416,20 @@ class SlicedQuery:
     bits: NDArray[np.uint64]
     """[bits, words]: the numbers bit by bit, the highest first."""
     total: np.float32
-    """The sum of the components, which are not rounded."""
+    """Sum of the components before rounding."""
 
     @classmethod
-    def of(cls, query: NDArray[np.float32]) -> SlicedQuery:
+    def of(cls, query: NDArray[np.float32]) -> QuantizedQuery:
         """Round a vector."""
-        most = 2**QUERY_BITS - 1
+        highest = 2**QUERY_BITS - 1
         low = query.min()
-        step = np.float32((query.max() - low) / most or 1)
+        step = np.float32((query.max() - low) / highest or 1)
         numbers = np.round((query - low) / step).astype(np.uint8)
         bits = _packed(np.array([numbers >> bit & 1 for bit in reversed(range(QUERY_BITS))]))
         return cls(low, step, bits, query.sum())
 
 
 def _packed(bits: NDArray[np.bool_] | NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """[rows, words] of [rows, bits]."""
+    """Return [rows, words] of [rows, bits]."""
     padded = np.pad(bits.astype(np.bool_), ((0, 0), (0, -bits.shape[1] % WORD_BITS)))
     return np.packbits(padded, axis=1).view(np.uint64)
-
-
-NOWHERE = 0
-"""The row of a text that has no vector yet: it is zero, so its cosine with everything is."""
-
-FIRST_SLAB, LARGEST_SLAB = 2_048, 16_384
-"""Rows that memory is reserved for at a time, doubling in between: it is used only where rows are."""
-
-ROWS_A_TURN = 512
-"""Rows that meet all texts of a query in turn, while they are in the processor's cache."""
-
-QUERIES_A_TURN = 4
-"""Texts of a query that meet these rows together."""
-
-DECIMALS = 6
-"""Cosines are rounded to it: what is below is noise and must not break ties."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Slab:
-    """Rows in one piece."""
-
-    first: int
-    rows: NDArray[np.float32]
-    signs: BinaryQuantization
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Vectors:
-    """The rows there are at one moment, of norm 1 but for `NOWHERE`."""
-
-    slabs: tuple[Slab, ...] = ()
-    size: int = 0
-
-    def views(self, rows: NDArray[np.int32]) -> list[Vector]:
-        """Some of the vectors, not copied and read-only."""
-        found = []
-        for slab, at in zip(self._slabs(rows).tolist(), rows.tolist(), strict=True):
-            row = self.slabs[slab].rows[at - self.slabs[slab].first]
-            row.flags.writeable = False
-            found.append(row)
-        return found
-
-    def copied(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Some of the vectors, one below the other."""
-        return np.array(self.views(rows), np.float32)
-
-    def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[queries, rows]: of each query with each row."""
-        found = np.empty((len(queries), self.size), np.float32)
-        for slab, count in self._used():
-            found[:, slab.first : slab.first + count] = _products(queries, slab.rows[:count])
-        return np.round(found, DECIMALS, out=found)
-
-    def cosines_of(self, rows: NDArray[np.int32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[queries, rows]: of each query with some of the rows; the same numbers as among all of them."""
-        found = np.empty((len(queries), rows.size), np.float32)
-        columns = _columns(queries)
-        turn = np.zeros((ROWS_A_TURN, queries.shape[1]), np.float32)
-        for start in range(0, rows.size, ROWS_A_TURN):
-            count = self._take(rows[start : start + ROWS_A_TURN], turn)
-            _multiply(turn, columns, found[:, start : start + count])
-        return np.round(found, DECIMALS, out=found)
-
-    def _take(self, rows: NDArray[np.int32], into: NDArray[np.float32]) -> int:
-        """Copy some rows to the beginning of an array; how many they are."""
-        slabs = self._slabs(rows)
-        for at in range(int(slabs.min()), int(slabs.max()) + 1):
-            slab, here = self.slabs[at], np.flatnonzero(slabs == at)
-            if here.size and here[-1] - here[0] + 1 == here.size:
-                place = into[here[0] : here[-1] + 1]
-                slab.rows.take(rows[here] - slab.first, axis=0, out=place, mode="clip")
-            else:
-                into[here] = slab.rows[rows[here] - slab.first]
-        return rows.size
-
-    def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[queries, rows]: about `cosines`, in a fraction of the time."""
-        found = np.empty((len(queries), self.size), np.float32)
-        for at, query in enumerate(map(SlicedQuery.of, queries)):
-            for slab, count in self._used():
-                found[at, slab.first : slab.first + count] = slab.signs.estimates(query, count)
-        return found
-
-    def _used(self) -> Iterator[tuple[Slab, int]]:
-        """Each slab, and how many of its rows are there."""
-        return ((slab, min(len(slab.rows), self.size - slab.first)) for slab in self.slabs)
-
-    def _slabs(self, rows: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Which slab each row is in."""
-        return np.searchsorted([slab.first for slab in self.slabs], rows, side="right") - 1
-
-
-class Pool:
-    """Takes vectors in. One for all indexes that follow each other; any thread may add."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._vectors = Vectors()
-
-    @property
-    def vectors(self) -> Vectors:
-        """Those there are now."""
-        return self._vectors
-
-    def add(self, vectors: NDArray[np.float32]) -> NDArray[np.int32]:
-        """The rows in which some vectors are from now on."""
-        with self._lock:
-            if not self._vectors.slabs and len(vectors):
-                self._append(np.zeros((1, vectors.shape[1]), np.float32))
-            first = self._vectors.size
-            self._append(vectors)
-            return np.arange(first, self._vectors.size, dtype=np.int32)
-
-    def _append(self, vectors: NDArray[np.float32]) -> None:
-        while len(vectors):
-            slabs, size = self._vectors.slabs, self._vectors.size
-            if not slabs or size == slabs[-1].first + len(slabs[-1].rows):
-                slabs = (*slabs, _slab(size, vectors.shape[1]))
-            start = size - slabs[-1].first
-            taken = vectors[: len(slabs[-1].rows) - start]
-            place = slice(start, start + len(taken))
-            slabs[-1].rows[place] = taken
-            slabs[-1].signs.put(place, taken)
-            # Last, and in one go: who has the vectors of before sees none of this.
-            self._vectors = Vectors(slabs, size + len(taken))
-            vectors = vectors[len(taken) :]
-
-
-def _slab(first: int, dimensions: int) -> Slab:
-    rows = min(max(FIRST_SLAB, first), LARGEST_SLAB)
-    return Slab(first, np.zeros((rows, dimensions), np.float32), BinaryQuantization.empty(rows, dimensions))
-
-
-def dots(rows: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[rows]: of each row with one vector, in this thread alone; see `_products` for why not by ``@``."""
-    products: NDArray[np.float32] = np.einsum("rd,d->r", rows, vector)
-    return products
-
-
-def _products(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[queries, rows]: of each query with each row.
-
-    Always so many rows by so many queries at a time, filled up with zeros: what a matrix product makes of a
-    row would otherwise depend on how many others there are, and a large one has threads that wait for each
-    other on a busy machine.
-    """
-    products = np.empty((len(queries), len(rows)), np.float32)
-    columns = _columns(queries)
-    for start in range(0, len(rows), ROWS_A_TURN):
-        turn = rows[start : start + ROWS_A_TURN]
-        if len(turn) < ROWS_A_TURN:
-            turn = np.concatenate([turn, np.zeros((ROWS_A_TURN - len(turn), rows.shape[1]), np.float32)])
-        _multiply(turn, columns, products[:, start : start + ROWS_A_TURN])
-    return products
-
-
-def _columns(queries: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """[dimensions, `QUERIES_A_TURN`] of each turn of queries."""
-    found = []
-    for first in range(0, len(queries), QUERIES_A_TURN):
-        some = queries[first : first + QUERIES_A_TURN]
-        found.append(np.zeros((queries.shape[1], QUERIES_A_TURN), np.float32))
-        found[-1][:, : len(some)] = some.T
-    return found
-
-
-def _multiply(
-    turn: NDArray[np.float32], columns: Sequence[NDArray[np.float32]], into: NDArray[np.float32]
-) -> None:
-    """Write [queries, rows] of a turn of rows with each turn of queries, as much as there is room for."""
-    for at, of_turn in enumerate(columns):
-        place = into[at * QUERIES_A_TURN : (at + 1) * QUERIES_A_TURN]
-        place[...] = (turn @ of_turn).T[: place.shape[0], : place.shape[1]]

@@ -1,16 +1,11 @@
-"""The one place where a request meets what answers it: method in, encoded result out.
+"""Routes the requests of all hosts to their handlers: method and raw params in, encoded result out.
 
-Serves every front alike. Knows no SDK; what it does not handle here (negotiation, subscriptions) is the
-SDK's.
+All fronts share one gateway. It checks the params, runs the handler, and turns every failure into a JSON-RPC
+error, so that each request is answered, also one that is refused or given up. Negotiation and subscriptions
+are left to the SDK, which is not known here.
 
-Cuts lists into pages, where that is configured. By default a list has one page: many hosts read no more.
-
-A cursor is good for the list that it was given for, as it was: same entries, same query. When that has
-changed in between, the next page would repeat or leave out entries, so the cursor is refused as stale.
-
-Lets requests finish when the proxy is told to stop: no new ones, a while for the others, then an end.
-
-Every request is answered: also one that is refused, and one that is given up.
+The gateway also cuts lists into pages where that is configured (by default a list has one page: many hosts
+read no more), and drains requests when the proxy stops (`Drain`).
 """
 
 from __future__ import annotations
@@ -30,8 +25,7 @@ from msgspec import Raw
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol import validation as params_of_requests
+from mcp_context_proxy.protocol import envelope, validation
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -43,7 +37,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.validation import LOG_LEVELS, most_verbose
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.forwarding import SERVER_INFO
+from mcp_context_proxy.server.forwarding import fit_to_caller
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import OpenSessions
 from mcp_context_proxy.server.prompts import Prompts
@@ -54,34 +48,170 @@ from mcp_context_proxy.server.tools_list import ToolList
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
 
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Members, Caller], Awaitable[bytes]]
+
+RELAYED_NOTIFICATIONS = frozenset({"notifications/roots/list_changed"})
+"""Notifications of clients that are passed on to servers."""
+
+HANDSHAKE_ONLY = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+"""Methods that the modern era does not have."""
+
+SHUTTING_DOWN = -32000
+
+LAST_RESPONSES_SECONDS = 1.0
+"""Time for the error responses of given-up requests to be written."""
 
 DIGEST_BYTES = 12
-"""Enough to tell lists apart; nothing is protected by it."""
+"""Bytes of a list's digest in a cursor: enough to tell lists apart; nothing is protected by it."""
 
 _entries = msgspec.json.Decoder(list[Raw]).decode
 
 
-def without_cursor(params: Members) -> Members:
-    """The params that ask for the whole list."""
-    return {key: raw for key, raw in params.items() if key != "cursor"}
+class Gateway:
+    """Answers requests."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        contexts: ContextEngine,
+        open_sessions: OpenSessions,
+        tool_list: ToolList,
+        tool_calls: ToolCalls,
+        meta_tools: MetaTools,
+        resources: Resources,
+        prompts: Prompts,
+        page_size: int = 0,
+    ) -> None:
+        """Route requests to these parts; `page_size` is the number of entries on a page, 0 for no pages."""
+        self.open_sessions = open_sessions
+        """The handshake-era sessions, which fronts open and end."""
+        open_sessions.when_opened(contexts.register)
+        open_sessions.when_ended(lambda session: self._share_log_level())
+        self._fleet, self._tool_calls, self._meta_tools = fleet, tool_calls, meta_tools
+        self.drain = Drain()
+        """Ends the requests that are under way when the proxy stops."""
+        self.tracing: Tracing | None = None
+        """Makes spans of requests; None while nobody collects them."""
+        self._resources, self._page_size = resources, page_size
+        self._handlers: Mapping[str, Handler] = {
+            "tools/list": self._paged("tools/list", "tools", tool_list.answer),
+            "tools/call": self._call,
+            "resources/list": self._paged("resources/list", "resources", resources.list),
+            "resources/templates/list": self._paged(
+                "resources/templates/list", "resourceTemplates", resources.templates
+            ),
+            "resources/read": resources.read,
+            "resources/subscribe": resources.subscribe,
+            "resources/unsubscribe": resources.unsubscribe,
+            "prompts/list": self._paged("prompts/list", "prompts", prompts.list),
+            "prompts/get": prompts.get,
+            "completion/complete": prompts.complete,
+            "logging/setLevel": self._set_log_level,
+        }
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """Methods that are answered here."""
+        return frozenset(self._handlers)
+
+    async def handle(self, method: str, params: Members, caller: Caller) -> bytes:
+        """Answer a request with its encoded result, fitted to the caller's era.
+
+        Raises:
+            RequestError: the request is refused or failed; nothing else is ever raised but a cancellation.
+        """
+        handler = self._handlers.get(method)
+        if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
+            raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
+        fault = validation.fault(method, params, modern=caller.era is Era.MODERN)
+        if fault is not None:
+            raise RequestError(INVALID_PARAMS, fault)
+        try:
+            with self.drain.request():
+                if self.tracing is None:
+                    return await handler(params, caller)
+                with self.tracing.request(method, params, caller.era) as traced:
+                    result = await handler(params, caller)
+                    traced.answered(result)
+                    return result
+        except RequestError:
+            raise
+        except Exception:
+            # boundary: a bug of the proxy fails one request, and its details are for the log
+            logger.exception("%s failed", method)
+            raise RequestError(
+                INTERNAL_ERROR, "internal error of the proxy; its log has the details"
+            ) from None
+        raise AssertionError("a request that is given up raises")
+
+    async def notified(self, method: str, session: Session) -> None:
+        """Take a notification of a handshake-era client."""
+        if method in RELAYED_NOTIFICATIONS:
+            await self._fleet.notify(session.party, method)
+
+    def watching(self, uris: Iterable[str]) -> AbstractAsyncContextManager[None]:
+        """Subscribe to updates of these resources for a modern client, as long as the context lasts."""
+        return self._resources.watching(uris)
+
+    async def _call(self, params: Members, caller: Caller) -> bytes:
+        name = envelope.text(params.get("name"))
+        if name is not None and name in meta_definitions.RESERVED:
+            result = await self._meta_tools.call(name, params, caller)
+            return fit_to_caller("tools/call", result, caller)
+        return await self._tool_calls.call(params, caller)
+
+    async def _set_log_level(self, params: Members, caller: Caller) -> bytes:
+        level = envelope.text(params.get("level"))
+        if level not in LOG_LEVELS:
+            raise RequestError(INVALID_PARAMS, f"the level must be one of {', '.join(LOG_LEVELS)}")
+        if caller.session is not None:
+            caller.session.log_level = level
+        self._share_log_level()
+        return b"{}"
+
+    def _share_log_level(self) -> None:
+        """Have servers log at the most verbose level of all sessions; each session is sent its own."""
+        self._fleet.set_log_level(most_verbose(session.log_level for session in self.open_sessions))
+
+    def _paged(self, method: str, member: str, whole: Handler) -> Handler:
+        """Return a handler of a list, whose entries are in `member`: in pages if those are configured."""
+
+        async def listed(params: Members, caller: Caller) -> bytes:
+            cursor = envelope.text(params.get("cursor"))
+            if cursor and not self._page_size:
+                raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
+            result = await whole(params, caller)
+            if self._page_size:
+                result = _page(result, member, cursor, self._page_size)
+            return fit_to_caller(method, result, caller)
+
+        return listed
 
 
-def page(result: bytes, member: str, cursor: str | None, size: int) -> bytes:
-    """One page of a list result.
+def _page(result: bytes, member: str, cursor: str | None, size: int) -> bytes:
+    """Cut one page out of a list result.
 
-    Args:
-        result: With the whole list.
-        member: Of the result: where the entries are.
-        cursor: That the client sent; None for the first page.
-        size: Entries on a page.
-
-    Raises:
-        RequestError: the cursor is none of ours, or the list is no longer the one it was given for.
+    A cursor is a digest of the whole list and the offset of the page in it. If the list has changed since,
+    the next page would repeat or leave out entries, so the cursor is refused as stale.
     """
     parts = envelope.members(result)
     entries = _entries(parts[member])
     digest = hashlib.sha256(bytes(parts[member])).digest()[:DIGEST_BYTES]
-    start = 0 if cursor is None else _offset(cursor, digest)
+    start = 0
+    if cursor is not None:
+        try:
+            data = base64.b64decode(cursor, altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            data = b""
+        if len(data) != DIGEST_BYTES + 4:
+            raise RequestError(INVALID_PARAMS, "invalid cursor: it was not given by this list")
+        if data[:DIGEST_BYTES] != digest:
+            text = "stale cursor: the list has changed; list again from its start"
+            raise RequestError(INVALID_PARAMS, text)
+        start = int.from_bytes(data[DIGEST_BYTES:], "big")
     parts[member] = envelope.raw(entries[start : start + size])
     if start + size < len(entries):
         following = base64.urlsafe_b64encode(digest + (start + size).to_bytes(4, "big"))
@@ -89,37 +219,19 @@ def page(result: bytes, member: str, cursor: str | None, size: int) -> bytes:
     return envelope.encode(parts)
 
 
-def _offset(cursor: str, digest: bytes) -> int:
-    try:
-        data = base64.b64decode(cursor, altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        data = b""
-    if len(data) != DIGEST_BYTES + 4:
-        raise RequestError(INVALID_PARAMS, "invalid cursor: it was not given by this list")
-    if data[:DIGEST_BYTES] != digest:
-        raise RequestError(INVALID_PARAMS, "stale cursor: the list has changed; list again from its start")
-    return int.from_bytes(data[DIGEST_BYTES:], "big")
-
-
-SHUTTING_DOWN = -32000
-
-LAST_WORDS_SECONDS = 1.0
-"""For the refusals of what was given up to be written."""
-
-
 class Drain:
-    """Counts the requests that are under way."""
+    """Lets requests finish when the proxy stops: no new ones, some time for the others, then an end."""
 
     def __init__(self) -> None:
         self.stopping = False
-        """Whether new requests are refused."""
+        """True once new requests are refused."""
         self._scopes: set[anyio.CancelScope] = set()
         self._busy = 0
         self._idle = anyio.Event()
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Something that has to be over before the proxy stops, such as writing an answer."""
+        """Delay the stop while something is done inside, such as writing a response."""
         self._busy += 1
         try:
             yield
@@ -130,7 +242,7 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Answer a request inside; it is cancelled when its time is over.
+        """Answer a request inside; it is cancelled when the time for finishing is over.
 
         Raises:
             RequestError: the proxy is stopping, and the request was refused or given up.
@@ -151,156 +263,16 @@ class Drain:
                 )
 
     async def finish(self, seconds: float) -> None:
-        """Refuse what comes, wait for what is under way, give up what is left after `seconds`."""
+        """Refuse new requests, wait for those under way, and give up the rest after `seconds`."""
         self.stopping = True
         with anyio.move_on_after(seconds):
-            await self._quiet()
+            await self._wait_until_idle()
         for scope in self._scopes:
             scope.cancel()
-        with anyio.move_on_after(LAST_WORDS_SECONDS):
-            await self._quiet()
+        with anyio.move_on_after(LAST_RESPONSES_SECONDS):
+            await self._wait_until_idle()
 
-    async def _quiet(self) -> None:
+    async def _wait_until_idle(self) -> None:
         while self._busy:
             self._idle = anyio.Event()
             await self._idle.wait()
-
-
-logger = logging.getLogger(__name__)
-
-Handler = Callable[[Members, Caller], Awaitable[bytes]]
-
-ANNOUNCED = frozenset({"notifications/roots/list_changed"})
-"""What a client tells that concerns the servers."""
-
-HANDSHAKE_ONLY = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
-"""Methods that the modern era does not have."""
-
-
-class Gateway:
-    """Answers requests."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        contexts: ContextEngine,
-        open_sessions: OpenSessions,
-        tool_list: ToolList,
-        tool_calls: ToolCalls,
-        own_tools: MetaTools,
-        resources: Resources,
-        prompts: Prompts,
-        page_size: int = 0,
-    ) -> None:
-        self.open_sessions = open_sessions
-        """For the fronts, which open and end them."""
-        open_sessions.when_ended(lambda session: self._share_level())
-        self._fleet, self._tool_calls, self._own_tools = fleet, tool_calls, own_tools
-        self._contexts = contexts
-        self.drain = Drain()
-        """Ends what is under way, in order, when the proxy is told to stop."""
-        self.tracing: Tracing | None = None
-        """Makes spans, where somebody collects them."""
-        self._resources, self._page_size = resources, page_size
-        self._handlers: Mapping[str, Handler] = {
-            "tools/list": self._listing("tools/list", "tools", tool_list.answer),
-            "tools/call": self._call,
-            "resources/list": self._listing("resources/list", "resources", resources.list),
-            "resources/templates/list": self._listing(
-                "resources/templates/list", "resourceTemplates", resources.templates
-            ),
-            "resources/read": _fitted("resources/read", resources.read),
-            "resources/subscribe": resources.subscribe,
-            "resources/unsubscribe": resources.unsubscribe,
-            "prompts/list": self._listing("prompts/list", "prompts", prompts.list),
-            "prompts/get": prompts.get,
-            "completion/complete": prompts.complete,
-            "logging/setLevel": self._set_level,
-        }
-
-    @property
-    def methods(self) -> frozenset[str]:
-        """Methods that are answered here."""
-        return frozenset(self._handlers)
-
-    async def handle(self, method: str, params: Members, caller: Caller) -> bytes:
-        """Answer a request: its encoded result, fitted to the caller's era.
-
-        Raises:
-            RequestError: it is refused; nothing else is ever raised but a cancellation.
-        """
-        handler = self._handlers.get(method)
-        if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
-            raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
-        wrong = params_of_requests.fault(method, params, modern=caller.era is Era.MODERN)
-        if wrong is not None:
-            raise RequestError(INVALID_PARAMS, wrong)
-        if caller.session is not None:
-            self._contexts.register(caller.session)
-        try:
-            with self.drain.request():
-                if self.tracing is None:
-                    return await handler(params, caller)
-                with self.tracing.request(method, params, caller.era) as traced:
-                    result = await handler(params, caller)
-                    traced.answered(result)
-                    return result
-        except RequestError:
-            raise
-        except Exception:
-            # boundary: a fault of ours is one request's failure, and its details are for the log
-            logger.exception("%s failed", method)
-            raise RequestError(
-                INTERNAL_ERROR, "internal error of the proxy; its log has the details"
-            ) from None
-        raise AssertionError("a request that is given up raises")
-
-    def _listing(self, method: str, member: str, whole: Handler) -> Handler:
-        """A handler of a list, in pages where they are configured."""
-        size = self._page_size
-        if size == 0:
-            return _fitted(method, whole)
-
-        async def paged(params: Members, caller: Caller) -> bytes:
-            result = await whole(without_cursor(params), caller)
-            return page(result, member, envelope.text(params.get("cursor")), size)
-
-        return _fitted(method, paged)
-
-    async def notified(self, method: str, session: Session) -> None:
-        """Take what a handshake-era client announced."""
-        if method in ANNOUNCED:
-            await self._fleet.announce(session.party, method)
-
-    def watching(self, uris: Iterable[str]) -> AbstractAsyncContextManager[None]:
-        """Hear of updates of these resources, for a modern subscription, as long as it lasts."""
-        return self._resources.watching(uris)
-
-    async def _call(self, params: Members, caller: Caller) -> bytes:
-        name = envelope.text(params.get("name"))
-        if name is not None and name in meta_definitions.RESERVED:
-            result = await self._own_tools.call(name, params, caller)
-            return eras.fit_result_to_client("tools/call", result, caller.era, SERVER_INFO)
-        return await self._tool_calls.call(params, caller)
-
-    async def _set_level(self, params: Members, caller: Caller) -> bytes:
-        """Remember the session's level; the servers log what serves all sessions."""
-        level = envelope.text(params.get("level"))
-        if level not in LOG_LEVELS:
-            raise RequestError(INVALID_PARAMS, f"the level must be one of {', '.join(LOG_LEVELS)}")
-        if caller.session is not None:
-            caller.session.log_level = level
-        self._share_level()
-        return b"{}"
-
-    def _share_level(self) -> None:
-        self._fleet.set_log_level(most_verbose(session.log_level for session in self.open_sessions))
-
-
-def _fitted(method: str, handler: Handler) -> Handler:
-    """A handler whose own results are fitted to the caller's era; what was forwarded already is."""
-
-    async def fit(params: Members, caller: Caller) -> bytes:
-        return eras.fit_result_to_client(method, await handler(params, caller), caller.era, SERVER_INFO)
-
-    return fit

@@ -26,10 +26,10 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
-from mcp_context_proxy.server import caller as server_caller
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.forwarding import ask_client, client_capabilities
 from mcp_context_proxy.server.meta_definitions import (
     MANAGE,
     RECALL,
@@ -115,11 +115,11 @@ class MetaTools:
         call: the search is parked until the client calls again with the answer, or goes on without it after
         a timeout.
         """
-        if not self._asks_clients or "sampling" not in server_caller.capabilities(caller):
+        if not self._asks_clients or "sampling" not in client_capabilities(caller):
             return await search(None, caller.notify)
 
         def model(ask: Ask, client: str) -> RerankerModel:
-            return SamplingRerankerModel(partial(server_caller.ask_declared, caller, ask), client)
+            return SamplingRerankerModel(partial(ask_client, caller, ask), client)
 
         if caller.session is not None:
             return await search(model(caller.ask, caller.session.id), caller.notify)

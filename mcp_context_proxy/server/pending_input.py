@@ -1,8 +1,9 @@
-"""Calls of modern clients that wait, while they run, for what their handshake-era server asks the client.
+"""Calls of modern clients that wait, while they run, for input that their handshake-era server asked for.
 
-The modern era has no requests to clients: the question goes back as the call's result (`input_required`),
-and the client calls again with the answer. Meanwhile the call goes on: it is parked under an unguessable
-handle, for a limited time, for whoever made it and for nobody else, and resumed by the handle once.
+The modern era has no requests to clients: the server's request goes back as the call's result
+(`input_required`), and the client calls again with the response. Meanwhile the call goes on: it waits under
+an unguessable handle, for a limited time, for the principal that made it and for nobody else, and is resumed
+by the handle once.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 
 HANDLE_BYTES = 24
-"""192 random bits: a handle is all that a client shows to go on."""
+"""Random bytes of a handle: it is all that a client shows to resume a call."""
 
-UNKNOWN = "unknown or expired requestState; make the call anew, without it"
+UNKNOWN = "unknown or expired requestState; make the call again, without it"
 
 Work = Callable[[Ask, Notify], Awaitable[bytes]]
-"""The call itself: how it asks the client and where its notifications go in, its encoded result out."""
+"""Makes the call: takes the ways to ask and to notify the client, returns the encoded result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Purpose:
-    """What was called by whom; a handle is good for the same again and for nothing else."""
+class _Purpose:
+    """A caller and its call; a handle is good for the same again and for nothing else."""
 
     principal: str | None
-    method: str
+    subject: str
     params: Any
-    """Decoded, without what differs between a call and its continuation."""
+    """Decoded, without the params that differ between a call and its continuation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,40 +50,35 @@ class _Question:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    purpose: Purpose
+    purpose: _Purpose
     listener: Notify | None
-    """Of the request that waits for it; None while it is parked."""
+    """Takes notifications for the request that waits for the call; None while no request does."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     questions: dict[str, _Question] = field(default_factory=dict)
     asked: int = 0
-    news: anyio.Event = field(default_factory=anyio.Event)
+    progressed: anyio.Event = field(default_factory=anyio.Event)
     result: bytes | None = None
     failure: BaseException | None = None
     expiry: asyncio.TimerHandle | None = None
 
-    @property
-    def done(self) -> bool:
-        return self.result is not None or self.failure is not None
-
     def notify(self, method: str, params: Members) -> None:
-        """To the request that waits for the call; while it is parked nobody listens."""
         if self.listener is not None:
             self.listener(method, params)
 
 
 class PendingInput:
-    """The calls that may be, or are, parked."""
+    """The calls that wait for input, by handle."""
 
     def __init__(self, limit: int, seconds: float) -> None:
-        """Park at most `limit` calls, each for `seconds`."""
+        """Let at most `limit` calls wait, each for `seconds`."""
         self._limit, self._seconds = limit, seconds
-        self._parked: dict[str, _Call] = {}
+        self._waiting: dict[str, _Call] = {}
         self._group: TaskGroup | None = None
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for their client to come back."""
-        return len(self._parked)
+        """Number of calls that wait for their client to come back."""
+        return len(self._waiting)
 
     async def run(self) -> None:
         """Own the calls until cancelled."""
@@ -92,59 +88,46 @@ class PendingInput:
                 await anyio.sleep_forever()
         finally:
             self._group = None
-            for call in self._parked.values():
+            for call in self._waiting.values():
                 if call.expiry is not None:
                     call.expiry.cancel()
 
     async def call(
         self, principal: str | None, subject: str, params: Members, listener: Notify, work: Work
     ) -> bytes:
-        """Make a call, or go on with the one its params name: its result, or what is to be answered first.
+        """Make a call, or resume the one that its params name; return its result, or one that asks for input.
 
         Args:
-            principal: Who calls.
-            subject: What is called, beside the params.
-            params: As they came.
-            listener: Is told meanwhile.
-            work: The call itself.
+            principal: The identity of the caller.
+            subject: Names the call, beside its params.
+            params: The params, as the client sent them.
+            listener: Takes notifications until this returns.
+            work: Makes the call.
 
         Raises:
-            RequestError: what the params name is not known, not this caller's, or not the same call.
-            Exception: what `work` raises.
+            RequestError: the handle is unknown, another caller's or another call's, or an answer is unusable.
+            Exception: any that `work` raises.
         """
         same = {key: raw for key, raw in params.items() if key not in eras.RETRY_KEYS and key != "_meta"}
-        purpose = Purpose(principal, subject, envelope.value(envelope.encode(same)))
-        if "requestState" not in params:
-            return await self.begin(purpose, listener, work)
-        state = envelope.text(params["requestState"]) or ""
-        return await self.resume(state, _answers(params), purpose, listener)
-
-    async def begin(self, purpose: Purpose, listener: Notify, work: Work) -> bytes:
-        """Make a call: its result, or what the client has to answer first. `listener` is told meanwhile.
-
-        Raises:
-            Exception: what `work` raises.
-        """
-        if self._group is None:
-            raise RequestError(INTERNAL_ERROR, "the proxy is stopping")
-        call = _Call(purpose, listener)
-        self._group.start_soon(self._do, call, work)
+        purpose = _Purpose(principal, subject, envelope.value(envelope.encode(same)))
+        if "requestState" in params:
+            call = self._resume(envelope.text(params["requestState"]) or "", _answers(params), purpose)
+        else:
+            if self._group is None:
+                raise RequestError(INTERNAL_ERROR, "the proxy is stopping")
+            call = _Call(purpose, listener)
+            self._group.start_soon(self._run, call, work)
         return await self._outcome(call, listener)
 
-    async def resume(self, state: str, answers: Members, purpose: Purpose, listener: Notify) -> bytes:
-        """Go on with a parked call: its result, or what the client has to answer next.
-
-        Raises:
-            RequestError: it is not known, not this caller's, not the same call, or an answer is unusable.
-            Exception: what its `work` raises.
-        """
-        call = self._parked.get(state)
+    def _resume(self, state: str, answers: Members, purpose: _Purpose) -> _Call:
+        """Hand the client's answers to the call that waits for them."""
+        call = self._waiting.get(state)
         if call is None or call.purpose != purpose:
             raise RequestError(INVALID_PARAMS, UNKNOWN)
         for key in call.questions:
             if key in answers and not envelope.starts_with(answers[key], b"{"):
                 raise RequestError(INVALID_PARAMS, f"the answer {key!r} in inputResponses must be an object")
-        del self._parked[state]
+        del self._waiting[state]
         if call.expiry is not None:
             call.expiry.cancel()
         for key in list(call.questions):
@@ -152,43 +135,44 @@ class PendingInput:
                 question = call.questions.pop(key)
                 if not question.answer.done():
                     question.answer.set_result(bytes(answers[key]))
-        return await self._outcome(call, listener)
+        return call
 
-    async def _do(self, call: _Call, work: Work) -> None:
+    async def _run(self, call: _Call, work: Work) -> None:
         async def ask(method: str, params: Members) -> bytes:
             return await self._ask(call, method, params)
 
         with call.scope:
             try:
                 call.result = await work(ask, call.notify)
-            except Exception as error:  # boundary: it is raised where the call is waited for
+            except Exception as error:  # boundary: raised where the request waits for the call
                 call.failure = error
         if call.scope.cancelled_caught:
             call.failure = RequestError(INVALID_PARAMS, UNKNOWN)
-        call.news.set()
+        call.progressed.set()
 
     async def _ask(self, call: _Call, method: str, params: Members) -> bytes:
-        """Have the client asked, now or when it next waits for the call; its answer."""
-        if len(self._parked) >= self._limit:
-            raise RequestError(INTERNAL_ERROR, f"busy: {len(self._parked)} calls wait for input")
+        """Have the client asked, now or when it next waits for the call, and return its response."""
+        if len(self._waiting) >= self._limit:
+            raise RequestError(INTERNAL_ERROR, f"busy: {len(self._waiting)} calls wait for input")
         call.asked += 1
         key = f"input-{call.asked}"
         asked = {name: raw for name, raw in params.items() if name != eras.ELICITATION_ID}
         request: dict[str, Any] = {"method": method, **({"params": asked} if asked else {})}
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         call.questions[key] = _Question(request, answer)
-        call.news.set()
+        call.progressed.set()
         try:
             return await answer
         finally:
             call.questions.pop(key, None)
 
     async def _outcome(self, call: _Call, listener: Notify) -> bytes:
+        """Wait until the call has ended or asks the client; if the request is cancelled, so is the call."""
         call.listener = listener
         try:
-            while not call.done and not call.questions:
-                call.news = anyio.Event()
-                await call.news.wait()
+            while call.result is None and call.failure is None and not call.questions:
+                call.progressed = anyio.Event()
+                await call.progressed.wait()
         except BaseException:
             call.scope.cancel()
             raise
@@ -196,11 +180,10 @@ class PendingInput:
             call.listener = None
         if call.failure is not None:
             raise call.failure
-        return call.result if call.result is not None else self._park(call)
-
-    def _park(self, call: _Call) -> bytes:
+        if call.result is not None:
+            return call.result
         state = secrets.token_urlsafe(HANDLE_BYTES)
-        self._parked[state] = call
+        self._waiting[state] = call
         call.expiry = asyncio.get_running_loop().call_later(self._seconds, self._expire, state)
         requests = {key: question.request for key, question in call.questions.items()}
         return envelope.encode(
@@ -208,8 +191,8 @@ class PendingInput:
         )
 
     def _expire(self, state: str) -> None:
-        """Nobody came back: the call is cancelled, at its server too."""
-        call = self._parked.pop(state, None)
+        """Cancel a call whose client has not come back, at its server too."""
+        call = self._waiting.pop(state, None)
         if call is not None:
             call.scope.cancel()
 

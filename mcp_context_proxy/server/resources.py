@@ -1,17 +1,14 @@
-"""Resources: rules and references of the proxy's own, and those of the downstream servers by their URIs.
+"""Resources: the proxy's own rules, references and contexts, and those of the downstream servers.
 
 A URI is only ever read from the server that listed it, or whose template it matches. Links in results are
-never followed.
-
-Contexts as resources: what is in force now, and what was served before, each to whoever asked for it.
-
-All who have no credentials are one: over standard streams the one person who started the proxy.
+never followed. The ``context://`` resources show the current context and the latest request contexts, each
+only to the principal that asked; all callers without credentials are one principal: over standard streams
+that is the person who started the proxy.
 """
 
 from __future__ import annotations
 
 import builtins
-import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -24,26 +21,28 @@ from msgspec import Raw
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context import records
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import RequestContext
-from mcp_context_proxy.context.session import Handles, Session, SessionContext, handle_of
+from mcp_context_proxy.context.session import Handles, Session, handle_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Snapshot
+from mcp_context_proxy.items import DOCUMENT_KINDS, Snapshot
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
-from mcp_context_proxy.server import forwarding, rendering
+from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.forwarding import Forwarder
+from mcp_context_proxy.server.forwarding import Forwarder, fit_to_caller, request_error
 
 SCHEME = "context://"
 CURRENT = SCHEME + "current"
 REQUESTS = SCHEME + "requests"
 
 REQUESTS_LISTED = 50
-"""Request contexts that the resource names, the latest: what a person looks through."""
+"""Request contexts in the resource that lists them, the latest: as many as a person looks through."""
+
+PRIORITY_SCALE = 999
+"""Highest priority of a document; the protocol's is 1."""
 
 LISTED: list[dict[str, Any]] = [
     {
@@ -67,58 +66,6 @@ TEMPLATE: dict[str, Any] = {
     "mimeType": "application/json",
 }
 
-
-class ContextResources:
-    """Reads ``context://`` resources."""
-
-    def __init__(self, catalog: Catalog, contexts: ContextEngine, handles: Handles) -> None:
-        self._catalog, self._contexts, self._handles = catalog, contexts, handles
-
-    async def read(self, uri: str, params: Members, caller: Caller) -> bytes | None:
-        """The result of ``resources/read``; None when there is no such resource.
-
-        Raises:
-            RequestError: the context handle is unknown or was forgotten.
-        """
-        session = handle_of(params, self._handles, caller.principal) or caller.session
-        if uri == CURRENT:
-            return _content(uri, "text/markdown", await self._current(params, session))
-        if uri == REQUESTS:
-            latest = [records.as_data(one) for one in await self._latest(session, caller)]
-            return _content(uri, "application/json", envelope.encode(latest).decode())
-        found = await self._contexts.request(uri.removeprefix(REQUESTS + "/"))
-        if found is None or found.owner != caller.principal:
-            return None
-        return _content(uri, "application/json", envelope.encode(records.as_data(found)).decode())
-
-    async def _latest(self, session: SessionContext | None, caller: Caller) -> list[RequestContext]:
-        if session is None:
-            return await self._contexts.requests_of(caller.principal, REQUESTS_LISTED)
-        return await self._contexts.requests(session.id, REQUESTS_LISTED)
-
-    async def _current(self, params: Members, session: SessionContext | None) -> str:
-        """Of the query in the request, else of the session's latest, else what is in every session."""
-        snapshot = self._catalog.snapshot
-        context = await self._context(params, session)
-        documents = rendering.documents_of(context, snapshot)
-        return "\n\n".join(map(rendering.document_message, documents))
-
-    async def _context(self, params: Members, session: SessionContext | None) -> RequestContext:
-        query = envelope.text(eras.meta_of(params).get(eras.QUERY_KEY))
-        if query is None and session is not None:
-            query = session.query
-        return await self._contexts.current(query, session, DOCUMENT_KINDS)
-
-
-def _content(uri: str, mime_type: str, text: str) -> bytes:
-    return envelope.encode({"contents": [{"uri": uri, "mimeType": mime_type, "text": text}]})
-
-
-logger = logging.getLogger(__name__)
-
-PRIORITY_SCALE = 999
-"""A document's highest priority; the protocol's is 1."""
-
 _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 
 
@@ -126,30 +73,44 @@ class Resources:
     """Answers the ``resources/*`` methods."""
 
     def __init__(
-        self, catalog: Catalog, fleet: Fleet, forwarder: Forwarder, contexts: ContextResources
+        self,
+        *,
+        catalog: Catalog,
+        fleet: Fleet,
+        forwarder: Forwarder,
+        contexts: ContextEngine,
+        handles: Handles,
     ) -> None:
-        self._catalog, self._fleet, self._forwarder, self._contexts = catalog, fleet, forwarder, contexts
-        self._watchers: builtins.list[Callable[[], None]] = []
-        """Of each subscription that is open: watches what it waits for, as far as that is there."""
+        self._catalog, self._fleet, self._forwarder = catalog, fleet, forwarder
+        self._contexts, self._handles = contexts, handles
+        self._subscribe_found: builtins.list[Callable[[], None]] = []
+        """One callback for each open subscription: subscribes to its resources as far as they exist."""
 
     async def list(self, params: Members, caller: Caller) -> bytes:
-        """The result of ``resources/list``: ours, then the servers'."""
-        del caller
-        _one_page(params)
+        """Return the result of ``resources/list``: the proxy's own resources, then the servers'."""
+        del params, caller
         snapshot = self._catalog.snapshot
-        own = [_described(uri, document) for uri, document in snapshot.documents.items()]
+        own = [
+            {
+                "uri": uri,
+                "name": document.name,
+                "description": document.description,
+                "mimeType": "text/markdown",
+                "annotations": {"priority": round(document.priority / PRIORITY_SCALE, 3)},
+            }
+            for uri, document in snapshot.documents.items()
+        ]
         foreign = [envelope.members(resource.definition) for resource in snapshot.resources.values()]
         return envelope.encode({"resources": [*own, *foreign, *LISTED]})
 
     async def templates(self, params: Members, caller: Caller) -> bytes:
-        """The result of ``resources/templates/list``."""
-        del caller
-        _one_page(params)
+        """Return the result of ``resources/templates/list``."""
+        del params, caller
         templates = [envelope.members(template.definition) for template in self._catalog.snapshot.templates]
         return envelope.encode({"resourceTemplates": [*templates, TEMPLATE]})
 
     async def read(self, params: Members, caller: Caller) -> bytes:
-        """The result of ``resources/read``.
+        """Return the result of ``resources/read``, fitted to the caller's era.
 
         Raises:
             RequestError: nobody has the resource, or its server could not be asked.
@@ -157,16 +118,42 @@ class Resources:
         uri = _uri(params)
         document = self._catalog.snapshot.documents.get(uri)
         if document is not None:
-            content = {"uri": uri, "mimeType": "text/markdown", "text": document.text}
-            return envelope.encode({"contents": [content]})
-        if uri.startswith(SCHEME):
-            read = await self._contexts.read(uri, params, caller)
-            if read is not None:
-                return read
-        return await self._forward("resources/read", uri, params, caller)
+            read: tuple[str, str] | None = "text/markdown", document.text
+        else:
+            read = await self._read_context(uri, params, caller) if uri.startswith(SCHEME) else None
+        if read is not None:
+            content = {"uri": uri, "mimeType": read[0], "text": read[1]}
+            return fit_to_caller("resources/read", envelope.encode({"contents": [content]}), caller)
+        owner = self.owner(uri, caller.era)
+        with _refusing(caller.era, uri):
+            client, subject = self._fleet.client(owner), f"resource {uri!r}"
+            return await self._forwarder.forward(client, "resources/read", params, caller, subject)
+
+    async def _read_context(self, uri: str, params: Members, caller: Caller) -> tuple[str, str] | None:
+        """Return media type and text of a ``context://`` resource; None if there is no such resource."""
+        session = handle_of(params, self._handles, caller.principal) or caller.session
+        if uri == CURRENT:
+            # For the query of the request, else for the session's latest, else the items of every session.
+            query = envelope.text(eras.meta_of(params).get(eras.QUERY_KEY))
+            if query is None and session is not None:
+                query = session.query
+            snapshot = self._catalog.snapshot
+            context = await self._contexts.current(query, session, DOCUMENT_KINDS)
+            documents = rendering.documents_of(context, snapshot)
+            return "text/markdown", "\n\n".join(map(rendering.document_message, documents))
+        if uri == REQUESTS:
+            if session is None:
+                latest = await self._contexts.requests_of(caller.principal, REQUESTS_LISTED)
+            else:
+                latest = await self._contexts.requests(session.id, REQUESTS_LISTED)
+            return "application/json", envelope.encode([records.as_data(one) for one in latest]).decode()
+        found = await self._contexts.request(uri.removeprefix(REQUESTS + "/"))
+        if found is None or found.owner != caller.principal:
+            return None
+        return "application/json", envelope.encode(records.as_data(found)).decode()
 
     async def subscribe(self, params: Members, caller: Caller) -> bytes:
-        """The result of ``resources/subscribe``."""
+        """Return the result of ``resources/subscribe``."""
         uri, session = _uri(params), caller.session
         if session is None or uri in session.subscriptions:
             return b"{}"
@@ -181,61 +168,60 @@ class Resources:
         return b"{}"
 
     async def unsubscribe(self, params: Members, caller: Caller) -> bytes:
-        """The result of ``resources/unsubscribe``."""
+        """Return the result of ``resources/unsubscribe``."""
         uri = _uri(params)
         if caller.session is not None and uri in caller.session.subscriptions:
             caller.session.subscriptions.discard(uri)
-            self._unwatch(uri)
+            self._unsubscribe(uri)
         return b"{}"
+
+    def end(self, session: Session) -> None:
+        """End the subscriptions of a session that has ended."""
+        for uri in session.subscriptions:
+            self._unsubscribe(uri)
+        session.subscriptions.clear()
 
     @asynccontextmanager
     async def watching(self, uris: Iterable[str]) -> AsyncIterator[None]:
-        """Hear of updates of these resources meanwhile; of one that nobody has, once somebody has it."""
+        """Subscribe to resources meanwhile; to one that nobody has yet, once somebody has it."""
         wanted, watched = tuple(dict.fromkeys(uris)), dict[str, DownstreamClient]()
 
-        def watch() -> None:
+        def subscribe_found() -> None:
             for uri in wanted:
-                if uri not in watched and (client := self._watcher(uri)) is not None:
-                    client.wishes.watch(uri)
+                if uri not in watched and (client := self._owning_client(uri)) is not None:
+                    client.subscriptions.watch(uri)
                     watched[uri] = client
 
-        watch()
+        subscribe_found()
         for client in set(watched.values()):
             await client.wake()
-        self._watchers.append(watch)
+        self._subscribe_found.append(subscribe_found)
         try:
             async with anyio.create_task_group() as group:
                 for uri, client in watched.items():
-                    group.start_soon(client.wishes.heard, uri)
+                    group.start_soon(client.subscriptions.wait_confirmed, uri)
             yield
         finally:
-            self._watchers.remove(watch)
+            self._subscribe_found.remove(subscribe_found)
             for uri, client in watched.items():
                 # A server that was configured anew has taken over the subscriptions of its predecessor.
-                self._fleet.clients.get(client.name, client).wishes.unwatch(uri)
+                self._fleet.clients.get(client.name, client).subscriptions.unwatch(uri)
 
     def catalog_changed(self) -> None:
-        """A resource that subscriptions wait for may exist now."""
-        for watch in self._watchers:
-            watch()
+        """Subscribe to the resources that open subscriptions wait for and that exist now."""
+        for subscribe_found in self._subscribe_found:
+            subscribe_found()
 
-    def end(self, session: Session) -> None:
-        """A session has ended, and its subscriptions with it."""
-        for uri in session.subscriptions:
-            self._unwatch(uri)
-        session.subscriptions.clear()
-
-    def _unwatch(self, uri: str) -> None:
-        client = self._watcher(uri)
+    def _unsubscribe(self, uri: str) -> None:
+        client = self._owning_client(uri)
         if client is not None:
-            client.wishes.unwatch(uri)
+            client.subscriptions.unwatch(uri)
 
-    def _watcher(self, uri: str) -> DownstreamClient | None:
-        """The client whose server tells of updates of a resource; None when nobody has it."""
+    def _owning_client(self, uri: str) -> DownstreamClient | None:
         return self._fleet.clients.get(_owner(self._catalog.snapshot, uri) or "")
 
     def owner(self, uri: str, era: Era) -> str:
-        """Name of the server that has a resource.
+        """Return the name of the server that has a resource.
 
         Raises:
             RequestError: nobody has it.
@@ -246,30 +232,21 @@ class Resources:
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
         return server
 
-    async def _forward(self, method: str, uri: str, params: Members, caller: Caller) -> bytes:
-        owner = self.owner(uri, caller.era)
-        with _refusing(caller.era, uri):
-            client = self._fleet.client(owner)
-            return await self._forwarder.forward(client, method, params, caller, f"resource {uri!r}")
-
 
 @contextmanager
-def _refusing(spoken: Era, uri: str) -> Iterator[None]:
-    """What a downstream server refuses, or cannot do, is refused in the words of the caller's era."""
+def _refusing(era: Era, uri: str) -> Iterator[None]:
+    """Turn errors of the downstream server into errors of the caller's era."""
     try:
         yield
     except RemoteError as error:
-        refused = forwarding.request_error(error, spoken)
-        if spoken is Era.HANDSHAKE and refused.code == INVALID_PARAMS and _names(refused.data, uri):
+        refused = request_error(error, era)
+        # The modern era names the resource in the data of an invalid parameter if it is not found.
+        names_uri = isinstance(refused.data, Raw) and envelope.value(refused.data) == {"uri": uri}
+        if era is Era.HANDSHAKE and refused.code == INVALID_PARAMS and names_uri:
             refused.code = RESOURCE_NOT_FOUND
         raise refused from error
     except DownstreamError as error:
         raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
-
-
-def _names(data: Any, uri: str) -> bool:
-    """Whether the data of an error names a resource, as the modern era does for one that is not found."""
-    return isinstance(data, Raw) and envelope.value(data) == {"uri": uri}
 
 
 def _uri(params: Members) -> str:
@@ -277,21 +254,6 @@ def _uri(params: Members) -> str:
     if uri is None:
         raise RequestError(INVALID_PARAMS, "the uri of a resource is missing")
     return uri
-
-
-def _one_page(params: Members) -> None:
-    if envelope.text(params.get("cursor")):
-        raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
-
-
-def _described(uri: str, document: Document) -> dict[str, Any]:
-    return {
-        "uri": uri,
-        "name": document.name,
-        "description": document.description,
-        "mimeType": "text/markdown",
-        "annotations": {"priority": round(document.priority / PRIORITY_SCALE, 3)},
-    }
 
 
 def _owner(snapshot: Snapshot, uri: str) -> str | None:
@@ -305,7 +267,10 @@ def _owner(snapshot: Snapshot, uri: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _pattern(template: str) -> re.Pattern[str]:
-    """What a URI template (RFC 6570) can expand to, loosely: one path segment, or the rest of the URI."""
+    """Return a loose pattern of the expansions of a URI template (RFC 6570).
+
+    Expressions that stay within a path segment match up to the next separator; the others match anything.
+    """
     pattern, end = "", 0
     for match in _EXPRESSION.finditer(template):
         pattern += re.escape(template[end : match.start()]) + (

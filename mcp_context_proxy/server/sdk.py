@@ -1,12 +1,9 @@
-"""Every touch of the SDK's server side, some of it provisional, in one module.
+"""The only module that touches the SDK's server side, some of which is provisional.
 
-The SDK negotiates, keeps HTTP sessions and serves subscriptions. The methods that the gateway answers are
-taken out of its hands by a middleware before it parses or sieves anything, so that raw messages pass.
-
-Leads the payload of a request around the SDK, which would parse and copy it while everybody waits.
-
-What the SDK is shown of a request is what it decides by; where it writes the answer, a stand-in of a few
-bytes takes the place of the result. Both payloads pass as the bytes that they are.
+The SDK negotiates, keeps HTTP sessions and serves subscriptions. A middleware takes the methods that the
+gateway answers out of its hands, so that raw messages pass: the SDK would parse and copy a payload while
+everybody waits. Of such a request over HTTP it is shown only the members by which it decides (`shown`), and
+where it writes the response, a placeholder of a few bytes takes the place of the result (`PayloadBypass`).
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Members, RequestError, RequestId
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import on_one_line
-from mcp_context_proxy.server.caller import PASSED_ON_KEY
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import (
     PROMPTS_CHANGED,
@@ -54,73 +50,22 @@ from mcp_context_proxy.server.notifications import (
     ChangeNotifier,
 )
 
-SCOPE_KEY = "mcp-context-proxy/bypass"
-"""Of an ASGI scope, under which a request keeps its `Bypass`."""
-
-ROUTED_BY = ("name", "uri")
-"""Params that the SDK compares with headers."""
-
-_SECRET = secrets.token_hex(16)
-"""Known to nobody, so that nothing that is relayed can look like the stand-in."""
-
-_STAND_IN = envelope.encode({_SECRET: 0})
-
-
-class PayloadBypass:
-    """The payloads of one request."""
-
-    __slots__ = ("_payload", "params")
-
-    def __init__(self, params: Members) -> None:
-        self.params = params
-        """As the client sent them."""
-        self._payload: bytes | None = None
-
-    def leave(self, payload: bytes) -> dict[str, Any]:
-        """Keep an encoded payload for `put_back`; what the SDK is to write meanwhile."""
-        self._payload = payload
-        return {_SECRET: 0}
-
-    def put_back(self, written: bytes) -> bytes:
-        """What the SDK wrote, with the payload that was left, on one line, where the stand-in is."""
-        if self._payload is None or (at := written.find(_STAND_IN)) < 0:
-            return written
-        payload, self._payload = self._payload, None
-        return b"".join((written[:at], on_one_line(payload), written[at + len(_STAND_IN) :]))
-
-
-def shown(request_id: RequestId, method: str, params: Members) -> bytes:
-    """Of a request that the gateway answers, what the SDK decides by: era, names, and nothing large."""
-    kept: dict[str, Any] = {key: _short(params[key]) for key in ROUTED_BY if key in params}
-    if "_meta" in params:
-        kept["_meta"] = _meta(params["_meta"])
-    return envelope.request(request_id, method, kept)
-
-
-def _meta(raw: Raw) -> Mapping[str, Any] | None:
-    if not envelope.starts_with(raw, b"{"):
-        return None
-    meta = eras.meta_of({"_meta": raw})
-    kept: dict[str, Any] = {}
-    if eras.VERSION_KEY in meta:
-        kept[eras.VERSION_KEY] = _short(meta[eras.VERSION_KEY])
-    if eras.CLIENT_CAPABILITIES_KEY in meta:
-        kept[eras.CLIENT_CAPABILITIES_KEY] = {}
-    return kept
-
-
-def _short(raw: Raw) -> Raw | int:
-    """A string, or nothing, as it is; of anything else only that it is neither."""
-    return raw if envelope.starts_with(raw, b'"', b"n") else 0
-
-
 logger = logging.getLogger(__name__)
 
+BYPASS_KEY = "mcp-context-proxy/bypass"
+"""Key of an ASGI scope: the `PayloadBypass` of the request."""
+
+RELEASE_KEY = "mcp-context-proxy/release"
+"""Key of an ASGI scope: gives back the room that the body takes (`Caller.release`)."""
+
 SESSION_KEY = "mcp-context-proxy/session"
-"""Under which a handshake-era connection keeps our session."""
+"""Key in the state of a handshake-era connection: our session."""
 
 HANDSHAKE_KEY = "mcp-context-proxy/handshake"
-"""Under which it keeps what the client said in `initialize`: the SDK's models drop what they do not know."""
+"""Key in the same state: the params of `initialize`, of which the SDK's models drop what they do not know."""
+
+HEADER_PARAMS = ("name", "uri")
+"""Params that the SDK compares with headers."""
 
 NOTIFICATIONS_QUEUED = 1024
 """Notifications of one request that wait to be sent; more are dropped, as progress may be."""
@@ -145,6 +90,17 @@ PARAMS: Mapping[str, type[BaseModel]] = {
 }
 """Registering a method is what makes the SDK declare the capability that goes with it."""
 
+_EVENTS: Mapping[str, Callable[[], ServerEvent]] = {
+    TOOLS_CHANGED: ToolsListChanged,
+    PROMPTS_CHANGED: PromptsListChanged,
+    RESOURCES_CHANGED: ResourcesListChanged,
+}
+
+_SECRET = secrets.token_hex(16)
+"""Unknown outside of this process, so that no relayed payload can look like the placeholder."""
+
+_PLACEHOLDER = envelope.encode({_SECRET: 0})
+
 
 class SdkServer(Server[Any]):
     """The SDK's server with our gateway behind it."""
@@ -159,10 +115,10 @@ class SdkServer(Server[Any]):
         """Build the server.
 
         Args:
-            gateway: Answers all but negotiation and subscriptions.
-            changes: Announces what changes to sessions and subscriptions.
-            instructions: What hosts tell their models about this server.
-            header_schema: Input schema of a tool whose arguments must be repeated in headers; else None.
+            gateway: Answers all requests but negotiation and subscriptions.
+            changes: Announces changes to sessions and subscriptions.
+            instructions: The text about this server that hosts give to their models.
+            header_schema: Returns the input schema of a tool with arguments repeated in headers, or None.
         """
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus)
@@ -184,7 +140,7 @@ class SdkServer(Server[Any]):
 
     @property
     def gateway(self) -> Gateway:
-        """For the fronts that answer from it themselves."""
+        """The gateway, for fronts that answer from it themselves."""
         return self._gateway
 
     @property
@@ -206,26 +162,26 @@ class SdkServer(Server[Any]):
         )
 
     async def _pass(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
-        """Answer from the gateway what it knows; leave the rest, and every refusal, to the SDK."""
+        """Answer the gateway's methods from the gateway; leave the rest, and every refusal, to the SDK."""
         if ctx.request_id is None:
             return await self._pass_notification(ctx, call_next)
         if ctx.method == "initialize":
             ctx.session._connection.state[HANDSHAKE_KEY] = dict(ctx.params or {})
         if ctx.method not in self._gateway.methods:
             return await call_next(ctx)
-        spoken = Era.MODERN if ctx.protocol_version == eras.MODERN_VERSION else Era.HANDSHAKE
-        if spoken is Era.HANDSHAKE and ctx.session.client_params is None:
+        era = Era.MODERN if ctx.protocol_version == eras.MODERN_VERSION else Era.HANDSHAKE
+        if era is Era.HANDSHAKE and ctx.session.client_params is None:
             return await call_next(ctx)
-        bypass = _bypass_of(ctx.request)
-        if bypass is None:
+        bypass = None if ctx.request is None else ctx.request.scope.get(BYPASS_KEY)
+        if not isinstance(bypass, PayloadBypass):
             params: Members = {key: _encoded(value) for key, value in (ctx.params or {}).items()}
-            return await self._answer(ctx, params, spoken, _decoded)
-        if ctx.method == "tools/call" and spoken is Era.MODERN and ctx.request is not None:
+            return await self._answer(ctx, params, era, json.loads)
+        if ctx.method == "tools/call" and era is Era.MODERN and ctx.request is not None:
             self._check_headers(ctx.request, bypass.params)
-        return await self._answer(ctx, bypass.params, spoken, bypass.leave)
+        return await self._answer(ctx, bypass.params, era, bypass.leave)
 
     def _check_headers(self, request: Request, params: Members) -> None:
-        """Refuse a call whose headers say something else than its arguments."""
+        """Refuse a call whose headers contradict its arguments."""
         schema = self._header_schema(envelope.text(params.get("name")) or "")
         if schema is None:
             return
@@ -240,10 +196,11 @@ class SdkServer(Server[Any]):
             raise MCPError(code=wrong.code, message=wrong.message, data=wrong.data)
 
     async def _pass_notification(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
-        """Tell the gateway what the client of a session announces."""
+        """Pass a notification of a session's client on to the gateway."""
         session = ctx.session._connection.state.get(SESSION_KEY)
         if ctx.method == "notifications/initialized" and ctx.request is not None:
-            # Whoever asks for nothing hears of changes as well. Other fronts open their sessions themselves.
+            # A client that makes no requests is notified as well. Other fronts open their sessions
+            # themselves.
             self._session_of(ctx)
         if isinstance(session, Session):
             await self._gateway.notified(ctx.method, session)
@@ -252,7 +209,7 @@ class SdkServer(Server[Any]):
     async def _listen(
         self, ctx: ServerRequestContext[Any, Any], params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve a modern subscription, and hear of the resources that it names as long as it lasts."""
+        """Serve a modern subscription, subscribed to the resources that it names as long as it lasts."""
         async with self._gateway.watching(params.notifications.resource_subscriptions or ()):
             return await self.listen(ctx, params)
 
@@ -260,28 +217,27 @@ class SdkServer(Server[Any]):
         self,
         ctx: ServerRequestContext[Any, Any],
         params: Members,
-        spoken: Era,
-        written: Callable[[bytes], dict[str, Any]],
+        era: Era,
+        to_write: Callable[[bytes], dict[str, Any]],
     ) -> dict[str, Any]:
-        """Answer from the gateway; `written` makes of an encoded payload what the SDK writes for it."""
-        session = self._session_of(ctx) if spoken is Era.HANDSHAKE else None
+        """Answer from the gateway; `to_write` turns an encoded payload into an object for the SDK."""
+        session = self._session_of(ctx) if era is Era.HANDSHAKE else None
+        failure: MCPError | None = None
         async with anyio.create_task_group() as group:
-            caller = SdkCaller(ctx, spoken, session, params)
+            caller = SdkCaller(ctx, era, session, params)
             group.start_soon(caller.deliver)
             try:
                 result = await self._gateway.handle(ctx.method, params, caller)
             except RequestError as error:
-                data = written(bytes(error.data)) if isinstance(error.data, Raw) else error.data
-                failure: MCPError | None = MCPError(code=error.code, message=error.message, data=data)
-            else:
-                failure = None
+                data = to_write(bytes(error.data)) if isinstance(error.data, Raw) else error.data
+                failure = MCPError(code=error.code, message=error.message, data=data)
             caller.finish()
         if failure is not None:
             raise failure
-        return written(result)
+        return to_write(result)
 
     def _session_of(self, ctx: ServerRequestContext[Any, Any]) -> Session:
-        """Our session on a handshake-era connection; it ends with it."""
+        """Return our session on a handshake-era connection, opened on first use; both end together."""
         connection = ctx.session._connection
         session = connection.state.get(SESSION_KEY)
         if not isinstance(session, Session):
@@ -292,54 +248,58 @@ class SdkServer(Server[Any]):
         return session
 
     async def _publish(self, method: str, params: Members) -> None:
-        event = _event(method, params)
-        if event is not None:
-            await self._bus.publish(event)
+        if method in _EVENTS:
+            await self._bus.publish(_EVENTS[method]())
+        elif (uri := envelope.text(params.get("uri"))) is not None:
+            await self._bus.publish(ResourceUpdated(uri))
 
 
 class SdkCaller:
     """The client of one request that came through the SDK. Implements `Caller`."""
 
     def __init__(
-        self, ctx: ServerRequestContext[Any, Any], spoken: Era, session: Session | None, params: Members
+        self, ctx: ServerRequestContext[Any, Any], era: Era, session: Session | None, params: Members
     ) -> None:
-        self.era, self.session = spoken, session
+        self.era, self.session = era, session
         self._outbound = ctx.session._request_outbound
-        if spoken is Era.MODERN:
+        if era is Era.MODERN:
             meta = eras.meta_of(params)
             self.capabilities = meta.get(eras.CLIENT_CAPABILITIES_KEY)
             self.client_info = meta.get(eras.CLIENT_INFO_KEY)
         else:
-            said = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
-            self.capabilities, self.client_info = _raw(said.get("capabilities")), _raw(said.get("clientInfo"))
+            handshake = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
+            self.capabilities, self.client_info = (
+                None if (declared := handshake.get(name)) is None else envelope.raw(declared)
+                for name in ("capabilities", "clientInfo")
+            )
         self.principal = None if ctx.request is None else principal_of(ctx.request.headers)
-        self._passed_on = None if ctx.request is None else ctx.request.scope.get(PASSED_ON_KEY)
+        self._release = None if ctx.request is None else ctx.request.scope.get(RELEASE_KEY)
         self._send, self._queue = anyio.create_memory_object_stream[tuple[str, Members]](NOTIFICATIONS_QUEUED)
 
     def notify(self, method: str, params: Members) -> None:
-        """Queue a notification for this request's stream."""
+        """Queue a notification for this request's stream; it is dropped if the client does not read."""
         try:
             self._send.send_nowait((method, params))
         except (anyio.WouldBlock, anyio.ClosedResourceError):
             logger.debug("dropped %s: the client does not read", method)
 
-    def passed_on(self) -> None:
-        """See `Caller.passed_on`."""
-        if self._passed_on is not None:
-            self._passed_on()
+    def release(self) -> None:
+        """See `Caller.release`."""
+        if self._release is not None:
+            self._release()
 
     async def deliver(self) -> None:
-        """Send what is queued until `finish`."""
+        """Send queued notifications until `finish`."""
         with self._queue:
             async for method, params in self._queue:
                 try:
                     await self._outbound.notify(method, _plain(params))
                 except Exception:
-                    # boundary: a client that has gone must not fail what is still being answered
+                    # boundary: a client that has gone must not fail the request that is still being answered
                     logger.debug("could not send %s", method, exc_info=True)
 
     def finish(self) -> None:
-        """Nothing more will be queued."""
+        """End `deliver` once the queue is empty."""
         self._send.close()
 
     async def ask(self, method: str, params: Members) -> bytes:
@@ -350,25 +310,57 @@ class SdkCaller:
             raise RequestError(error.error.code, error.error.message, error.error.data) from error
 
 
+class PayloadBypass:
+    """Keeps the payloads of one request out of the SDK: its params, and then its result."""
+
+    __slots__ = ("_payload", "params")
+
+    def __init__(self, params: Members) -> None:
+        self.params = params
+        """The params as the client sent them."""
+        self._payload: bytes | None = None
+
+    def leave(self, payload: bytes) -> dict[str, Any]:
+        """Keep an encoded payload for `put_back`; return the placeholder that the SDK writes meanwhile."""
+        self._payload = payload
+        return {_SECRET: 0}
+
+    def put_back(self, written: bytes) -> bytes:
+        """Replace the placeholder in the SDK's output by the payload, on one line."""
+        if self._payload is None or (at := written.find(_PLACEHOLDER)) < 0:
+            return written
+        payload, self._payload = self._payload, None
+        return b"".join((written[:at], on_one_line(payload), written[at + len(_PLACEHOLDER) :]))
+
+
+def shown(request_id: RequestId, method: str, params: Members) -> bytes:
+    """Encode a request for the SDK with what it decides by: era and names, and nothing large."""
+    kept: dict[str, Any] = {key: _short(params[key]) for key in HEADER_PARAMS if key in params}
+    if "_meta" in params:
+        kept["_meta"] = None
+        if envelope.starts_with(params["_meta"], b"{"):
+            meta = eras.meta_of(params)
+            kept["_meta"] = {key: _short(meta[key]) for key in (eras.VERSION_KEY,) if key in meta}
+            if eras.CLIENT_CAPABILITIES_KEY in meta:
+                kept["_meta"][eras.CLIENT_CAPABILITIES_KEY] = {}
+    return envelope.request(request_id, method, kept)
+
+
+def _short(raw: Raw) -> Raw | int:
+    """Return a string or null as it is; 0 for anything else, which is neither."""
+    return raw if envelope.starts_with(raw, b'"', b"n") else 0
+
+
 async def _unreachable(ctx: ServerRequestContext[Any, Any], params: Any) -> dict[str, Any]:
-    """Only reached by a request before ``initialize``, which the SDK refuses before it comes here."""
+    """Stand in for the handlers: the SDK refuses a request before ``initialize`` before it gets here."""
     del ctx, params
     raise MCPError(code=INVALID_REQUEST, message="the session is not initialized")
 
 
 def principal_of(headers: Headers) -> str | None:
-    """Who sent an HTTP request, by the credentials it came with; None without any."""
+    """Return the identity behind an HTTP request, by its credentials; None without any."""
     credentials = headers.get("authorization")
     return None if credentials is None else hashlib.sha256(credentials.encode()).hexdigest()
-
-
-def _bypass_of(request: Request | None) -> PayloadBypass | None:
-    found = None if request is None else request.scope.get(SCOPE_KEY)
-    return found if isinstance(found, PayloadBypass) else None
-
-
-def _decoded(payload: bytes) -> Any:
-    return json.loads(payload)
 
 
 def _encoded(value: Any) -> Raw:
@@ -379,24 +371,5 @@ def _encoded(value: Any) -> Raw:
         return Raw(json.dumps(value).encode())
 
 
-def _raw(value: Any) -> Raw | None:
-    return None if value is None else envelope.raw(value)
-
-
 def _plain(params: Members) -> dict[str, Any]:
     return {key: json.loads(bytes(value)) for key, value in params.items()}
-
-
-_EVENTS: Mapping[str, Callable[[], ServerEvent]] = {
-    TOOLS_CHANGED: ToolsListChanged,
-    PROMPTS_CHANGED: PromptsListChanged,
-    RESOURCES_CHANGED: ResourcesListChanged,
-}
-
-
-def _event(method: str, params: Members) -> ServerEvent | None:
-    build = _EVENTS.get(method)
-    if build is not None:
-        return build()
-    uri = envelope.text(params.get("uri"))
-    return None if uri is None else ResourceUpdated(uri)

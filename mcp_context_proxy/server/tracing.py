@@ -1,7 +1,8 @@
-"""OpenTelemetry spans: one for each request of a host, below it one for each request that a server is sent.
+"""OpenTelemetry spans: one for each request of a host, and below it one for each request to a server.
 
-As in the SDK's own tracing: the context comes and goes in ``_meta`` (W3C ``traceparent``), and it is somebody
-else who installs a tracer provider. Without one there is no tracing, and what a host sends passes unchanged.
+As in the SDK's own tracing, the context comes and goes in ``_meta`` (W3C ``traceparent``), and the program
+that embeds the proxy installs a tracer provider. Without one there is no tracing, and ``_meta`` passes
+unchanged.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.server.after_call import Outcome, outcome_of
 
 NAMED: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
-"""Methods whose ``name`` says what they are about, and the attribute that says it of a span."""
+"""Methods whose ``name`` param becomes part of the span, and the attribute that holds it."""
 
 
 def open_tracing() -> Tracing | None:
-    """Tracing by the provider that is installed in this process; None without one."""
+    """Return tracing by the provider that is installed in this process; None without one."""
     if isinstance(get_tracer_provider(), ProxyTracerProvider):
         return None
     return Tracing(get_tracer("mcp-context-proxy", __version__))
 
 
 class Tracing:
-    """Makes spans of a tracer."""
+    """Makes spans with one tracer."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     @contextmanager
-    def request(self, method: str, params: Members, spoken: eras.Era) -> Iterator[TracedRequest]:
-        """A span of a request of a host, below the one that its ``_meta`` names."""
-        attributes = {**_attributes(method, params), "mcp_context_proxy.era": str(spoken)}
+    def request(self, method: str, params: Members, era: eras.Era) -> Iterator[TracedRequest]:
+        """Trace a request of a host, below the span that its ``_meta`` names."""
+        attributes = {**_attributes(method, params), "mcp_context_proxy.era": str(era)}
         with self._tracer.start_as_current_span(
             _span_name(method, params),
             _parent(params),
@@ -66,7 +67,7 @@ class Tracing:
 
     @contextmanager
     def downstream(self, server: str, method: str, params: Members) -> Iterator[TracedRequest]:
-        """A span of a request that a server is sent, with `TracedRequest.params`."""
+        """Trace a request to a server, which is sent `TracedRequest.params`."""
         attributes = {**_attributes(method, params), "mcp_context_proxy.server": server}
         with self._tracer.start_as_current_span(
             _span_name(method, params),
@@ -85,17 +86,17 @@ class Tracing:
 
 
 class TracedRequest:
-    """A request under way, and its span."""
+    """Holds a request under way and its span."""
 
     __slots__ = ("_method", "_span", "params")
 
     def __init__(self, span: Span, method: str, params: Members | None = None) -> None:
         self._span, self._method = span, method
         self.params: Members = {} if params is None else params
-        """To be sent on: they name the span."""
+        """The params to be sent on: they name the span."""
 
     def answered(self, result: bytes) -> None:
-        """Note what the answer says."""
+        """Set the status of the span by the result."""
         if self._method != "tools/call" or not self._span.is_recording():
             return
         if outcome_of(result) is Outcome.FAILED:
@@ -103,15 +104,11 @@ class TracedRequest:
 
 
 def _parent(params: Members) -> Context | None:
-    """The context that a request came with; None if it has none, so that the ambient one counts."""
-    context = extract(_carried(params))
-    return context if get_current_span(context).get_span_context().is_valid else None
-
-
-def _carried(params: Members) -> dict[str, str]:
+    """Return the context that a request came with; None if it has none, so that the ambient one counts."""
     meta = eras.meta_of(params)
     texts = {name: envelope.text(meta.get(name)) for name in get_global_textmap().fields}
-    return {name: text for name, text in texts.items() if text is not None}
+    context = extract({name: text for name, text in texts.items() if text is not None})
+    return context if get_current_span(context).get_span_context().is_valid else None
 
 
 def _with_context(params: Members) -> Members:

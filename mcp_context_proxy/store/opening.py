@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import platformdirs
 
@@ -45,7 +45,6 @@ from mcp_context_proxy.store.tables import (
     SqliteVectors,
 )
 from mcp_context_proxy.system import process
-from mcp_context_proxy.system.clock import Closing
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True)
-class Store(Closing):
+class Store:
     """An open store: its tables, and where it is."""
 
     vectors: VectorStore
@@ -78,6 +77,12 @@ class Store(Closing):
     warning: str | None
     """What a person should know about this store; None when all is well. Already logged."""
     database: StoreDatabase
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the file."""
@@ -161,7 +166,7 @@ class _Opening:
         """Make sure there is a file that only its owner may read; return its identity."""
         path = self._path
         try:
-            process.make_folder(path.parent)
+            process.make_private_folder(path.parent)
             # Only a new file may be opened here: closing it again would drop the locks of another connection
             # of ours.
             with contextlib.suppress(FileExistsError):
@@ -178,7 +183,7 @@ class _Opening:
             raise StoreError(path, "it may not be read and written")
         # One that was copied, say.
         for suffix in ("", *COMPANIONS):
-            process.close_to_others(path.with_name(path.name + suffix))
+            process.make_private(path.with_name(path.name + suffix))
         return status.st_ino
 
 

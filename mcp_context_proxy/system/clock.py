@@ -1,38 +1,34 @@
-"""The time of day, for what is remembered: a clock that leaps is not believed until the next start.
+"""The time of day for stored data, with clock jumps ignored until the next start.
 
-Durations and deadlines never come from here. But what is kept is forgotten by its age, and what was learned
-fades: a clock that is set wrong for a minute must not make all of it a year old.
-
-What is open until it is closed can be used in a ``with`` statement, which closes it.
+Durations and deadlines never come from here. But stored data is deleted by its age, and learned pairs decay:
+a clock that is wrong for a minute must not make all of it a year old.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 LEAP_SECONDS: Final = 24 * 3600.0
-"""Less is taken over: a machine whose clock is off is set right by some hours at most."""
+"""A smaller jump is accepted: a machine whose clock is off gets corrected by some hours at most."""
 
 PLAUSIBLE: Final = 1_735_689_600.0
-"""2025. A machine without a battery begins in the past, and leaps to what is right once it has a network."""
+"""The start of 2025. A machine without a battery starts in the past, and jumps once it has a network."""
 
 
 def _passed() -> float:
-    """Seconds that only go on, also while the machine sleeps."""
+    """Return seconds that only increase, also while the machine sleeps."""
     if not hasattr(time, "clock_gettime"):
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class TimeOfDay:
-    """Seconds since 1970, as the machine has them unless they leap."""
+    """Seconds since 1970 as the machine has them, unless they jump."""
 
     def __init__(self, wall: Callable[[], float] = time.time, passed: Callable[[], float] = _passed) -> None:
-        """Believe the time there is now.
+        """Trust the present time.
 
         Args:
             wall: Seconds since 1970, which somebody may set.
@@ -42,7 +38,7 @@ class TimeOfDay:
         self._offset = wall() - passed()
 
     def __call__(self) -> float:
-        """The time of day; after a leap, what it would be without."""
+        """Return the time of day; after a jump, the time that it would be without it."""
         wall = self._wall()
         steady = self._offset + self._passed()
         if steady < PLAUSIBLE <= wall:
@@ -53,21 +49,3 @@ class TimeOfDay:
 
 time_of_day: Final = TimeOfDay()
 """The clock of this process."""
-
-
-class Closing(ABC):
-    """Something that has to be closed."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of what is held."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,8 +1,8 @@
-"""Ends what a killed proxy leaves behind. A program of its own, with nothing but the standard library.
+"""Guardian process: ends the servers that a killed proxy leaves behind.
 
-Its standard input tells which process groups run: ``+ID`` for one that was started, ``-ID`` for one that
-has ended. The end of the input is the end of the proxy, however that came. Groups that are left then are
-ended: they have seen the end of their own input; SIGTERM and SIGKILL follow.
+It is a program of its own and needs only the standard library. Its standard input lists the process groups
+that run: ``+ID`` when one has started, ``-ID`` when one has ended. The end of the input means that the proxy
+is gone. The servers have seen the end of their own input by then; those that stay get SIGTERM, then SIGKILL.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import sys
 import time
 
 INPUT_SECONDS = 2.0
-"""For servers to go by themselves, because their input has ended."""
+"""Time for servers to exit by themselves, because their input has ended."""
 
 TERM_SECONDS = 1.0
-"""For those that did not to go on SIGTERM."""
+"""Time for the rest to exit on SIGTERM."""
 
 LOOK_SECONDS = 0.05
-"""Between two looks whether they have gone."""
+"""Time between two looks at the groups that are left."""
 
 
 def main() -> None:
-    """Wait for the end of the proxy; end what it leaves."""
+    """Wait for the end of the proxy, then end the process groups that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     left: set[int] = set()
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Whether the group was there to take it."""
+    """Send a signal to a group; return whether the group was there."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -1,19 +1,6 @@
-"""What the process as a whole is told and allowed: signals to stop or to read again, open files, turns.
+"""Settings of the process as a whole: signals, garbage collection, memory, file descriptors, private files.
 
-What ``SIGHUP`` says to a process that serves: read the configuration again, or your terminal was closed.
-
-Imports next to nothing: a signal may come while the rest is still being imported.
-
-Gives memory that is free back to the system, where the C library (glibc) would keep it.
-
-What is freed between pieces that are still used stays with the process: after a thousand large requests at
-once, or after reading thousands of tools, it would remain as large as it was then.
-
-Shares out the file descriptors of the process: servers leave some to hosts and to files.
-
-A host that finds none left is not even told.
-
-What the proxy keeps is for its owner alone, whatever the umask says and whoever could read it before.
+Importing this module is cheap, because a signal may arrive while the rest is still being imported.
 """
 
 from __future__ import annotations
@@ -37,15 +24,55 @@ import anyio
 from mcp_context_proxy.system import process_groups
 from mcp_context_proxy.system.threads import in_thread
 
+if sys.platform != "win32":
+    import resource
+
+logger = logging.getLogger(__name__)
+
 HANGUP = getattr(signal, "SIGHUP", None)
 """Asks to read the configuration again; Windows has no such signal."""
 
+SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
+"""The signals that `listen_for_signals` handles."""
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread may hold the interpreter while others wait. With Python's default of 5 ms, each step of a
+request waits that long for the thread that reads a catalog: the event loop woke up 10 ms late in the median,
+now 4 ms, for the same processor time."""
+
+OPEN_FILES_WANTED = 65_536
+"""Enough for 1,000 servers and their clients, ten times over."""
+
+GROWN_BYTES = 32 * 1024 * 1024
+"""Growth above the smallest size seen that makes trimming worthwhile."""
+
+USEFUL_BYTES = 4 * 1024 * 1024
+"""Memory that one trim must return; with less, the growth is in use and the next attempt waits longer."""
+
+TRIM_SECONDS, TRIM_MAX_SECONDS = 5.0, 600.0
+"""Shortest and longest wait between two looks at the memory of the process."""
+
+LARGE_BYTES = 1024 * 1024
+"""Size from which an allocation is returned to the system as soon as it is freed: large messages."""
+
+MALLOC_MMAP_THRESHOLD, MALLOC_ARENA_MAX = -3, -8
+"""``M_MMAP_THRESHOLD`` and ``M_ARENA_MAX`` of malloc.h."""
+
+STATM = Path("/proc/self/statm")
+OPEN_FILES = "/dev/fd"
+"""A folder with one entry for each open file of the process."""
+
+SERVERS_SHARE = 2 / 3
+"""Share of the file descriptors that servers may use; above it, no further server is started."""
+
+HOSTS_SHARE = 1 / 6
+"""Share for connections at the HTTP front. The rest is for files, and for servers that start meanwhile."""
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
 
 def ignore_sighup() -> None:
-    """From here on ``SIGHUP`` does not end the process, unless its terminal was closed.
-
-    For the time before `listen_for_signals`; what is configured has yet to be read then.
-    """
+    """Ignore ``SIGHUP`` until `listen_for_signals` takes over, unless the terminal was closed."""
     if HANGUP is None:
         return
     in_terminal = has_terminal()
@@ -60,103 +87,103 @@ def ignore_sighup() -> None:
 
 
 def has_terminal() -> bool:
-    """Whether there is a terminal, still, for what is said to people."""
+    """Return whether stderr is (still) a terminal."""
     try:
         return os.isatty(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):
         return False
 
 
-if sys.platform != "win32":
-    import resource
-
-logger = logging.getLogger(__name__)
-
-SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
-"""All that `listen_for_signals` is to be given."""
-
-SWITCH_SECONDS = 0.0005
-"""How long a thread keeps the interpreter while others wait for it. With Python's 5 ms each step of a request
-waits as long for the thread that reads a catalog: the loop woke 10 ms late in the median, now 4, in as much
-processor time."""
-
-FILES = 65_536
-"""Open at a time, where the system allows it: what 1,000 servers and their clients need, ten times over."""
-
-
 async def listen_for_signals(
-    signals: AsyncIterator[signal.Signals], asked: anyio.Event, hung_up: Callable[[], None]
+    signals: AsyncIterator[signal.Signals], stop: anyio.Event, reload: Callable[[], None]
 ) -> None:
-    """Ask to stop in order on the first signal to stop; end everything at once on the second.
+    """Set `stop` on the first SIGINT or SIGTERM, and kill everything on the second.
 
-    ``SIGHUP`` is no such signal, unless it tells that the terminal was closed.
+    ``SIGHUP`` calls `reload`, or stops the proxy if the terminal was closed.
     """
     in_terminal = has_terminal()
     async for number in signals:
         if number is HANGUP:
             if in_terminal and not has_terminal():
-                asked.set()
-            elif not asked.is_set():
-                hung_up()
+                stop.set()
+            elif not stop.is_set():
+                reload()
             continue
-        if asked.is_set():
+        if stop.is_set():
             process_groups.kill_all()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         logger.info("stopping on %s", number.name)
-        asked.set()
+        stop.set()
 
 
 def freeze_gc() -> None:
-    """Have the garbage collector pass over what is there by now: it stays, and is not garbage.
+    """Exclude all present objects from garbage collection.
 
-    Modules and the catalog are some hundred thousand objects; a full collection would walk through them while
-    every request waits.
+    Modules and the catalog are some hundred thousand objects that stay. A full collection would walk through
+    all of them while every request waits.
     """
     gc.freeze()
 
 
 def set_switch_interval() -> None:
-    """Have threads that work let the event loop in soon."""
+    """Make busy threads yield to the event loop sooner; see `SWITCH_SECONDS`."""
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: each server takes four, each connection one."""
+    """Allow as many open files as the system permits: each server takes four, each connection one."""
     if sys.platform == "win32":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(OPEN_FILES_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-GROWN_BYTES = 32 * 1024 * 1024
-"""Since it was least: less is not worth looking for."""
+def descriptor_shortage() -> str:
+    """Return why no further server may be started, in words for a person; empty if one may.
 
-USEFUL_BYTES = 4 * 1024 * 1024
-"""Given back at once: with less, what has grown is in use."""
+    Servers leave some descriptors to hosts and to files: a host that finds none left gets no error at all.
+    """
+    allowed = _allowed_files()
+    if allowed is None:
+        return ""
+    try:
+        used = len(os.listdir(OPEN_FILES))  # noqa: PTH208 - names alone, without a path object for each
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    if used < allowed * SERVERS_SHARE:
+        return ""
+    return (
+        f"Too many open files: the process may have {allowed}, and some of them are kept for hosts; "
+        "allow more (ulimit -n)"
+    )
 
-LOOK_SECONDS, LONGEST_SECONDS = 5.0, 600.0
-"""Between two looks, and between two attempts where they are of no use."""
 
-LARGE_BYTES = 1024 * 1024
-"""Memory in one piece that the system gets back when it is free: that of large messages."""
+def connections_for_hosts(wanted: int) -> int:
+    """Return how many host connections the descriptors allow, at most the number that is configured."""
+    allowed = _allowed_files()
+    return wanted if allowed is None else max(1, min(wanted, int(allowed * HOSTS_SHARE)))
 
-MALLOC_MMAP_THRESHOLD, MALLOC_ARENA_MAX = -3, -8
-"""What the C library calls the same; ``M_MMAP_THRESHOLD`` and ``M_ARENA_MAX`` in malloc.h."""
 
-_STATM = Path("/proc/self/statm")
+def _allowed_files() -> int | None:
+    if sys.platform == "win32":
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def limit_malloc_arenas() -> None:
-    """Have the C library keep little of what is freed.
+    """Make glibc keep little of the memory that is freed.
 
-    By itself it takes the first large piece that is freed as a sign to keep such pieces from then on: they
-    fall apart into what is small and stays, and the process grows with each. And it gives threads heaps of
-    their own, eight for each core, of which each keeps what is free in it: after ten minutes of many calls
-    12 MiB, with one heap for all 2. Those threads wait for the interpreter far more than for a heap.
+    By default it takes the first large block that is freed as a sign to keep such blocks: they get split,
+    small parts stay in use, and the process grows each time. It also gives threads heaps of their own, eight
+    for each core, each of which keeps its free memory: 12 MiB after ten minutes of many calls, 2 MiB with one
+    heap. The threads wait for the interpreter far more than for a heap.
     """
     configure = _from_c_library("mallopt")
     if configure is not None:
@@ -164,34 +191,38 @@ def limit_malloc_arenas() -> None:
         configure(MALLOC_ARENA_MAX, 1)
 
 
-def give_back() -> None:
-    """Give back all that is free now. Takes some milliseconds, in which other threads go on."""
+def trim_now() -> None:
+    """Return free memory to the system. Takes some milliseconds, in which other threads go on."""
     trim = _from_c_library("malloc_trim")
     if trim is not None:
         trim(0)
 
 
 async def trim_periodically() -> None:
-    """Give back what is free from time to time, until cancelled."""
+    """Return free memory to the system whenever the process has grown, until cancelled.
+
+    glibc keeps free memory that lies between blocks in use: without this, the process would stay as large as
+    it was after a thousand large requests, or after it read thousands of tools.
+    """
     if _from_c_library("malloc_trim") is None:
         return
-    least, wait = _resident(), LOOK_SECONDS
+    least, wait = _resident(), TRIM_SECONDS
     while True:
         await anyio.sleep(wait)
         before = _resident()
         least = min(least, before)
         if before - least < GROWN_BYTES:
-            wait = LOOK_SECONDS
+            wait = TRIM_SECONDS
             continue
-        # The interpreter is let go of meanwhile; who allocates in the same arena waits some milliseconds.
-        await in_thread(give_back)
-        after = _resident()
-        wait = LOOK_SECONDS if before - after >= USEFUL_BYTES else min(2 * wait, LONGEST_SECONDS)
+        # The call releases the interpreter; a thread that allocates meanwhile waits some milliseconds.
+        await in_thread(trim_now)
+        returned = before - _resident()
+        wait = TRIM_SECONDS if returned >= USEFUL_BYTES else min(2 * wait, TRIM_MAX_SECONDS)
 
 
 @cache
 def _from_c_library(name: str) -> Any:
-    """A function of glibc; None with another C library, or on another system."""
+    """Return a function of glibc, or None on other systems and C libraries."""
     if sys.platform != "linux":
         return None
     try:
@@ -201,71 +232,27 @@ def _from_c_library(name: str) -> Any:
 
 
 def _resident() -> int:
-    """Bytes of memory that the process has."""
-    return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Return the resident memory of the process in bytes."""
+    return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-if sys.platform != "win32":
-    import resource
-
-OPEN_FILES = "/dev/fd"
-"""Has an entry for each."""
-
-SERVERS_SHARE = 2 / 3
-"""Of all that the system allows; what is more is refused to a server that is to be started."""
-
-HOSTS_SHARE = 1 / 6
-"""For connections at the HTTP front; the rest is for files, and for servers that start at the same time."""
-
-
-def shortage() -> str:
-    """Why no further server may be started, for a person; empty where one may."""
-    allowed = _allowed()
-    if allowed is None:
-        return ""
-    try:
-        used = len(os.listdir(OPEN_FILES))  # noqa: PTH208 - names alone, no path of each
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return error.strerror or str(error)
-    if used < allowed * SERVERS_SHARE:
-        return ""
-    return (
-        f"Too many open files: of the {allowed} that the process may have, some are kept for hosts; "
-        "allow more (ulimit -n)"
-    )
-
-
-def for_hosts(wanted: int) -> int:
-    """How many connections of hosts there may be, where `wanted` are configured."""
-    allowed = _allowed()
-    return wanted if allowed is None else max(1, min(wanted, int(allowed * HOSTS_SHARE)))
-
-
-def _allowed() -> int | None:
-    if sys.platform == "win32":
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, of mode 0700; what is there already stays as it is.
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and its missing parents with mode 0700; existing folders stay as they are.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
-    # `mkdir(parents=True)` gives those above the mode of the umask: who may write there may replace it.
+    # `mkdir(parents=True)` would give the parents the mode of the umask: whoever may write there may replace
+    # it.
     for missing in [one for one in (*reversed(folder.parents), folder) if not one.exists()]:
         missing.mkdir(mode=stat.S_IRWXU, exist_ok=True)
 
 
-def close_to_others(file: Path) -> bool:
-    """Let others neither read nor write a file; whether they could. Somebody else's stays as it is."""
+def make_private(file: Path) -> bool:
+    """Remove the rights of group and others on a file, whatever the umask says; return whether they had any.
+
+    A file that belongs to somebody else stays as it is.
+    """
     if sys.platform == "win32":
         return False
     with contextlib.suppress(OSError):

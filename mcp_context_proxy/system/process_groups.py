@@ -1,7 +1,7 @@
-"""The process groups that this process has started, to end them where there is no time to do it in order.
+"""Process groups of the servers that this process has started, to end them when there is no time for order.
 
-A guardian, one small process for all of them, is told of each: it ends those that are left if this process
-is killed. Without it, they would have but the end of their input to go by, and some are deaf to that.
+One small guardian process is told of each group and ends those that are left if this process is killed.
+Without it, they would only see the end of their input, and some servers ignore that.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 GUARDIAN = Path(__file__).with_name("guardian.py")
 
 LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""What of the environment Python itself may need to start."""
+"""Environment variables that Python itself may need to start."""
 
 DISMISSAL_SECONDS = 0.5
-"""For the guardian to go when there is nothing left to guard."""
+"""Time for the guardian to exit when no group is left."""
 
 _running: set[int] = set()
 _lock = threading.Lock()
@@ -33,28 +33,28 @@ _guardian: subprocess.Popen[bytes] | None = None
 
 
 def guard() -> None:
-    """Have a guardian before a process is started, which it must be told of at once. Blocks for its start."""
+    """Start the guardian unless it runs. Call this before a server starts; blocks until it is started."""
     with _lock:
         if _guardian is None or _guardian.poll() is not None:
             _start_guardian()
 
 
 def started(group: int) -> None:
-    """A process has been started as the leader of its group."""
+    """Record a process that was started as the leader of its group."""
     with _lock:
         _running.add(group)
         _tell(b"+%d\n" % group)
 
 
 def ended(group: int) -> None:
-    """The group has been ended."""
+    """Remove a group that has ended."""
     with _lock:
         _running.discard(group)
         _tell(b"-%d\n" % group)
 
 
 def kill_all() -> None:
-    """End every group at once."""
+    """Kill every group now."""
     if sys.platform == "win32":
         return
     for group in tuple(_running):
@@ -64,7 +64,7 @@ def kill_all() -> None:
 
 @atexit.register
 def dismiss() -> None:
-    """Let the guardian go, with what it still has to do."""
+    """Close the guardian's input, so that it ends the groups that are left and exits."""
     global _guardian  # noqa: PLW0603 - one for the whole process, like what it guards
     with _lock:
         if _guardian is not None:
@@ -97,7 +97,7 @@ def _start_guardian() -> None:
 
 
 def _tell(lines: bytes) -> None:
-    """Tell the guardian; one that does not listen is replaced with the next server that starts."""
+    """Write to the guardian; one that does not read is replaced when the next server starts."""
     global _guardian  # noqa: PLW0603 - as above
     if _guardian is None:
         return

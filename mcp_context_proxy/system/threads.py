@@ -1,17 +1,11 @@
-"""Runs what blocks in a thread, and waits for one where the system has none left to give.
+"""Runs blocking work in threads, away from the event loop.
 
-What limits processes, for a user or a container, limits threads: servers that start may take the last of
-them. To fail then would end whatever owns the work, at worst the proxy; a moment later there may be one.
+The system may have no thread left: a limit on processes, for a user or a container, counts threads, too, and
+servers that start may take the last of them. The work then waits and is tried again; an error would end the
+owner of the work, at worst the proxy, although a thread may be free a moment later.
 
-Imports the SDK once, off the event loop, and never in two threads at the same time.
-
-Its packages import each other in a circle: two threads that meet in it fail. It also costs half a second,
-which a process that only lists or checks need not pay, and which servers can use to start.
-
-Reads the certificates that encrypted connections trust: once for all clients, and off the event loop.
-
-An HTTP client that is given none reads them by itself, each anew: 30 ms and more during which nothing else is
-served, with every connection to a server.
+Two slow, process-wide loads are here as well, each done once and in a thread: the import of the MCP SDK and
+the trusted certificates.
 """
 
 from __future__ import annotations
@@ -35,15 +29,15 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 RETRY_SECONDS = 0.1
-"""Before it is tried again to have a thread."""
+"""Wait before another attempt to start a thread."""
 
-TELL_SECONDS = 600.0
-"""Between two lines of the log that say so."""
+WARN_AGAIN_SECONDS = 600.0
+"""Time between two warnings that threads are short."""
 
-SPARE = 2
-"""Threads that a library may need at once: one more than the watcher of files starts."""
+SPARE_THREADS = 2
+"""Threads that a library may need at once: one more than the file watcher starts."""
 
-_told_at = -TELL_SECONDS
+_warned_at = -WARN_AGAIN_SECONDS
 
 
 async def in_thread(
@@ -52,7 +46,7 @@ async def in_thread(
     abandon_on_cancel: bool = False,
     limiter: anyio.CapacityLimiter | None = None,
 ) -> T:
-    """What a function returns that is called in a thread; see `anyio.to_thread.run_sync`."""
+    """Call a function in a thread and return its result; see `anyio.to_thread.run_sync`."""
     begun = False
 
     def call() -> T:
@@ -70,8 +64,8 @@ async def in_thread(
 
 
 @asynccontextmanager
-async def cancellation_told() -> AsyncIterator[anyio.Event]:
-    """An event that is set when what is done within is cancelled: a thread hears of it by nothing else."""
+async def cancellation_event() -> AsyncIterator[anyio.Event]:
+    """Provide an event that is set on cancellation, because a thread cannot notice it otherwise."""
     cancelled = anyio.Event()
     async with anyio.create_task_group() as group:
         group.start_soon(_set_when_cancelled, cancelled)
@@ -86,8 +80,8 @@ async def _set_when_cancelled(event: anyio.Event) -> None:
         event.set()
 
 
-async def until_spare() -> None:
-    """Wait until there are threads to be had, for a library that ends the process where there are none."""
+async def wait_for_spare_threads() -> None:
+    """Wait until threads can be started, for a library that ends the process when they cannot."""
     while not _can_start():
         await _wait()
 
@@ -96,7 +90,7 @@ def _can_start() -> bool:
     enough = threading.Event()
     started: list[threading.Thread] = []
     try:
-        for _ in range(SPARE):
+        for _ in range(SPARE_THREADS):
             thread = threading.Thread(target=enough.wait, daemon=True)
             thread.start()
             started.append(thread)
@@ -116,12 +110,12 @@ def _is_shortage(error: RuntimeError) -> bool:
 
 
 async def _wait() -> None:
-    global _told_at  # noqa: PLW0603 - one process, one limit
-    if time.monotonic() - _told_at >= TELL_SECONDS:
-        _told_at = time.monotonic()
+    global _warned_at  # noqa: PLW0603 - one process, one limit
+    if time.monotonic() - _warned_at >= WARN_AGAIN_SECONDS:
+        _warned_at = time.monotonic()
         logger.warning(
-            "the system allows no more threads, so some work waits for one; raise the limit on processes "
-            "(ulimit -u, or that of the container)"
+            "the system allows no more threads, so some work has to wait; raise the limit on processes "
+            "(ulimit -u, or the limit of the container)"
         )
     await anyio.sleep(RETRY_SECONDS)
 
@@ -130,33 +124,41 @@ _lock = threading.Lock()
 
 
 async def load_sdk() -> None:
-    """Make sure that the SDK is imported; modules that need it may be imported after this."""
+    """Import the MCP SDK, if it is not imported yet; modules that need it can be imported afterwards.
+
+    The import takes half a second. A process that only lists or checks does not pay it, and servers use the
+    time to start.
+    """
     await in_thread(_load)
 
 
 async def load_oauth() -> None:
-    """The same for what logs in to servers, which costs as much again and is seldom needed."""
+    """Import the SDK's OAuth client, too: it takes as long again and is seldom needed."""
     await in_thread(_load, ("mcp.client.auth.extensions.client_credentials",))
 
 
 def _load(more: tuple[str, ...] = ("mcp.server.lowlevel",)) -> None:
+    # The packages of the SDK import each other in a circle, so an import in two threads at once fails.
     with _lock:
         for name in ("mcp", *more):
             importlib.import_module(name)
 
 
-async def trusted() -> ssl.SSLContext:
-    """What every HTTP client of the proxy verifies its peers with."""
+async def trusted_certificates() -> ssl.SSLContext:
+    """Return the TLS context that every HTTP client of the proxy verifies its peers with.
+
+    A client without one would read all certificates by itself, and hold the event loop for 30 ms or more.
+    """
     return await in_thread(_trusted)
 
 
 def _trusted() -> ssl.SSLContext:
     with _lock:
-        return _read()
+        return _read_certificates()
 
 
 @functools.cache
-def _read() -> ssl.SSLContext:
-    import httpx2  # noqa: PLC0415 - a proxy of programs needs none of this
+def _read_certificates() -> ssl.SSLContext:
+    import httpx2  # noqa: PLC0415 - a proxy of local programs does not need it
 
     return httpx2.create_ssl_context()

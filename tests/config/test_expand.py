@@ -43,12 +43,11 @@ def test_a_reference_becomes_its_value(text, expected):
         ("${}", "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"),
         (
             "${workspaceFolder}",
-            "${workspaceFolder} is known to VS Code only; "
-            "write the value out, or use an environment variable",
+            "${workspaceFolder} is known only to the editor; write the value, or use an environment variable",
         ),
         (
             "${input:key}",
-            "${input:key} asks the person in VS Code, which is not possible here; "
+            "${input:key} asks the user in VS Code, which is not possible here; "
             "put the value in an environment variable and write ${env:NAME}",
         ),
     ],

@@ -17,7 +17,7 @@ def test_a_missing_file_says_how_to_begin(tmp_path):
 
     assert str(caught.value) == (
         "1 problem in the configuration:\n"
-        f"  {tmp_path}/config.toml: there is no such file; correct the path, or write it: "
+        f"  {tmp_path}/config.toml: the file does not exist; correct the path, or create it: "
         "a table [servers.NAME] with a command or a url is enough"
     )
 
@@ -28,9 +28,9 @@ def test_without_any_file_it_says_where_it_looked(tmp_path):
 
     assert str(caught.value) == (
         "1 problem in the configuration:\n"
-        "  configuration: none found: MCP_CONTEXT_PROXY_CONFIG is not set, and there is no "
-        f"{tmp_path}/mcp-context-proxy/config.toml; write it: a table [servers.NAME] with a command "
-        "or a url is enough; or name a host's own JSON with --config"
+        "  configuration: no configuration found: MCP_CONTEXT_PROXY_CONFIG is not set, and "
+        f"{tmp_path}/mcp-context-proxy/config.toml does not exist; create it: a table [servers.NAME] with a "
+        "command or a url is enough; or give a host's own JSON with --config"
     )
 
 
@@ -55,8 +55,8 @@ def test_a_file_that_everyone_may_change_is_refused_with_the_command_to_run(tmp_
         load(file, {})
 
     assert [problem.message for problem in caught.value.problems] == [
-        f"everyone on this machine may change it, and so run programs as you; run: chmod o-w '{file}'"
-        ", or set MCP_CONTEXT_PROXY_TRUST_CONFIG=1 if that is meant to be so",
+        f"everyone on this machine can change it, and so run programs as you; run: chmod o-w '{file}'"
+        ", or set MCP_CONTEXT_PROXY_TRUST_CONFIG=1 to allow it",
         "must be at least 0",
     ]
 
@@ -73,7 +73,7 @@ def test_a_folder_in_which_everyone_may_replace_the_file_is_refused(tmp_path: Pa
         given.symlink_to(file)
     folder.chmod(0o777)
 
-    with pytest.raises(ConfigError, match=f"another file in its place.*chmod o-w '{folder}'"):
+    with pytest.raises(ConfigError, match=f"can replace it.*chmod o-w '{folder}'"):
         load(given, {})
 
     assert load(given, {"MCP_CONTEXT_PROXY_TRUST_CONFIG": "1"}).servers == {}

@@ -128,7 +128,7 @@ def test_an_input_of_vs_code_is_named_in_the_problem(problems):
     text = '{"servers": {\n "a": {"command": "x",\n  "env": {"K": "${input:api-key}"}}}}'
 
     assert problems(text, "mcp.json") == [
-        "3 servers.a.env.K: ${input:api-key} asks the person in VS Code, which is not possible here; "
+        "3 servers.a.env.K: ${input:api-key} asks the user in VS Code, which is not possible here; "
         "put the value in an environment variable and write ${env:NAME}"
     ]
 

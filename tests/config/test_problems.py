@@ -40,7 +40,7 @@ path = "nowhere"
         "3 expose.mod: unknown key; did you mean mode?",
         "4 expose.list_all_below: must be at least 0",
         '6 search.preset: must be "aggressive", "normal" or "conservative", not "agressive"',
-        "7 servers.github: has both command and url; keep the one that is meant",
+        "7 servers.github: has both command and url; keep one of them",
         "10 servers.github.args: must be a list, not text",
         """11 servers."my server": a server's name is 1 to 32 of A-Z a-z 0-9 _ - and has no '__', """
         "because it becomes part of its tools' names",
@@ -222,14 +222,14 @@ def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
         ),
         pytest.param(
             "url = 'http://host/'\nheaders = { Key = 'secr\u00e9t' }",
-            "3 servers.s.headers.Key: has a character that a header cannot carry: only ASCII, and no line "
-            "breaks",
+            "3 servers.s.headers.Key: has a character that a header cannot carry; only ASCII without line "
+            "breaks is allowed",
             id="header",
         ),
         pytest.param(
             "url = 'http://host/'\nheaders = { Key = \"from a file\\n\" }",
             "3 servers.s.headers.Key: begins or ends with a space or a line break, which a header cannot "
-            "carry; take it away",
+            "carry; remove it",
             id="end of a header",
         ),
         pytest.param(
@@ -350,7 +350,7 @@ def test_a_mistake_in_an_override_is_not_blamed_on_the_file(load_text):
         ),
         (
             '[rerank]\nendpoint = "http://h/v1"',
-            "2 rerank.endpoint: needs rerank.model too: what the model is called there",
+            "2 rerank.endpoint: needs rerank.model, too: the name of the model at the endpoint",
         ),
         ('[rerank]\nmodel = "m"\napi_key = "k"', "3 rerank.api_key: has no effect without an endpoint"),
         (
@@ -359,7 +359,8 @@ def test_a_mistake_in_an_override_is_not_blamed_on_the_file(load_text):
         ),
         (
             "[learning]\nworking_set_tokens = 500\n[statistics]\nenabled = false",
-            "2 learning.working_set_tokens: needs statistics.enabled: they know what a tool costs",
+            "2 learning.working_set_tokens: needs statistics.enabled, because the statistics know "
+            "the cost of a tool",
         ),
     ],
 )
@@ -370,7 +371,10 @@ def test_what_has_no_effect_or_no_sense_in_rerank_and_learning_is_told(problems,
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ('endpoint = "http://h/v1"', "2 endpoint: needs embedding.model too: what the model is called there"),
+        (
+            'endpoint = "http://h/v1"',
+            "2 endpoint: needs embedding.model, too: the name of the model at the endpoint",
+        ),
         ('endpoint = "h:11434"\nmodel = "m"', f"2 endpoint: {URL}"),
         (
             'endpoint = "http://me:pw@h/v1"\nmodel = "m"',
@@ -379,7 +383,7 @@ def test_what_has_no_effect_or_no_sense_in_rerank_and_learning_is_told(problems,
         ('model = "m"\napi_key = "k"', "3 api_key: has no effect without an endpoint"),
         (
             'query_prefix = "query: "',
-            "2 query_prefix: is for another model than the packaged one; name it with model",
+            "2 query_prefix: has no effect on the packaged model; name another one with model",
         ),
         ('model = "m"\npooling = "max"', '3 pooling: must be "mean" or "cls", not "max"'),
         ('model = "m"\nfitting_cosine = 2', "3 fitting_cosine: must be at most 1"),

@@ -154,7 +154,7 @@ async def test_what_comes_along_keeps_to_the_filters_too(proxy: Proxy) -> None:
     session = Session()
     await proxy.contexts.select("write the contents of a file", session)
     for tool_ in proxy.catalog.snapshot.tools.values():
-        proxy.contexts.called(session, tool_, b"{}")
+        session.called(tool_, b"{}", proxy.contexts.expand_results)
     scope = Scope(None, SearchFilters(read_only=True))
 
     selected = await proxy.contexts.select("read the contents of a file", session, scope=scope)

@@ -23,7 +23,7 @@ from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.server.after_call import Attribution, EndedCalls
+from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.tools_call import ToolCalls
@@ -228,14 +228,14 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             ContextExpander(proxy.searching.expander, {}),
         )
         calls = ToolCalls(
-            proxy.catalog,
-            proxy.fleet,
-            Forwarder(proxy.parked),
-            contexts,
-            proxy.handles,
-            proxy.caught_up,
-            Counter(),
-            EndedCalls(Attribution(RequestRecords(proxy.config.limits), proxy.handles, proxy.catalog), None),
+            catalog=proxy.catalog,
+            fleet=proxy.fleet,
+            forwarder=Forwarder(proxy.parked),
+            contexts=contexts,
+            handles=proxy.handles,
+            wait_for_starting_servers=proxy.caught_up,
+            answered=Counter(),
+            ended=EndedCalls(records=RequestRecords(proxy.config.limits), catalog=proxy.catalog),
         )
         own_tools = MetaTools(
             fleet=proxy.fleet,

@@ -65,9 +65,9 @@ def test_the_formula_has_the_numbers_of_the_code(ranking):
     assert f"at least {ADAPTIVE.share_of_best:g} of the mean of the best three" in ranking.text
     assert f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools" in ranking.text
     assert ADAPTIVE.best == 3
-    assert f"{relevance.CERTAIN_DEVIATIONS:g} or more count as proof" in ranking.text
-    assert f"{relevance.needed(relevance.FEWEST_ITEMS):.2f} among 20 items" in ranking.text
-    assert f"{relevance.needed(1_000):.2f} among 1,000" in ranking.text
+    assert f"{scoring.CERTAIN_DEVIATIONS:g} or more count as proof" in ranking.text
+    assert f"{scoring.needed_evidence(scoring.FEWEST_ITEMS):.2f} among 20 items" in ranking.text
+    assert f"{scoring.needed_evidence(1_000):.2f} among 1,000" in ranking.text
     assert f"the words must cover {relevance.STRONG_COVERAGE:g} of the query's idf" in ranking.text
     assert 185 <= len(BACKGROUND) <= 195
     assert f"at most {text.CHUNK_LIMIT} characters" in ranking.text

@@ -28,7 +28,7 @@ async def test_a_server_that_never_answers_does_not_keep_the_others_waiting(
     flag = workshop.flag("never")
     workshop.server("hung", on={"initialize": [{"wait": str(flag)}], "server/discover": [{"silent": True}]})
     async with inside(workshop.config(), settled=False) as proxy:
-        await proxy.fleet.clients["good"].settled()
+        await proxy.fleet.clients["good"].wait_first_connect()
         proxy.catalog.refresh()
 
         assert await works(Host(proxy, era))

@@ -72,7 +72,7 @@ async def test_a_list_that_cannot_be_had_costs_a_new_server_none_of_the_others(w
         assert "isError" not in called
         assert "odd__greet" in [prompt["name"] for prompt in prompts["prompts"]]
         assert len(missing) == 1
-        assert missing[0].startswith("resources/list cannot be had: ")
+        assert missing[0].startswith("resources/list cannot be fetched: ")
         assert missing[0].endswith("no index for [redacted API_TOKEN]")
         assert list(proxy.fleet.clients["odd"].listing.remarks) == []
         assert len(server.ledger.entries("start")) == 1

@@ -10,8 +10,8 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
+from mcp_context_proxy.downstream.era_negotiation import UNPROBED_SECONDS
 from mcp_context_proxy.downstream.lifecycle import ServerState
-from mcp_context_proxy.downstream.listing_cache import STALE_SECONDS
 from mcp_context_proxy.protocol.eras import Era
 
 pytestmark = pytest.mark.anyio
@@ -138,7 +138,7 @@ async def is_ready_at_once(workshop: Workshop, server: Server) -> None:
     """It can be called after its first start."""
     async with inside(workshop.config(limits=QUICK)) as proxy:
         client = proxy.fleet.clients[server.name]
-        await client.settled()
+        await client.wait_first_connect()
         assert (client.state, client.cause) == (ServerState.READY, "")
         proxy.catalog.refresh()
         result = await Host(proxy, "modern").call(f"{server.name}__go")
@@ -183,7 +183,7 @@ async def test_a_server_that_a_probe_is_wasted_on_is_probed_again_after_a_day(
 ) -> None:
     await served(workshop, old, QUICK)
     with closing(sqlite3.connect(workshop.folder / "store.db")) as database, database:
-        database.execute("UPDATE listings SET time = time - ?", (STALE_SECONDS + 1,))
+        database.execute("UPDATE listings SET time = time - ?", (UNPROBED_SECONDS + 1,))
     await served(workshop, old, QUICK)
 
     assert probes(old) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.backpressure import Bucket
-from mcp_context_proxy.downstream.lifecycle import Restarts
+from mcp_context_proxy.downstream.lifecycle import Backoff
 
 
 def most(low: float, high: float) -> float:
@@ -18,34 +18,34 @@ def least(low: float, high: float) -> float:
 
 
 def test_one_that_worked_and_died_is_wanted_back_at_once() -> None:
-    assert Restarts(Limits(), most).wait_seconds(lasted=3.0) == 0.0
+    assert Backoff(Limits(), most).seconds(lasted=3.0) == 0.0
 
 
 def test_one_that_never_came_is_waited_for_twice_as_long_each_time() -> None:
-    restarts = Restarts(Limits(breaker_failures=100), most)
+    backoff = Backoff(Limits(breaker_failures=100), most)
 
-    assert [restarts.wait_seconds(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert [backoff.seconds(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_jitter_spreads_a_wait_but_leaves_some_of_it() -> None:
-    assert Restarts(Limits(), least).wait_seconds(0.0) == pytest.approx(0.1)
+    assert Backoff(Limits(), least).seconds(0.0) == pytest.approx(0.1)
 
 
 def test_after_five_failures_it_is_left_alone_and_tried_once_a_minute() -> None:
-    restarts = Restarts(Limits(), least)
-    waits = [restarts.wait_seconds(lasted=0.5) for _ in range(7)]
+    backoff = Backoff(Limits(), least)
+    waits = [backoff.seconds(lasted=0.5) for _ in range(7)]
 
     assert waits[0] == 0.0
     assert all(wait < 1 for wait in waits[:4])
     assert waits[4:] == [60, 60, 60]
-    assert restarts.left_alone
+    assert backoff.is_open
 
 
 def test_one_that_has_answered_something_is_wanted_back_at_once_however_often_it_is_killed() -> None:
-    restarts = Restarts(Limits(), most)
+    backoff = Backoff(Limits(), most)
 
-    assert [restarts.wait_seconds(0.01, useful=True) for _ in range(50)] == [0.0] * 50
-    assert not restarts.left_alone
+    assert [backoff.seconds(0.01, useful=True) for _ in range(50)] == [0.0] * 50
+    assert not backoff.is_open
 
 
 @pytest.mark.parametrize("useful", [True, False])
@@ -53,30 +53,30 @@ def test_one_that_has_answered_something_is_wanted_back_at_once_however_often_it
 def test_one_that_leaves_of_itself_is_started_twelve_times_in_a_minute_at_most(
     life: float, useful: bool
 ) -> None:
-    restarts = Restarts(Limits(), least)
+    backoff = Backoff(Limits(), least)
     now, starts = 0.0, 0
     while now < 60:
         starts, now = starts + 1, now + life
-        now += restarts.wait_seconds(lasted=life, useful=useful, left=True)
+        now += backoff.seconds(lasted=life, useful=useful, left=True)
 
     assert 3 <= starts <= 12
 
 
 def test_one_that_leaves_of_itself_after_a_while_is_wanted_back_at_once_if_it_was_useful() -> None:
-    restarts = Restarts(Limits(), most)
+    backoff = Backoff(Limits(), most)
 
-    assert [restarts.wait_seconds(10.0, useful=True, left=True) for _ in range(50)] == [0.0] * 50
-    assert [restarts.wait_seconds(1.0, useful=True, left=True) for _ in range(3)] == [0.0, 2.0, 4.0]
+    assert [backoff.seconds(10.0, useful=True, left=True) for _ in range(50)] == [0.0] * 50
+    assert [backoff.seconds(1.0, useful=True, left=True) for _ in range(3)] == [0.0, 2.0, 4.0]
 
 
 def test_a_minute_of_health_forgets_everything() -> None:
-    restarts = Restarts(Limits(), most)
+    backoff = Backoff(Limits(), most)
     for _ in range(6):
-        restarts.wait_seconds(0.0)
+        backoff.seconds(0.0)
 
-    assert restarts.wait_seconds(lasted=60.0) == 0.0
-    assert not restarts.left_alone
-    assert restarts.wait_seconds(0.0) == 1
+    assert backoff.seconds(lasted=60.0) == 0.0
+    assert not backoff.is_open
+    assert backoff.seconds(0.0) == 1
 
 
 def test_a_bucket_lets_a_burst_pass_and_then_its_rate() -> None:

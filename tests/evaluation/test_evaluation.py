@@ -24,7 +24,9 @@ GOLDEN = Path(__file__).parents[1] / "retrieval" / "data" / "mcpproxy_golden"
 def engine() -> Iterator[Engine]:
     model = LazyModel()
     with open_store("memory") as store:
-        yield Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model), packaged_background())
+        yield Engine(
+            CachedEmbedder(model, store.vectors), QueryEmbedder(model), calibration=packaged_background()
+        )
 
 
 @pytest.fixture(scope="module")

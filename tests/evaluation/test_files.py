@@ -11,7 +11,7 @@ import pytest
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.evaluation.data import read_corpus, read_queries
 from mcp_context_proxy.evaluation.run import Answer, read_run, write_run
-from mcp_context_proxy.retrieval.text import read_parameters
+from mcp_context_proxy.retrieval.item_metadata import read_parameters
 
 
 @pytest.fixture

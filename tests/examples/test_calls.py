@@ -1,4 +1,4 @@
-"""Every example server, called through the SDK's client: it does what it says, or says why not."""
+"""Calls of every example server through the SDK's client: results, and errors that name the reason."""
 
 import anyio
 import pytest

@@ -1,4 +1,4 @@
-"""The kit's side of the protocol, in both eras: what a host or a proxy may rely on."""
+"""The protocol of the example servers in both eras, as hosts and proxies may rely on it."""
 
 import json
 import os
@@ -137,7 +137,7 @@ async def test_both_eras_are_served_by_one_process(raw):
         ),
     ],
 )
-async def test_what_cannot_be_answered_gets_its_code_and_the_next_request_is_served(raw, message, code):
+async def test_a_bad_request_gets_its_error_code_and_the_next_one_is_served(raw, message, code):
     async with raw("text") as client:
         await client.send(message)
         answer = await client.receive()
@@ -161,6 +161,16 @@ async def test_a_line_beyond_the_limit_is_refused_and_the_next_one_read(raw):
         await client.send('"' + "x" * (17 << 20) + '"')
         assert (await client.receive())["error"]["code"] == -32700
         assert (await client.ask("ping"))["result"] == {}
+
+
+async def test_half_of_a_surrogate_pair_comes_back_escaped(raw):
+    """It cannot be encoded as UTF-8, but is valid in JSON."""
+    async with raw("text") as client:
+        arguments = {"text": "a\ud800", "style": "upper"}
+        params = {"name": "change_case", "arguments": arguments, "_meta": MODERN}
+        answer = await client.ask("tools/call", params)
+
+    assert answer["result"]["content"] == [{"type": "text", "text": "A\ud800"}]
 
 
 @pytest.mark.parametrize("name", servers())

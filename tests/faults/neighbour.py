@@ -1,7 +1,7 @@
-"""The healthy neighbour's caller in a process of its own: ``python neighbour.py BASE``.
+"""Caller of the healthy neighbour, in a process of its own: ``python neighbour.py BASE``.
 
-It calls until its input ends and then prints what it saw, as JSON. A caller that shared its interpreter with
-the soak's load would measure that load: its calls would wait for their own client.
+It calls until its input ends, and then prints errors and times as JSON. A caller that shared its interpreter
+with the soak's load would measure that load: its calls would wait for their own client.
 """
 
 from __future__ import annotations

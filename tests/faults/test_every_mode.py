@@ -1,7 +1,7 @@
 """Each way a server can go wrong, through each front and in each era: one answer, in words, and no harm.
 
-One proxy has them all behind it at once, over stdio and over HTTP, and a healthy server that is called all
-the while.
+One proxy has many of them behind it at once, over stdio and over HTTP, and a healthy server that is called
+all the while. Most faults never touch the front, so each meets both fronts and both eras, not every pair.
 """
 
 from __future__ import annotations
@@ -30,6 +30,16 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SECRET = "s3cr3t value+123"
 CASES = [*(("stdio", case) for case in STDIO), *(("http", case) for case in HTTP)]
+SCENES = [("stdio", "handshake"), ("stdio", "modern"), ("http", "handshake"), ("http", "modern")]
+EVERYWHERE = {
+    "s-hang-call",
+    "s-ask-client",
+    "s-ping-client",
+    "s-environment",
+    "s-hang-discover",
+    "s-die-on-discover",
+}
+"""Servers of tests that have no case."""
 LIMITS = {
     "message_bytes": 4 << 20,
     "sse_event_bytes": 4 << 20,
@@ -84,17 +94,26 @@ def settings(transport: str, case: Case, era: str, ledger: Path, base: str) -> d
     return server | {"env": {"API_TOKEN": SECRET}} | spoken | case.settings
 
 
-@pytest.fixture(scope="module", params=["stdio-handshake", "stdio-modern", "http-handshake", "http-modern"])
+def cases_of(request: pytest.FixtureRequest) -> list[tuple[str, Case]]:
+    """The cases of this scene that are going to be tested."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    params = [item.callspec.params for item in items if "case" in item.fixturenames]
+    tested = {key(each["transport"], each["case"]) for each in params if each.get("scene") == request.param}
+    return [row for row in CASES if key(*row) in tested | EVERYWHERE]
+
+
+@pytest.fixture(scope="module", params=SCENES, ids=["-".join(scene) for scene in SCENES])
 async def scene(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Scene]:
-    front, era = request.param.split("-")
+    front, era = request.param
+    cases = cases_of(request)
     folder = tmp_path_factory.mktemp("modes")
     ledger = Ledger(folder / "ledger")
     workshop = Workshop(folder)
     async with AsyncExitStack() as stack:
         base = stack.enter_context(twin(ledger.path, era, delay=0.4, size=8 << 20))
-        for transport, case in CASES:
+        for transport, case in cases:
             workshop.server(key(transport, case)).settings = settings(transport, case, era, ledger.path, base)
         workshop.server(BYSTANDER).settings = faulty("normal", ledger.path, era, name=BYSTANDER)
         config = workshop.config(limits=LIMITS, expose={"mode": "all"})
@@ -106,10 +125,10 @@ async def scene(
             client = await stack.enter_async_context(http(proxy.base, era))
         await until_there(client, [f"{BYSTANDER}__{SAFE}"])
         async with Bystander(client, rate=RATE).calling() as bystander:
-            wanted = [f"{key(transport, case)}__{SAFE}" for transport, case in CASES if case.lists]
+            wanted = [f"{key(transport, case)}__{SAFE}" for transport, case in cases if case.lists]
             await until_there(client, wanted)
             scene = Scene(client, bystander, ledger, folder, era)
-            for transport, case in CASES:
+            for transport, case in cases:
                 if case.lists and "call_timeout" in case.settings:
                     await scene.begin(key(transport, case))
             yield scene
@@ -133,6 +152,7 @@ def text_of(result: Any) -> str:
     return str(result["content"][0]["text"])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("transport", "case"), CASES, ids=[key(*row) for row in CASES])
 async def test_a_fault_costs_its_own_call_and_nothing_else(scene: Scene, transport: str, case: Case) -> None:
     server = key(transport, case)

@@ -90,7 +90,7 @@ async def test_an_endless_line_takes_no_memory_and_ends_its_connection(tmp_path:
         before = rss(os.getpid())
         await until(lambda: "without a line end" in client.cause)
         grown = rss(os.getpid()) - before
-        await proxy.fleet.clients["good"].settled()
+        await proxy.fleet.clients["good"].wait_first_connect()
         result = await proxy.fleet.clients["good"].call("tools/list", {})
 
     assert grown < 40 << 20

@@ -54,7 +54,7 @@ print(reserved() - before)
 
 # Frees 49 of 50 small pieces; prints how many bytes less the process has then, and after it was told.
 SMALL = """
-from mcp_context_proxy.system.process import give_back
+from mcp_context_proxy.system.process import trim_now
 
 def resident():
     with open("/proc/self/statm") as figures:
@@ -64,7 +64,7 @@ pieces = [bytes(1_000) for _ in range(100_000)]
 before = resident()
 pieces = pieces[::50]
 freed = before - resident()
-give_back()
+trim_now()
 print(freed, before - resident())
 """
 

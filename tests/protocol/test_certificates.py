@@ -14,7 +14,7 @@ async def test_all_clients_share_what_was_read_once() -> None:
     given: list[ssl.SSLContext] = []
 
     async def ask() -> None:
-        given.append(await threads.trusted())
+        given.append(await threads.trusted_certificates())
 
     async with anyio.create_task_group() as group:
         for _ in range(8):
@@ -24,7 +24,7 @@ async def test_all_clients_share_what_was_read_once() -> None:
 
 
 async def test_a_peer_without_a_trusted_certificate_is_refused() -> None:
-    context = await threads.trusted()
+    context = await threads.trusted_certificates()
 
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname is True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mcp_context_proxy.protocol.text import PIECE_BYTES, is_utf8
+from mcp_context_proxy.protocol.envelope import PIECE_BYTES, is_utf8
 
 
 @pytest.mark.parametrize("before", range(PIECE_BYTES - 4, PIECE_BYTES + 1))

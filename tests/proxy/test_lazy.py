@@ -15,9 +15,8 @@ from support.wires import stdio
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.settings import ServerConfig
 from mcp_context_proxy.downstream.era_negotiation import Introduction
-from mcp_context_proxy.downstream.lifecycle import Idling, ServerState
-from mcp_context_proxy.downstream.listing import ServerListing
-from mcp_context_proxy.downstream.listing_cache import STALE_SECONDS, ListingCache
+from mcp_context_proxy.downstream.lifecycle import IdleTimer, ServerState
+from mcp_context_proxy.downstream.listing import STALE_SECONDS, ListingCache, ServerListing
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.store import open_store
 
@@ -236,10 +235,10 @@ async def test_a_server_is_not_stopped_while_a_client_is_subscribed_to_it(worksh
 
 
 async def test_a_server_in_use_is_not_looked_at_without_a_pause() -> None:
-    rest = Idling(ServerConfig(name="lazy", command="x", start="lazy"))
-    rest.used()
+    idle = IdleTimer(ServerConfig(name="lazy", command="x", start="lazy"))
+    idle.last_used = anyio.current_time()
     with anyio.move_on_after(0.05) as waited:
-        await rest.until_idle()
+        await idle.wait()
 
     assert waited.cancelled_caught
 
@@ -280,11 +279,11 @@ def test_definitions_are_remembered_as_the_bytes_they_are(tmp_path: Path) -> Non
     introduction = Introduction(Era.MODERN, "2026-07-28", {"name": "s"}, {"tools": {}}, "hello")
     config = ServerConfig(name="a", command="run")
     with open_store(tmp_path / "s.db") as store:
-        ListingCache(store.listings).keep(config, introduction, ServerListing(tools=(odd,)))
+        ListingCache(store.listings).save(config, introduction, ServerListing(tools=(odd,)))
     with open_store(tmp_path / "s.db") as store:
-        found = ListingCache(store.listings).recall(config)
-        other = ListingCache(store.listings).recall(config.model_copy(update={"args": ("x",)}))
-        assert ListingCache(store.listings, lambda: 0.0).recall(config).stale
+        found = ListingCache(store.listings).load(config)
+        other = ListingCache(store.listings).load(config.model_copy(update={"args": ("x",)}))
+        assert ListingCache(store.listings, lambda: 0.0).load(config).stale
 
     assert found is not None
     assert (found.introduction, found.listing.tools, found.stale) == (introduction, (odd,), False)

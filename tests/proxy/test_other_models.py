@@ -127,7 +127,7 @@ def test_an_endpoint_that_comes_back_is_used_again_for_the_catalog_and_for_queri
     catalog = Snapshot(1, (source,))
     with open_store("memory") as store:
         model = LazyModel(partial(open_model, load(config, environ={})), clock=lambda: now[0])
-        engine = Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model), "anything")
+        engine = Engine(CachedEmbedder(model, store.vectors), QueryEmbedder(model), calibration="anything")
         service.always = refusing
         engine.index(catalog)
         before = engine.search(QUERY, catalog)

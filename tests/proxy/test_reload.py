@@ -214,7 +214,9 @@ async def test_what_only_a_restart_can_change_is_named_in_one_line(workshop: Wor
         limits = {"http_connections": 7, "call_seconds": 5.0}
         workshop.config(http={"host": "127.0.0.2"}, store={"path": "elsewhere.db"}, limits=limits)
         log = config.with_suffix(".log")
-        await until(said(log, "needs a restart: store.path, http.host, limits.http_connections\n"))
+        await until(
+            said(log, "these changes need a restart: store.path, http.host, limits.http_connections\n")
+        )
         async with httpx2.AsyncClient() as http:
             told = (await http.get(f"{proxy.base}/healthz")).json()["needs_restart"]
 

@@ -8,21 +8,15 @@ import pytest
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.retrieval import Engine, Filters
-from mcp_context_proxy.retrieval.relevance import (
-    BACKGROUND,
-    CERTAIN_DEVIATIONS,
-    FEWEST_ITEMS,
-    evidence,
-    needed,
-    packaged_background,
-)
+from mcp_context_proxy.retrieval.relevance import BACKGROUND, packaged_background
+from mcp_context_proxy.retrieval.scoring import CERTAIN_DEVIATIONS, FEWEST_ITEMS, evidence, needed_evidence
 from mcp_context_proxy.store import open_store
 
 
 @pytest.fixture(scope="module")
 def engine():
     with open_store("memory") as store:
-        yield Engine(CachedEmbedder(LazyModel(), store.vectors), fitting=packaged_background())
+        yield Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +52,9 @@ def test_evidence_is_how_far_a_cosine_stands_out_or_what_the_words_cover():
 def test_a_larger_catalog_needs_more_evidence_and_a_tiny_one_no_less_than_a_small_one():
     sizes = [FEWEST_ITEMS, 100, 1_000, 100_000]
 
-    assert sorted({needed(size) for size in sizes}) == [needed(size) for size in sizes]
-    assert needed(1) == needed(FEWEST_ITEMS) > 0
-    assert needed(100_000) < 1
+    assert sorted({needed_evidence(size) for size in sizes}) == [needed_evidence(size) for size in sizes]
+    assert needed_evidence(1) == needed_evidence(FEWEST_ITEMS) > 0
+    assert needed_evidence(100_000) < 1
 
 
 @pytest.mark.parametrize(
@@ -97,7 +91,7 @@ def test_what_five_tools_cannot_do_fits_nothing_and_the_nearest_are_named(engine
     assert not ranking.fits
     assert ranking.results == ()
     assert ranking.evidence is not None
-    assert ranking.evidence < needed(5)
+    assert ranking.evidence < needed_evidence(5)
     assert {result.item.server for result in ranking.near_misses} == {"srv"}
 
 
@@ -117,6 +111,6 @@ def test_a_cosine_set_by_hand_takes_the_place_of_the_comparison(tool, snapshot, 
     catalog = snapshot(tool("send_mail", "Sends a mail."), tool("read_file", "Reads a file."))
     query = "quagga okapi mail"
 
-    assert Engine(word_vectors(), fitting=0.1).search(query, catalog).fits
-    assert not Engine(word_vectors(), fitting=0.99).search(query, catalog).fits
-    assert Engine(word_vectors(), fitting="anything").search("quagga okapi", catalog).fits
+    assert Engine(word_vectors(), calibration=0.1).search(query, catalog).fits
+    assert not Engine(word_vectors(), calibration=0.99).search(query, catalog).fits
+    assert Engine(word_vectors(), calibration="anything").search("quagga okapi", catalog).fits

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.retrieval.scoring import best, fuse, reciprocal_ranks
+from mcp_context_proxy.retrieval.scoring import fuse, reciprocal_ranks
+from mcp_context_proxy.retrieval.vectors import best
 
 COSINE = np.array([0.5, 0.9, 0.5, 0.1], np.float32)
 LEXICAL = np.array([3.0, 0.0, 4.0, 0.0], np.float32)

@@ -31,7 +31,7 @@ def search(
     ]
     catalog = snapshot(*items)
     with open_store("memory") as store:
-        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), fitting=packaged_background())
+        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
         yield lambda query: engine.search(query, catalog, options=FIVE)
 
 

@@ -15,9 +15,8 @@ from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.bm25 import Flat, Group, LexicalIndex, count_terms, grouped
 from mcp_context_proxy.retrieval.indexing import embedded, read
-from mcp_context_proxy.retrieval.item_metadata import tag_label
-from mcp_context_proxy.retrieval.scoring import EXACT_CHUNKS
-from mcp_context_proxy.retrieval.text import Fields
+from mcp_context_proxy.retrieval.item_metadata import Fields, tag_label
+from mcp_context_proxy.retrieval.vectors import EXACT_CHUNKS
 
 WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]
 DESCRIPTIONS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
@@ -57,8 +56,8 @@ def test_scores_do_not_depend_on_what_was_indexed_before(
 ) -> None:
     before = [count_terms(part) for part in first]
     changed = [*before[1:], *(count_terms(part) for part in second)]
-    grown = LexicalIndex.build(changed, LexicalIndex.build(before)).weigh(WORDS)
-    anew = LexicalIndex.build(changed).weigh(WORDS)
+    grown = LexicalIndex.build(changed, LexicalIndex.build(before)).score(WORDS)
+    anew = LexicalIndex.build(changed).score(WORDS)
 
     assert grown.scores.tolist() == anew.scores.tolist()
     assert grown.idf == anew.idf

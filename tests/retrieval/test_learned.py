@@ -17,7 +17,8 @@ from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
-from mcp_context_proxy.retrieval.results import MOST_ADDED, Support
+from mcp_context_proxy.retrieval.results import Support
+from mcp_context_proxy.retrieval.scoring import MOST_ADDED
 from mcp_context_proxy.store import open_store
 
 VICTIM = ("filesystem", "move_file")

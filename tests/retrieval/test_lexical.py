@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_context_proxy.retrieval.bm25 import FIELDS, LexicalIndex, count_terms, join_counts
-from mcp_context_proxy.retrieval.terms import terms
-from mcp_context_proxy.retrieval.text import Fields
+from mcp_context_proxy.retrieval.item_metadata import Fields
+from mcp_context_proxy.retrieval.text import terms
 
 REFERENCE_WEIGHTS = {
     "name": 2.0,
@@ -43,7 +43,7 @@ def reference(items: list[Fields], item: Fields, term: str) -> dict[str, float]:
 
 @given(ITEMS, st.lists(st.sampled_from(["cat", "dog", "emu", "unknown"]), unique=True))
 def test_every_score_is_that_of_the_formula(items: list[Fields], query: list[str]) -> None:
-    scores = LexicalIndex.build([count_terms(items)]).weigh(query).scores
+    scores = LexicalIndex.build([count_terms(items)]).score(query).scores
 
     expected = [sum(sum(reference(items, item, term).values()) for term in query) for item in items]
     assert scores.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -54,7 +54,7 @@ def test_every_part_of_a_score_is_that_of_the_formula(items: list[Fields], term:
     index = LexicalIndex.build([count_terms(items)])
 
     for position, item in enumerate(items):
-        parts = {field: value for field, _, value in index.parts(position, index.weigh([term]).idf)}
+        parts = {field: value for field, _, value in index.parts(position, index.score([term]).idf)}
         assert parts == pytest.approx(reference(items, item, term), rel=1e-4)
 
 
@@ -63,7 +63,7 @@ def test_the_parts_of_a_score_add_up_to_it(items: list[Fields]) -> None:
     index = LexicalIndex.build([count_terms(items)])
     query = ["cat", "dog", "emu"]
 
-    weighed = index.weigh(query)
+    weighed = index.score(query)
     sums = [sum(value for *_, value in index.parts(i, weighed.idf)) for i in range(len(items))]
     assert sums == pytest.approx(weighed.scores.tolist(), rel=1e-4)
 
@@ -73,15 +73,15 @@ def test_counts_of_two_groups_make_the_index_of_both(first: list[Fields], second
     joined = LexicalIndex.build([count_terms(first), count_terms(second)])
     whole = LexicalIndex.build([count_terms(first + second)])
 
-    assert joined.weigh(["cat", "fox"]).scores.tolist() == whole.weigh(["cat", "fox"]).scores.tolist()
+    assert joined.score(["cat", "fox"]).scores.tolist() == whole.score(["cat", "fox"]).scores.tolist()
     assert join_counts(joined.counts).terms.tolist() == whole.counts[0].terms.tolist()
 
 
 def test_an_empty_catalog_has_no_scores() -> None:
-    assert LexicalIndex.build([]).weigh(["cat"]).scores.tolist() == []
+    assert LexicalIndex.build([]).score(["cat"]).scores.tolist() == []
 
 
 def test_items_without_a_word_score_nothing() -> None:
     index = LexicalIndex.build([count_terms([Fields("", "", "", "", "", "")])])
 
-    assert index.weigh(["cat"]).scores.tolist() == [0.0]
+    assert index.score(["cat"]).scores.tolist() == [0.0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.retrieval import Engine, SearchOptions
-from mcp_context_proxy.retrieval.query_scores import NEAR, boost_uncovered_sentences
+from mcp_context_proxy.retrieval.scoring import NEED_COSINE, boost_uncovered_sentences
 
 
 def floats(*values):
@@ -42,7 +42,7 @@ def test_the_best_stays_the_best_with_its_own_score():
 def test_a_sentence_that_nothing_is_near_to_raises_nothing():
     scores = floats(0.9, 0.6, 0.5)
 
-    raised, serving = boost_uncovered_sentences(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEAR]))
+    raised, serving = boost_uncovered_sentences(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEED_COSINE]))
 
     assert raised.tolist() == scores.tolist()
     assert serving == {}

@@ -97,7 +97,9 @@ def test_it_takes_none_of_the_first_five_places_and_no_more_than_there_are(
 def test_where_no_other_fits_it_has_half_of_the_places(
     word_vectors: Callable[..., Any], catalog: Snapshot
 ) -> None:
-    ranking = Engine(word_vectors(), fitting=0.5).search("unfold the tent pitch it into the sand", catalog)
+    ranking = Engine(word_vectors(), calibration=0.5).search(
+        "unfold the tent pitch it into the sand", catalog
+    )
 
     assert ranking.fits
     assert found(ranking)[0] == "helper_4"
@@ -108,7 +110,7 @@ def test_where_no_other_fits_it_has_half_of_the_places(
 def test_where_others_are_few_it_has_the_rest(
     word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
 ) -> None:
-    engine = Engine(word_vectors(), fitting=0.5)
+    engine = Engine(word_vectors(), calibration=0.5)
     ranking = engine.search(
         "unfold the tent pitch it into the sand", snapshot(honest(tool)[0], *stuffed(tool))
     )
@@ -119,7 +121,7 @@ def test_where_others_are_few_it_has_the_rest(
 
 
 def test_nothing_fits_where_neither_does(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
-    ranking = Engine(word_vectors(), fitting=0.5).search("quantum chromodynamics", catalog)
+    ranking = Engine(word_vectors(), calibration=0.5).search("quantum chromodynamics", catalog)
 
     assert not ranking.fits
     assert len(ranking.near_misses) == 5
@@ -145,7 +147,7 @@ def test_every_tool_is_ranked_once_however_deep(
 ) -> None:
     everything = sorted(one.name for one in (*honest(tool), *stuffed(tool)))
     for query in (QUERY, "unfold the tent pitch it into the sand"):
-        ranking = Engine(word_vectors(), fitting=0.5).search(
+        ranking = Engine(word_vectors(), calibration=0.5).search(
             query, catalog, Filters(), SearchOptions(depth=11)
         )
         names = [one.item.name for one in (*ranking.results, *ranking.others)]

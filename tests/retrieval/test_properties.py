@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, Result, SearchOptions
-from mcp_context_proxy.retrieval.terms import name_key
+from mcp_context_proxy.retrieval.text import name_key
 
 WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]
 SERVERS = ["ant", "bee", "cat"]

@@ -26,7 +26,7 @@ def found(ranking: Ranking) -> list[str]:
 @pytest.fixture
 def engine(word_vectors: Callable[..., object]) -> Engine:
     vectors = word_vectors()
-    return Engine(vectors, fitting=vectors.embed(BACKGROUND))
+    return Engine(vectors, calibration=vectors.embed(BACKGROUND))
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_most_of_the_words_fit_although_the_meaning_seems_far(
     padding = " ".join(f"word{i}" for i in range(60))
     catalog = snapshot(tool("one", f"quarkonium {padding}"), tool("two", padding), tool("three", padding))
     vectors = word_vectors()
-    ranking = Engine(vectors, fitting=vectors.embed(BACKGROUND)).search("quarkonium", catalog)
+    ranking = Engine(vectors, calibration=vectors.embed(BACKGROUND)).search("quarkonium", catalog)
 
     assert ranking.fits
     assert found(ranking)[0] == "one"

@@ -7,8 +7,8 @@ import pytest
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT
 from mcp_context_proxy.retrieval.results import SearchOptions
-from mcp_context_proxy.retrieval.text import DESCRIPTION_LIMIT
 
 TOOLS = {
     "gmail_create_email": "Write a new mail to somebody.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mcp_context_proxy.retrieval.bm25 import LexicalIndex, count_terms
-from mcp_context_proxy.retrieval.terms import GROUPS, SHARE, query_terms, stem, synonyms
-from mcp_context_proxy.retrieval.text import Fields
+from mcp_context_proxy.retrieval.item_metadata import Fields
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, SYNONYMS, query_terms, stem, synonyms
 
 
 def named(*names: str) -> LexicalIndex:
@@ -37,7 +37,7 @@ def test_a_word_without_synonyms_brings_none() -> None:
 
 
 def test_no_word_is_in_two_groups() -> None:
-    words = [word for group in GROUPS for word in group.split()]
+    words = [word for group in SYNONYMS for word in group.split()]
 
     assert sorted(words) == sorted(set(words))
 
@@ -45,12 +45,16 @@ def test_no_word_is_in_two_groups() -> None:
 def test_a_synonym_counts_a_share_of_the_word_itself() -> None:
     index = named("create", "weather", "clock")
 
-    said, meant = index.weigh(["creat"]).scores, index.weigh([], ["creat"], SHARE).scores
+    said, meant = index.score(["creat"]).scores, index.score([], ["creat"], SYNONYM_SHARE).scores
 
-    assert meant.tolist() == pytest.approx((SHARE * said).tolist())
+    assert meant.tolist() == pytest.approx((SYNONYM_SHARE * said).tolist())
 
 
 def test_the_word_itself_ranks_above_its_synonym() -> None:
-    scores = named("open issue", "create issue", "weather").weigh(["open"], ["creat"], SHARE).scores.tolist()
+    scores = (
+        named("open issue", "create issue", "weather")
+        .score(["open"], ["creat"], SYNONYM_SHARE)
+        .scores.tolist()
+    )
 
     assert scores[0] > scores[1] > scores[2] == 0

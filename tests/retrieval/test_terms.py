@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.retrieval.terms import (
+from mcp_context_proxy.retrieval.text import (
     LONGEST_KEPT,
     RUNS_KEPT,
     identifier_words,

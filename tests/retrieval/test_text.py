@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Document, Tool
-from mcp_context_proxy.retrieval.text import (
-    CHUNK_LIMIT,
-    MAX_PARAMETERS,
-    chunks,
-    item_text,
-    query_texts,
-    read_parameters,
-)
+from mcp_context_proxy.retrieval.item_metadata import MAX_PARAMETERS, item_text, read_parameters
+from mcp_context_proxy.retrieval.text import CHUNK_LIMIT, chunks, query_texts
 
 PROSE = st.text(alphabet=st.sampled_from("ab .\n。é"), max_size=3_000)
 

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_context_proxy.retrieval.scoring import CANDIDATES, EXACT_CHUNKS, DenseIndex
-from mcp_context_proxy.retrieval.vectors import FIRST_SLAB, NOWHERE, Pool, Vectors
+from mcp_context_proxy.retrieval.vectors import (
+    CANDIDATES,
+    EXACT_CHUNKS,
+    FIRST_SLAB,
+    NOWHERE,
+    DenseIndex,
+    Pool,
+    Vectors,
+)
 
 DIMENSIONS = 384
 KINDS_OF_TOOL = 600

@@ -9,7 +9,7 @@ from support.proxies import Host, inside
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.server.caller import QUESTIONS_PER_CALL
+from mcp_context_proxy.server.forwarding import QUESTIONS_PER_CALL
 
 pytestmark = pytest.mark.anyio
 
@@ -223,7 +223,7 @@ async def test_a_handshake_client_that_cannot_be_asked_gets_an_error_not_a_quest
 
     assert host.asked == []
     assert result["isError"] is True
-    assert "'curious' asked for input that it cannot have" in result["content"][0]["text"]
+    assert "'curious' asked for input and did not get it" in result["content"][0]["text"]
 
 
 async def test_what_a_handshake_client_refuses_to_answer_is_told_as_the_result_of_its_call(

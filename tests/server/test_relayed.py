@@ -69,7 +69,7 @@ async def test_a_subscription_hears_of_a_resource_whose_server_comes_later(
         await server.ledger.until(lambda ledger: [line for line in ledger.lines(method) if URI in line])
         await stack.aclose()
 
-        assert not proxy.fleet.clients["work"].wishes.watched
+        assert not proxy.fleet.clients["work"].subscriptions.watched
 
 
 async def test_a_question_by_a_url_has_no_name_in_the_modern_era(workshop: Workshop) -> None:

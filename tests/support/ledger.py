@@ -25,16 +25,22 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 class Ledger:
+    """The entries of one ledger file, which only grows; what was read once is not read again."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._entries: list[dict[str, Any]] = []
+        self._read = 0
 
     def entries(self, event: str | None = None) -> list[dict[str, Any]]:
         """The complete lines so far, oldest first."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
-        entries = [json.loads(line) for line in lines]
-        return [entry for entry in entries if event is None or entry["event"] == event]
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                lines = file.read().split(b"\n")[:-1]
+            self._entries += [json.loads(line) for line in lines]
+            self._read += sum(len(line) + 1 for line in lines)
+        return [entry for entry in self._entries if event is None or entry["event"] == event]
 
     def lines(self, method: str | None = None) -> list[str]:
         """The received messages as text, all or those of one method."""

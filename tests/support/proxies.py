@@ -144,7 +144,7 @@ class Host:
     def notify(self, method: str, params: envelope.Members) -> None:
         self.notifications.append((method, {key: json.loads(bytes(raw)) for key, raw in params.items()}))
 
-    def passed_on(self) -> None: ...
+    def release(self) -> None: ...
 
     async def _told(self, method: str, params: envelope.Members) -> None:
         self.told.append((method, {key: json.loads(bytes(raw)) for key, raw in params.items()}))

@@ -135,6 +135,15 @@ class RawClient:
             self._abandoned.add(request_id)
         await self.notify("notifications/cancelled", {"requestId": request_id})
 
+    async def abandon(self, request_id: int | str) -> None:
+        """Cancel a request as clients of this era do; modern ones close the connection of an HTTP request."""
+        scopes = getattr(self.wire, "scopes", None)
+        if self.modern and scopes is not None:
+            self._pending.pop(request_id).cancel()
+            scopes[request_id].cancel()
+        else:
+            await self.cancel(request_id)
+
     async def until(self, condition: Callable[[RawClient], Any]) -> Any:
         """Wait until `condition` gives something true, and return it."""
         with anyio.fail_after(PATIENCE):

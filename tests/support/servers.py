@@ -25,7 +25,7 @@ def tool(name: str, description: str = "", **more: Any) -> dict[str, Any]:
 
 
 class Server:
-    """One fake server: its specification in a file, its ledger, and how a proxy is told of it."""
+    """One fake server: its specification in a file, its ledger, and its settings for a proxy."""
 
     def __init__(self, folder: Path, name: str, spec: dict[str, Any], settings: dict[str, Any]) -> None:
         self.name, self._folder = name, folder
@@ -39,7 +39,7 @@ class Server:
 
 
 class Workshop:
-    """Makes servers in one folder, writes the configuration that names them, and ends what it started."""
+    """Makes servers in one folder, writes their configuration, and ends those that it started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,12 +66,12 @@ class Workshop:
         return made
 
     def flag(self, name: str) -> Path:
-        """A file for a server to wait for, or to find that something was done once."""
+        """A file that a server waits for, or that marks something as done once."""
         return self.folder / name
 
     def config(self, **tables: Any) -> Path:
-        """Write the configuration: the servers, and other tables as given. Nothing is kept of a run."""
-        # What is found must not depend on how fast the machine is.
+        """Write the configuration: the servers, and other tables as given. The store is in memory."""
+        # Search results must not depend on how fast the machine is.
         patient = {"limits": {"indexing_wait_seconds": 60.0, **tables.pop("limits", {})}}
         data = {"store": {"path": "memory"}, **patient, **tables}
         data["servers"] = {name: server.settings for name, server in self.servers.items()}

@@ -1,4 +1,4 @@
-"""What the API and the page are tested with: tools and documents of all modes, and a hostile text."""
+"""Servers and documents for tests of the API and the pages: all include modes, and a hostile text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HOSTILE = '<img src=x onerror="document.title=\'taken\'"><script>document.title=
 
 
 PRIORITY = {"tone": 7, "mailing": 900, "secrets": 500, "addresses": 40}
-"""Of the documents."""
+"""Priorities of the documents."""
 
 
 def shop(workshop: Workshop) -> dict[str, Any]:
-    """Servers and documents, and the tables of their configuration."""
+    """Make the servers and documents; return the tables of their configuration."""
     documents = Documents(workshop.folder)
     documents.add(
         "rule", "tone", "always", "Be polite and brief in everything that is written.", PRIORITY["tone"]
@@ -51,5 +51,5 @@ def shop(workshop: Workshop) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """That of the tests, with the token."""
+    """The environment of the tests, with the token."""
     return {**os.environ, "MCP_CONTEXT_PROXY_TOKEN": TOKEN}

@@ -1,9 +1,10 @@
-"""Faults of what a server lists: its tools' texts and schemas, and the listing itself."""
+"""Faults of a list of tools: in texts, in schemas, and in the listing itself."""
 
-import sys
 import time
 
-from healthy import Healthy
+from server import Healthy
+
+from mcp_context_proxy.examples.kit import RpcError
 
 INVISIBLE = "\u200b\u202e\u2066\U000e0041\U000e0042\x07\x1b[8m\x1b]0;owned\x07\u0000\x9b31m"
 """Zero-width, bidi, tag and control characters, and terminal escapes."""
@@ -28,8 +29,8 @@ class RugPull(RugPullSilent):
     mode, stage = "rug-pull", "call"
 
     def call(self, request):
-        self.announce(request.channel)
-        super().call(request)
+        self.announce_tools(request.channel)
+        return super().call(request)
 
 
 class Poison(Healthy):
@@ -175,21 +176,19 @@ class SlowList(Healthy):
 
     def listed(self, request):
         time.sleep(self.delay)
-        super().listed(request)
+        return super().listed(request)
 
 
 class _Later(Healthy):
     """The listing goes wrong after `after` of them; a call announces a change."""
 
     def listed(self, request):
-        if self.listings <= self.options.get("after", 0):
-            super().listed(request)
-        else:
-            self.fault(request)
+        well = self.listings <= self.options.get("after", 0)
+        return super().listed(request) if well else self.fault(request)
 
     def call(self, request):
-        self.announce(request.channel)
-        super().call(request)
+        self.announce_tools(request.channel)
+        return super().call(request)
 
 
 class HangList(_Later):
@@ -198,8 +197,7 @@ class HangList(_Later):
     mode, stage = "hang-list", "list"
 
     def fault(self, request):
-        if self.options.get("http"):
-            request.cancelled.wait()
+        self.hang(request)
 
 
 class ErrorList(_Later):
@@ -208,7 +206,7 @@ class ErrorList(_Later):
     mode, stage = "error-list", "list"
 
     def fault(self, request):
-        request.error(-32603, "the database is down")
+        raise RpcError(-32603, "the database is down")
 
 
 class DieMidList(_Later):
@@ -217,9 +215,8 @@ class DieMidList(_Later):
     mode, stage = "die-mid-list", "list"
 
     def fault(self, request):
-        line = request.encoded(self.page(request))
-        request.channel.partial(line[: len(line) // 2])
-        self.die(5)
+        self.half(request, self.page(request, "tools", self.tools()))
+        request.channel.die(5)
 
 
 class EndlessPages(Healthy):
@@ -231,7 +228,7 @@ class EndlessPages(Healthy):
         start = int(request.params.get("cursor") or 0)
         tools = super().tools() if start == 0 else []
         tools += [self.tool(f"page_{number}") for number in range(start, start + 10)]
-        request.reply({"tools": tools, "nextCursor": str(start + 10)})
+        return {"tools": tools, "nextCursor": str(start + 10)}
 
 
 class SameCursor(Healthy):
@@ -240,14 +237,4 @@ class SameCursor(Healthy):
     mode, stage = "same-cursor", "list"
 
     def listed(self, request):
-        request.reply({"tools": self.tools(), "nextCursor": "again"})
-
-
-DEFINITIONS = [
-    value
-    for value in vars(sys.modules[__name__]).values()
-    if isinstance(value, type)
-    and issubclass(value, Healthy)
-    and "mode" in vars(value)
-    and value is not Healthy
-]
+        return {"tools": self.tools(), "nextCursor": "again"}

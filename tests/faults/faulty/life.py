@@ -1,12 +1,12 @@
-"""Faults of a server's life: starting, opening, and what it does unasked."""
+"""Faults of a server's life: at the start, in the handshake, unasked, and at the end."""
 
-import json
 import os
 import signal
-import sys
 import time
 
-from healthy import Healthy
+from server import Healthy
+
+from mcp_context_proxy.examples.kit import RpcError, encode
 
 
 class ExitAtStart(Healthy):
@@ -14,9 +14,9 @@ class ExitAtStart(Healthy):
 
     mode, http = "exit-at-start", False
 
-    def start(self, channel):
+    def start(self):
         os.write(2, b"reading settings\ncannot start: no licence\n")
-        self.die(3)
+        os._exit(3)
 
 
 class SlowStart(Healthy):
@@ -24,7 +24,7 @@ class SlowStart(Healthy):
 
     mode, http = "slow-start", False
 
-    def start(self, channel):
+    def start(self):
         time.sleep(self.delay)
 
 
@@ -33,8 +33,8 @@ class Banner(Healthy):
 
     mode, http = "banner", False
 
-    def start(self, channel):
-        channel.partial(b"Welcome to the server\n\n\x1b[32mlistening\x1b[0m on stdio\n")
+    def start(self):
+        self.channel.write(b"Welcome to the server\n\n\x1b[32mlistening\x1b[0m on stdio\n")
 
 
 class FloodStderr(Healthy):
@@ -42,11 +42,11 @@ class FloodStderr(Healthy):
 
     mode, http = "flood-stderr", False
 
-    def start(self, channel):
+    def start(self):
         line = b"x" * 199 + b"\n"
         for _ in range(self.size // 200):
             os.write(2, line)
-        self.in_background(self.flood, line)
+        self.apart(self.flood, line)
 
     def flood(self, line):
         while True:
@@ -59,21 +59,22 @@ class StderrNoNewline(Healthy):
 
     mode, http = "stderr-no-newline", False
 
-    def start(self, channel):
+    def start(self):
         for _ in range(self.size // 1000):
             os.write(2, b"\x1b[31m\x00\x07" + b"y" * 993)
 
 
 class CrashLoop(Healthy):
-    """Runs well, but exits with code 7 after `delay` seconds, every time; its work takes longer than that."""
+    """Runs well, but exits with code 7 after `delay` seconds, every time; a call takes longer than that."""
 
     mode, http = "crash-loop", False
 
-    def ready(self, channel):
-        self.later(self.delay, self.die, 7)
+    def ready(self):
+        self.later(self.delay, os._exit, 7)
 
     def call(self, request):
-        """Whoever calls hears of the end, or that there is nobody: never an answer that came just in time."""
+        # No answer that comes just in time: the caller hears of the end, or that the server is not there.
+        self.hang(request)
 
 
 class Orphan(Healthy):
@@ -81,27 +82,8 @@ class Orphan(Healthy):
 
     mode, http = "orphan", False
 
-    def start(self, channel):
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            while True:
-                time.sleep(60)
-        self.note("spawned", child=pid)
-
-
-class IgnoreSigterm(Healthy):
-    """Ignores SIGTERM and SIGINT, and keeps running after the end of stdin."""
-
-    mode, http = "ignore-sigterm", False
-
-    def start(self, channel):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end(self):
-        while True:
-            time.sleep(60)
+    def start(self):
+        self.spawn()
 
 
 class IgnoreEof(Healthy):
@@ -112,6 +94,16 @@ class IgnoreEof(Healthy):
     def end(self):
         while True:
             time.sleep(60)
+
+
+class IgnoreSigterm(IgnoreEof):
+    """Ignores SIGTERM and SIGINT, and keeps running after the end of stdin."""
+
+    mode, stage = "ignore-sigterm", "start"
+
+    def start(self):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class SlowExit(Healthy):
@@ -128,7 +120,7 @@ class MemoryHog(Healthy):
 
     mode, http = "memory-hog", False
 
-    def start(self, channel):
+    def start(self):
         self.held = bytearray(self.size)
 
 
@@ -137,9 +129,8 @@ class HangInitialize(Healthy):
 
     mode, stage = "hang-initialize", "handshake"
 
-    def requested(self, request):
-        if self.options.get("http"):
-            request.cancelled.wait()
+    def respond(self, request):
+        self.hang(request)
 
 
 class HangDiscover(Healthy):
@@ -147,12 +138,11 @@ class HangDiscover(Healthy):
 
     mode, stage = "hang-discover", "handshake"
 
-    def requested(self, request):
+    def respond(self, request):
         self.era = "handshake"
-        if request.method != "server/discover":
-            super().requested(request)
-        elif self.options.get("http"):
-            request.cancelled.wait()
+        if request.method == "server/discover":
+            self.hang(request)
+        return super().respond(request)
 
 
 class DieOnDiscover(Healthy):
@@ -160,11 +150,11 @@ class DieOnDiscover(Healthy):
 
     mode, stage = "die-on-discover", "handshake"
 
-    def requested(self, request):
+    def respond(self, request):
         self.era = "handshake"
         if request.method == "server/discover":
-            self.die(1)
-        super().requested(request)
+            request.channel.die(1)
+        return super().respond(request)
 
 
 class SlowInitialize(Healthy):
@@ -172,9 +162,9 @@ class SlowInitialize(Healthy):
 
     mode, stage = "slow-initialize", "handshake"
 
-    def introduction(self):
+    def introduction(self, request):
         time.sleep(self.delay)
-        return super().introduction()
+        return super().introduction(request)
 
 
 class DieDuringInitialize(Healthy):
@@ -182,8 +172,8 @@ class DieDuringInitialize(Healthy):
 
     mode, stage = "die-during-initialize", "handshake"
 
-    def introduction(self):
-        return self.die(4)
+    def introduction(self, request):
+        request.channel.die(4)
 
 
 class ErrorInitialize(Healthy):
@@ -191,10 +181,8 @@ class ErrorInitialize(Healthy):
 
     mode, stage = "error-initialize", "handshake"
 
-    def initialize(self, request):
-        request.error(-32603, "the licence has expired")
-
-    discover = initialize
+    def introduction(self, request):
+        raise RpcError(-32603, "the licence has expired")
 
 
 class BadVersion(Healthy):
@@ -202,11 +190,9 @@ class BadVersion(Healthy):
 
     mode, stage = "bad-version", "handshake"
 
-    def initialize(self, request):
-        request.reply(self.introduction() | {"protocolVersion": "1901-01-01"})
-
-    def discover(self, request):
-        request.reply(self.introduction() | {"supportedVersions": ["1901-01-01"]})
+    def introduction(self, request):
+        versions = {"protocolVersion": "1901-01-01", "supportedVersions": ["1901-01-01"]}
+        return super().introduction(request) | versions
 
 
 class BadInitialize(Healthy):
@@ -214,11 +200,9 @@ class BadInitialize(Healthy):
 
     mode, stage = "bad-initialize", "handshake"
 
-    def initialize(self, request):
-        request.reply({"protocolVersion": 42, "capabilities": "all", "serverInfo": []})
-
-    def discover(self, request):
-        request.reply({"supportedVersions": "all", "capabilities": [], "_meta": 1})
+    def introduction(self, request):
+        versions = {"protocolVersion": 42, "supportedVersions": "all"}
+        return versions | {"capabilities": "all", "serverInfo": [], "_meta": 1}
 
 
 class FlapList(Healthy):
@@ -226,13 +210,13 @@ class FlapList(Healthy):
 
     mode, stage, http = "flap-list", "ready", False
 
-    def ready(self, channel):
-        self.in_background(self.flap, channel)
+    def ready(self):
+        self.apart(self.flap)
 
-    def flap(self, channel):
+    def flap(self):
         until = time.monotonic() + self.delay
         while time.monotonic() < until:
-            self.announce(channel)
+            self.announce_tools()
             time.sleep(1 / self.options.get("rate", 200))
         self.note("settled")
 
@@ -246,16 +230,14 @@ class FloodStdout(Healthy):
 
     mode, stage, http = "flood-stdout", "ready", False
 
-    def ready(self, channel):
-        self.in_background(self.flood, channel)
+    def ready(self):
+        self.apart(self.flood)
 
-    def flood(self, channel):
+    def flood(self):
         params = {"level": "info", "logger": "flood", "data": "z" * 400}
-        message = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
-        line = json.dumps(message).encode()
+        line = encode({"jsonrpc": "2.0", "method": "notifications/message", "params": params})
         for _ in range(self.size // len(line)):
-            channel.line(line)
-        self.note("flooded")
+            self.channel.line(line)
 
 
 class EndlessLine(Healthy):
@@ -263,13 +245,12 @@ class EndlessLine(Healthy):
 
     mode, stage, http = "endless-line", "ready", False
 
-    def ready(self, channel):
-        self.in_background(self.endless, channel)
+    def ready(self):
+        self.apart(self.endless)
 
-    def endless(self, channel):
+    def endless(self):
         for _ in range(self.size // 65536):
-            channel.partial(b"a" * 65536)
-        self.note("flooded")
+            self.channel.write(b"a" * 65536)
 
 
 class CloseStdout(Healthy):
@@ -279,6 +260,7 @@ class CloseStdout(Healthy):
 
     def call(self, request):
         os.dup2(2, 1)
+        self.hang(request)
 
 
 class PingClient(Healthy):
@@ -286,21 +268,12 @@ class PingClient(Healthy):
 
     mode, stage, http = "ping-client", "ready", False
 
-    def ready(self, channel):
+    def ready(self):
         if self.era != "modern":
-            self.in_background(self.ping, channel)
+            self.apart(self.ping)
 
-    def ping(self, channel):
-        for number in range(10_000):
-            question = f"ping-{number}"
-            answers = self.asked[question] = []
-            channel.line(json.dumps({"jsonrpc": "2.0", "id": question, "method": "ping"}).encode())
+    def ping(self):
+        while True:
+            answers = self.ask(self.channel, "ping", {})
             time.sleep(0.2)
             self.note("pong" if answers else "no pong")
-
-
-LIFE = [
-    value
-    for value in vars(sys.modules[__name__]).values()
-    if isinstance(value, type) and issubclass(value, Healthy) and value is not Healthy
-]

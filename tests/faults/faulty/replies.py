@@ -1,21 +1,21 @@
 """Faults of a reply's bytes: ids, framing, encoding; and, over HTTP, of the response around it."""
 
-import json
-import sys
 import time
 
-from healthy import DeadError, Healthy
+from server import Healthy
+
+from mcp_context_proxy.examples.kit import NoResponse, encode
 
 
 class WrongId(Healthy):
-    """Answers with an id that nobody asked for; the true answer never comes."""
+    """Answers with an id that no request had; the true answer never comes."""
 
     mode, stage = "wrong-id", "reply"
+    id = 999_999
 
     def call(self, request):
-        request.reply(self.result(request), id=999_999)
-        if self.options.get("http"):
-            request.cancelled.wait()
+        request.channel.send(request.response(self.result(request)) | {"id": self.id})
+        self.hang(request)
 
 
 class StringId(Healthy):
@@ -24,18 +24,14 @@ class StringId(Healthy):
     mode, stage = "string-id", "reply"
 
     def call(self, request):
-        request.reply(self.result(request), id=str(request.id))
+        self.reply(request, self.result(request), id=str(request.id))
 
 
 class NullId(WrongId):
     """Answers with id null; the true answer never comes."""
 
     mode, stage = "null-id", "reply"
-
-    def call(self, request):
-        request.reply(self.result(request), id=None)
-        if self.options.get("http"):
-            request.cancelled.wait()
+    id = None
 
 
 class DuplicateReply(Healthy):
@@ -45,25 +41,24 @@ class DuplicateReply(Healthy):
 
     def call(self, request):
         request.reply(self.result(request))
-        request.reply({"content": [{"type": "text", "text": "another"}]})
+        return {"content": [{"type": "text", "text": "another"}]}
 
 
 class SwapIds(Healthy):
     """Answers calls in pairs with the two ids exchanged."""
 
     mode, stage, http = "swap-ids", "reply", False
-
-    def __init__(self, options):
-        super().__init__(options)
-        self.first = None
+    first = None
 
     def call(self, request):
         if self.first is None:
             self.first = request
-            return
-        first, self.first = self.first, None
-        request.reply(self.result(request), id=first.id)
-        first.reply(self.result(first), id=request.id)
+        else:
+            first, self.first = self.first, None
+            request.id, first.id = first.id, request.id
+            request.reply(self.result(request))
+            first.reply(self.result(first))
+        raise NoResponse
 
 
 class NullResult(Healthy):
@@ -72,7 +67,7 @@ class NullResult(Healthy):
     mode, stage = "null-result", "reply"
 
     def call(self, request):
-        request.reply(None)
+        return None
 
 
 class ResultAndError(Healthy):
@@ -81,7 +76,7 @@ class ResultAndError(Healthy):
     mode, stage = "result-and-error", "reply"
 
     def call(self, request):
-        request.reply(self.result(request), error={"code": -32052, "message": "and yet"})
+        self.reply(request, self.result(request), error={"code": -32052, "message": "and yet"})
 
 
 class Garbage(Healthy):
@@ -104,14 +99,15 @@ class Garbage(Healthy):
         request.reply(self.result(request))
         for line in lines:
             request.channel.line(line)
+        raise NoResponse
 
 
 class _Bytes(Healthy):
-    """The reply as bytes that `spoil` changes."""
+    """Answers with bytes that `spoil` changes."""
 
     def call(self, request):
-        request.channel.line(self.spoil(request.encoded(self.result(request))))
-        request.note("reply")
+        request.channel.line(self.spoil(encode(request.response(self.result(request)))))
+        raise NoResponse
 
 
 class InvalidJson(_Bytes):
@@ -129,7 +125,7 @@ class InvalidUtf8(_Bytes):
     mode, stage = "invalid-utf8", "reply"
 
     def spoil(self, line):
-        return line.replace(b'"text": "', b'"text": "\xc3\x28\xff')
+        return line.replace(b'"text":"', b'"text":"\xc3\x28\xff')
 
 
 class LoneSurrogate(_Bytes):
@@ -138,7 +134,7 @@ class LoneSurrogate(_Bytes):
     mode, stage = "lone-surrogate", "reply"
 
     def spoil(self, line):
-        return line.replace(b'"text": "', b'"text": "\\ud800')
+        return line.replace(b'"text":"', b'"text":"\\ud800')
 
 
 class Nan(_Bytes):
@@ -174,17 +170,21 @@ class Dribble(Healthy):
     mode, stage, http = "dribble", "reply", False
 
     def call(self, request):
-        line = request.encoded(self.result(request)) + b"\n"
+        line = encode(request.response(self.result(request))) + b"\n"
         for position in range(len(line)):
-            request.channel.partial(line[position : position + 1])
+            request.channel.write(line[position : position + 1])
             time.sleep(self.delay / len(line))
-        request.note("reply")
+        raise NoResponse
 
 
 class _Http(Healthy):
-    """Only over HTTP; answers calls with a response of its own making."""
+    """Exists only over HTTP; `misbehave` answers calls, if at all."""
 
     stage = "http"
+
+    def call(self, request):
+        self.misbehave(request, request.channel)
+        raise NoResponse
 
 
 class HttpStatus(_Http):
@@ -192,9 +192,8 @@ class HttpStatus(_Http):
 
     mode = "http-500"
 
-    def call(self, request):
-        body = b"<html>Internal Server Error</html>"
-        request.channel.response(500, {"content-type": "text/html"}, body)
+    def misbehave(self, request, channel):
+        channel.response(500, {"content-type": "text/html"}, b"<html>Internal Server Error</html>")
 
 
 class HttpBusy(_Http):
@@ -202,8 +201,8 @@ class HttpBusy(_Http):
 
     mode = "http-503"
 
-    def call(self, request):
-        request.channel.response(503, {"retry-after": "120"}, b"")
+    def misbehave(self, request, channel):
+        channel.response(503, {"retry-after": "120"}, b"")
 
 
 class HttpHtml(_Http):
@@ -211,8 +210,8 @@ class HttpHtml(_Http):
 
     mode = "http-html"
 
-    def call(self, request):
-        request.channel.response(200, {"content-type": "text/html"}, b"<html>Please log in</html>")
+    def misbehave(self, request, channel):
+        channel.response(200, {"content-type": "text/html"}, b"<html>Please log in</html>")
 
 
 class HalfOpen(_Http):
@@ -220,9 +219,9 @@ class HalfOpen(_Http):
 
     mode = "half-open"
 
-    def call(self, request):
-        request.channel.open()
-        request.cancelled.wait()
+    def misbehave(self, request, channel):
+        channel.open()
+        self.hang(request)
 
 
 class SlowHeaders(_Http):
@@ -230,11 +229,11 @@ class SlowHeaders(_Http):
 
     mode = "slow-headers"
 
-    def call(self, request):
-        request.channel.socket(b"HTTP/1.1 200 OK\r\nx-slow: ")
+    def misbehave(self, request, channel):
+        channel.socket(b"HTTP/1.1 200 OK\r\nx-slow: ")
         while True:
             time.sleep(0.05)
-            request.channel.socket(b"y")
+            channel.socket(b"y")
 
 
 class Redirect(_Http):
@@ -242,9 +241,9 @@ class Redirect(_Http):
 
     mode = "redirect"
 
-    def call(self, request):
+    def misbehave(self, request, channel):
         location = self.options.get("canary_url", "http://127.0.0.1:1/")
-        request.channel.response(307, {"location": location}, b"")
+        channel.response(307, {"location": location}, b"")
 
 
 class Reset(_Http):
@@ -252,8 +251,8 @@ class Reset(_Http):
 
     mode = "reset"
 
-    def call(self, request):
-        raise DeadError
+    def misbehave(self, request, channel):
+        channel.reset()
 
 
 class ShortBody(_Http):
@@ -261,29 +260,17 @@ class ShortBody(_Http):
 
     mode = "short-body"
 
-    def call(self, request):
-        body = json.dumps({"jsonrpc": "2.0", "id": request.id, "result": self.result(request)}).encode()
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (
-            len(body) * 2
-        )
-        request.channel.socket(head + body)
-        raise DeadError
+    def misbehave(self, request, channel):
+        body = encode(request.response(self.result(request)))
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        channel.socket(head % (len(body) * 2) + body)
+        channel.reset()
 
 
-class BigEvent(_Http):
+class BigEvent(Healthy):
     """Answers with an event of 2 MiB: more than some clients take."""
 
-    mode = "big-event"
+    mode, stage = "big-event", "http"
 
     def result(self, request):
         return {"content": [{"type": "text", "text": "e" * (2 << 20)}]}
-
-
-REPLIES = [
-    value
-    for value in vars(sys.modules[__name__]).values()
-    if isinstance(value, type)
-    and issubclass(value, Healthy)
-    and "mode" in vars(value)
-    and value is not Healthy
-]

@@ -2,37 +2,45 @@
 
 ``python -I -S fake_server SPEC.json [--http|--sse]``. The specification is one JSON object:
 
-* ``name``, ``version``, ``instructions``: what the server says of itself.
+* ``name``, ``version``, ``instructions``: the server's description of itself.
 * ``era``: ``handshake`` (default), ``modern`` or ``both``.
-* ``ledger``: a file that gets one JSON line for each start, received line, and call that was run.
+* ``ledger``: a file that gets one JSON line for each start, received line and executed call.
 * ``tools``, ``resources``, ``templates``, ``prompts``: the lists, verbatim. ``tools_file``: a JSON file with
   a ``tools`` member. ``page_size``: entries on a page.
-* ``capabilities``: instead of those that the lists imply.
+* ``capabilities``: replaces the capabilities that the lists imply.
 * ``at_start``: steps before anything is read, such as ``{"stderr": "..."}`` and ``{"exit": 3}``.
 * ``on``: steps for a method, such as ``{"initialize": [{"wait": "FILE"}]}``.
 * ``calls``: steps for a tool call, by tool name; ``*`` for all others. Without any, a call is answered with
   its own params as text.
-* ``forgets``: a file; once it is there, HTTP sessions that were opened before are not found.
-* ``after_initialized``: steps once the handshake is over, or after `server/discover`.
-* ``asks_first``: requests of the client that are made before anything that follows the handshake is read.
+* ``forgets``: a file; once it exists, HTTP sessions that were opened before are not found.
+* ``after_initialized``: steps once the handshake is over, or after ``server/discover``.
+* ``asks_first``: requests to the client, sent before the server reads anything that follows the handshake.
 
-A list of steps runs in order, in a thread of its own; when it ends without an answer, the answer the server
-would have given follows. The steps are the functions named ``step_*`` in `steps`.
+A list of steps runs in order, in a thread of its own; when it ends without an answer, the answer of a plain
+server follows. The steps are the functions named ``step_*`` in `steps`.
 """
 
 import json
 import sys
+from os.path import abspath, dirname
 
-from fronts import serve_http, serve_sse, serve_stdio
-from server import Server
+sys.path.append(dirname(dirname(dirname(abspath(__file__)))))  # pathlib starts slower
+sys.path.append(dirname(sys.path[-1]))
+
+from server import Fake
 
 
 def main():
-    with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123
+    with open(sys.argv[1], encoding="utf-8") as file:
         spec = json.load(file)
-    if "--sse" in sys.argv:
-        serve_sse(spec)
-    (serve_http if "--http" in sys.argv else serve_stdio)(Server(spec))
+    if "--http" in sys.argv or "--sse" in sys.argv:
+        from support.stub_http import Handler, HttpServer, SseHandler
+
+        if "--http" in sys.argv:
+            HttpServer(Handler, "/mcp", {"mcp": Fake(spec)})
+        HttpServer(SseHandler, "/sse", {}, lambda: Fake(spec))
+    fake = Fake(spec)
+    fake.serve(lambda request: fake.apart(fake.answer, request))
 
 
 if __name__ == "__main__":

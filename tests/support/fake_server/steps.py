@@ -1,224 +1,198 @@
-"""Steps. Each takes the exchange and its value; a result that is not None answers the request."""
+"""Steps: functions of a request and the step's value. A result that is not None answers the request."""
 
 import json
 import os
-import select
 import signal
-import socket
 import time
 
-from exchange import AnsweredError, RefusedError, SilentError
+from mcp_context_proxy.examples.kit import NoResponse, RpcError
 
 
-def step_result(exchange, value):
+def step_result(request, value):
     return json.loads(json.dumps(value))
 
 
-def step_raw_result(exchange, value):
-    """A result as JSON text, written as it is."""
-    exchange.write(
-        '{"jsonrpc":"2.0","id":' + json.dumps(exchange.id) + ',"result":' + value + "}",
-    )
-    raise AnsweredError
+def step_raw_result(request, value):
+    """Write a result, given as JSON text, as it is."""
+    line = '{"jsonrpc":"2.0","id":' + json.dumps(request.id) + ',"result":' + value + "}"
+    request.channel.line(line.encode())
+    raise NoResponse
 
 
-def step_raw(exchange, value):
-    """Write a line as it is, with ID replaced by the id of the request; goes on."""
-    exchange.write(value.replace("ID", json.dumps(exchange.id)))
+def step_raw(request, value):
+    """Write a line as it is, with ID replaced by the id of the request, and go on."""
+    request.channel.line(value.replace("ID", json.dumps(request.id)).encode())
 
 
-def step_hex(exchange, value):
-    """Write bytes as they are, without a line end; goes on."""
-    exchange.write(bytes.fromhex(value).replace(b"ID", json.dumps(exchange.id).encode()), end=b"")
+def step_hex(request, value):
+    """Write bytes as they are, without a line end, and go on."""
+    request.channel.write(bytes.fromhex(value).replace(b"ID", json.dumps(request.id).encode()))
 
 
-def step_error(exchange, value):
-    raise RefusedError(value.get("code", -32603), value.get("message", "failed"), value.get("data"))
+def step_error(request, value):
+    raise RpcError(value.get("code", -32603), value.get("message", "failed"), value.get("data"))
 
 
-def step_silent(exchange, value):
-    raise SilentError
+def step_silent(request, value):
+    raise NoResponse
 
 
-def step_answered(exchange, value):
-    raise AnsweredError
+step_answered = step_silent
 
 
-def step_large(exchange, value):
-    """A result whose text has that many characters."""
+def step_large(request, value):
+    """Answer with a text of that many characters."""
     return {"content": [{"type": "text", "text": "x" * value}]}
 
 
-def step_nested(exchange, value):
-    """A result nested that deeply."""
-    step_raw_result(exchange, '{"content":[],"structuredContent":{"deep":' + "[" * value + "]" * value + "}}")
+def step_nested(request, value):
+    """Answer with a result nested that deeply."""
+    step_raw_result(request, '{"content":[],"structuredContent":{"deep":' + "[" * value + "]" * value + "}}")
 
 
-def step_exit(exchange, value):
+def step_exit(request, value):
     os._exit(value)
 
 
-def step_kill(exchange, value):
+def step_kill(request, value):
     os.kill(os.getpid(), value)
 
 
-def step_stderr(exchange, value):
+def step_stderr(request, value):
     os.write(2, value.encode() + b"\n")
 
 
-def step_wait(exchange, value):
+def step_wait(request, value):
     """Wait until a file is there."""
-    while not os.path.exists(value):  # noqa: PTH110
+    while not os.path.exists(value):
         time.sleep(0.005)
 
 
-def step_wait_cancelled(exchange, value):
-    while not exchange.cancelled.wait(0.02):
-        if connection_closed(exchange):
-            break
-    exchange.server.note(event="cancelled", tool=exchange.subject())
-    raise SilentError
+def step_wait_cancelled(request, value):
+    request.cancelled.wait()
+    note_cancelled(request)
 
 
-def connection_closed(exchange):
-    """Over HTTP, a modern client cancels by closing the connection."""
-    handler = getattr(exchange.write, "__self__", None)
-    if handler is None:
-        return False
-    readable = select.select([handler.connection], [], [], 0)[0]
-    return bool(readable) and handler.connection.recv(1, socket.MSG_PEEK) == b""
+def note_cancelled(request):
+    subject = request.params.get("name") if request.method == "tools/call" else request.method
+    request.server.note("cancelled", tool=subject)
+    raise NoResponse
 
 
-def step_once(exchange, value):
+def step_once(request, value):
     """Run these steps only if the named file is not there yet, and make it."""
     path, steps = value
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return None
-    return exchange.server.run_steps(exchange, steps)
+    return request.server.run_steps(request, steps)
 
 
-def step_if(exchange, value):
+def step_if(request, value):
     """Run these steps only if the named file is there."""
     path, steps = value
-    return exchange.server.run_steps(exchange, steps) if os.path.exists(path) else None  # noqa: PTH110
+    return request.server.run_steps(request, steps) if os.path.exists(path) else None
 
 
-def step_progress(exchange, value):
-    """Progress notifications with the token that came, if one did: up to a number, or a list of them."""
-    token = exchange.meta.get("progressToken")
+def step_progress(request, value):
+    """Send progress notifications, up to a number or one for each of a list, if the client asked for them."""
     numbers, total = (value, None) if isinstance(value, list) else (range(1, value + 1), value)
     for number in numbers:
-        if token is not None:
-            params = {"progressToken": token, "progress": number, "total": total, "message": f"step {number}"}
-            exchange.notify("notifications/progress", params)
+        request.progress(number, total, f"step {number}")
 
 
-def step_notify(exchange, value):
-    """A notification on the stream of this request."""
-    exchange.notify(value["method"], value.get("params", {}))
+def step_notify(request, value):
+    """Send a notification on the stream of this request."""
+    request.notify(value["method"], value.get("params", {}))
 
 
-def step_announce(exchange, value):
-    exchange.server.announce(exchange, value["method"], value.get("params", {}))
+def step_announce(request, value):
+    request.server.announce(value["method"], value.get("params", {}))
 
 
-def step_set(exchange, value):
+def step_set(request, value):
     """Replace lists, and say so."""
     for name, entries in value.items():
-        exchange.server.lists[name] = entries
+        request.server.lists[name] = entries
         kind = "resources" if name == "templates" else name
-        exchange.server.announce(exchange, f"notifications/{kind}/list_changed", {})
+        request.server.announce(f"notifications/{kind}/list_changed", {})
 
 
-def step_ask(exchange, value):
-    """Make a request of the client; the answer is the text of the result."""
-    answer = await_answer(exchange, send_question(exchange, value))
-    text = json.dumps(answer.get("result", answer.get("error")))
-    return {"content": [{"type": "text", "text": text}], "isError": "error" in answer}
+def step_ask(request, value):
+    """Send the client a request; the response is the text of the result."""
+    response = wait_for(request, ask(request, value))
+    text = json.dumps(response.get("result", response.get("error")))
+    return {"content": [{"type": "text", "text": text}], "isError": "error" in response}
 
 
-def step_ask_each(exchange, value):
-    """Make several requests, one after the other; the answers are the text of the result."""
-    answers = [await_answer(exchange, send_question(exchange, each)) for each in value]
-    return {"content": [{"type": "text", "text": json.dumps([each.get("result") for each in answers])}]}
+def step_ask_each(request, value):
+    """Send several requests, one after the other; the responses are the text of the result."""
+    return results(wait_for(request, ask(request, each)) for each in value)
 
 
-def step_ask_together(exchange, value):
-    """Make several requests before any is answered."""
-    slots = [send_question(exchange, each) for each in value]
-    answers = [await_answer(exchange, slot) for slot in slots]
-    return {"content": [{"type": "text", "text": json.dumps([each.get("result") for each in answers])}]}
+def step_ask_together(request, value):
+    """Send several requests before any is answered."""
+    return results([wait_for(request, answers) for answers in [ask(request, each) for each in value]])
 
 
-def step_ask_then(exchange, value):
-    """Make a request, wait for the answer, and go on."""
-    await_answer(exchange, send_question(exchange, value))
+def step_ask_then(request, value):
+    """Send a request, wait for the response, and go on."""
+    wait_for(request, ask(request, value))
 
 
-def step_heard(exchange, value):
-    """What has been answered so far, as the text of the result."""
-    heard = [slot[0].get("result") for slot in exchange.server.asked.values() if slot]
-    return {"content": [{"type": "text", "text": json.dumps(heard)}]}
+def step_heard(request, value):
+    """Answer with the responses of the client so far."""
+    return results(answers[0] for answers in request.server.questions.values() if answers)
 
 
-def step_ask_in_vain(exchange, value):
-    """Make a request and withdraw it."""
-    send_question(exchange, value)
-    exchange.notify("notifications/cancelled", {"requestId": f"fake-{exchange.server.asks}"})
+def step_ask_in_vain(request, value):
+    """Send a request and withdraw it."""
+    ask(request, value)
+    request.notify("notifications/cancelled", {"requestId": [*request.server.questions][-1]})
 
 
-def send_question(exchange, value):
-    server = exchange.server
-    with server.lock:
-        server.asks += 1
-        request_id = f"fake-{server.asks}"
-        slot = server.asked[request_id] = []
-    request = {"jsonrpc": "2.0", "id": request_id, "method": value["method"]}
-    exchange.write(json.dumps(request | {"params": value.get("params", {})}))
-    server.note(event="asking", method=value["method"])
-    return slot
+def ask(request, value):
+    answers = request.server.ask(request.channel, value["method"], value.get("params", {}))
+    request.server.note("asking", method=value["method"])
+    return answers
 
 
-def await_answer(exchange, slot):
-    while not slot:
-        if exchange.cancelled.is_set():
-            exchange.server.note(event="cancelled", tool=exchange.subject())
-            raise SilentError
-        time.sleep(0.002)
-    exchange.server.note(event="asked", answer=slot[0])
-    return slot[0]
+def wait_for(request, answers):
+    while not answers:
+        if request.cancelled.wait(0.002):
+            note_cancelled(request)
+    request.server.note("asked", answer=answers[0])
+    return answers[0]
 
 
-def step_pid(exchange, value):
-    """Which process this is, as the text of the result."""
-    return {"content": [{"type": "text", "text": str(os.getpid())}]}
-
-
-def step_need_input(exchange, value):
-    """Modern: ask by `input_required` until the retry brings answers; they are the text of the result."""
-    answers = exchange.params.get("inputResponses")
-    if answers is None:
-        return {"resultType": "input_required"} | value
-    text = json.dumps({"answers": answers, "state": exchange.params.get("requestState")})
+def results(responses):
+    text = json.dumps([response.get("result") for response in responses])
     return {"content": [{"type": "text", "text": text}]}
 
 
-def step_spawn(exchange, value):
-    """Start a child that outlives its parent unless its group is killed."""
-    pid = os.fork()
-    if pid == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            time.sleep(60)
-    exchange.server.note(event="spawned", child=pid)
+def step_pid(request, value):
+    """Answer with the process id."""
+    return {"content": [{"type": "text", "text": str(os.getpid())}]}
 
 
-def step_ignore_end(exchange, value):
+def step_need_input(request, value):
+    """Ask by ``input_required`` (modern era); the answers of the retry are the text of the result."""
+    answers = request.params.get("inputResponses")
+    if answers is None:
+        return {"resultType": "input_required"} | value
+    text = json.dumps({"answers": answers, "state": request.params.get("requestState")})
+    return {"content": [{"type": "text", "text": text}]}
+
+
+def step_spawn(request, value):
+    request.server.spawn()
+
+
+def step_ignore_end(request, value):
     """Survive the end of input and SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    exchange.server.spec["ignore_eof"] = True
+    request.server.spec["ignore_eof"] = True
 
 
 STEPS = {name.removeprefix("step_"): made for name, made in globals().items() if name.startswith("step_")}
