@@ -28,12 +28,12 @@ from figures import Figure, machine, percentile, table
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.learning.pairs import MOST_PAIRS, Pair, Signal, Use, key_of
+from mcp_context_proxy.learning.pairs import MOST_PAIRS, Signal, Use, key_of
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.relevance import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store import Pair, open_store
 
 TOOLS = 3_000
 EACH_ROUND = 40

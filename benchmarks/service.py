@@ -33,9 +33,8 @@ from subjects import SERVERS, Workbench
 from mcp_context_proxy import Interactions
 from mcp_context_proxy.embedding import LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.interactions.memory import Interaction
 from mcp_context_proxy.learning.pairs import MOST_PAIRS, key_of
-from mcp_context_proxy.store import LearnedRow, open_store
+from mcp_context_proxy.store import Interaction, Pair, open_store
 
 SEARCH, RECALL = "search_available_tools", "recall"
 TOOLS_EACH = definitions.MOST
@@ -149,9 +148,9 @@ def fill(store: Path, words: Words) -> None:
     queries = list(islice(words, MOST_PAIRS))
     model_id, vectors = QueryEmbedder(LazyModel()).vectors(queries)
     rows = [
-        LearnedRow(
-            key_of(query), f"s{number % SERVERS}", definitions.name_of(number % TOOLS_EACH),
-            query, model_id, vector, float(chance.uniform(0.5, 1)), 3, now - 9, now - 5,
+        Pair(
+            key_of(query), (f"s{number % SERVERS}", definitions.name_of(number % TOOLS_EACH)),
+            query, vector, model_id, float(chance.uniform(0.5, 1)), 3, now - 9, now - 5,
         )
         for number, (query, vector) in enumerate(zip(queries, vectors, strict=True))
     ]  # fmt: skip

@@ -24,6 +24,10 @@ Vector: TypeAlias = "NDArray[np.float32]"
 """Shape [dimensions], L2 norm 1."""
 
 
+ToolKey: TypeAlias = tuple[str, str]
+"""A tool of a server: the server's key in the configuration, and the name the server itself uses."""
+
+
 class IncludeMode(StrEnum):
     """Condition under which an item is part of a context."""
 
@@ -73,6 +77,11 @@ class Tool:
     def kind(self) -> Kind:
         """Return `Kind.TOOL`."""
         return Kind.TOOL
+
+    @property
+    def key(self) -> ToolKey:
+        """Its server and own name, which identify it whatever name hosts see."""
+        return self.server, self.name
 
 
 def uri_of(kind: Kind, name: str) -> str:

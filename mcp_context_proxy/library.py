@@ -33,7 +33,7 @@ from mcp_context_proxy.embedding.embeddings import (
     open_model,
 )
 from mcp_context_proxy.embedding.tokens import TokenCounter
-from mcp_context_proxy.interactions.standalone import Interactions
+from mcp_context_proxy.interactions.memory import Interactions
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander

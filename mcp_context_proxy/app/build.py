@@ -31,9 +31,8 @@ from mcp_context_proxy.embedding.embeddings import (
 from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention, Model
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.learning.recorder import Recorder, SessionRecorder
-from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.learning.working_set import Novelty, WorkingSet
+from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
+from mcp_context_proxy.learning.working_set import Novelty, SessionRecorder, WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -80,7 +79,7 @@ class Searching:
         self.learned = LearnedTier(embedder, learned, learns.store_queries) if learns.enabled else None
         self.session_recorder = SessionRecorder(store.tool_sessions) if learns.enabled else None
         self.working_set = WorkingSet()
-        self.recorder = Recorder(self.learned) if self.learned is not None else None
+        self.recorder = UseRecorder(self.learned) if self.learned is not None else None
         self.engine = Engine(
             CachedEmbedder(self.model, store.vectors),
             queries,

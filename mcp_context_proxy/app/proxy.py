@@ -38,7 +38,7 @@ from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, SessionNotifications
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.statistics.figures import CacheCounts
+from mcp_context_proxy.statistics.recorder import CacheCounts
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
@@ -187,8 +187,8 @@ class Proxy:
             self._on_event,
             store.listings,
         )
-        self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library)
-        self.catalog.reserved = meta_definitions.RESERVED | {prompts.NAME}
+        reserved = meta_definitions.RESERVED | {prompts.NAME}
+        self.catalog = Catalog(config.expose, config.limits, self.fleet.serving, self.library, reserved)
         self.upkeep = CatalogRefresh(self.catalog, self.fleet, self.library)
         self._warm = False
         remembers = config.interactions.enabled

@@ -1,1 +1,1 @@
-"""Everything there is behind the proxy: tools, rules, references, resources, prompts."""
+"""The catalog of everything behind the proxy: tools, rules, references, resources, prompts."""

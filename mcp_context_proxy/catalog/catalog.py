@@ -1,7 +1,7 @@
-"""The catalog: everything there is behind the proxy, as an immutable snapshot that is swapped whole.
+"""The catalog: tools, resources, prompts and documents as an immutable snapshot that is replaced whole.
 
-Definitions stay the bytes that came over the wire, but for what must not be shown. Entries are taken one by
-one: a bad one is withheld with a reason, never the whole list.
+Definitions stay the bytes that came over the wire, except for what must not be shown (`definitions`). Entries
+are taken one by one: a bad one is withheld with a reason, never the whole list.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from mcp_context_proxy.catalog import definitions
-from mcp_context_proxy.catalog.definitions import UnfitError, fingerprint, lookalikes, steady
+from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
@@ -24,25 +25,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", Tool, Resource, Prompt)
 
 
-class Documents(Protocol):
-    """Where rules and references come from."""
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The owners of the documents and of their embeddings."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Parsed:
-    """What a listing gave under one configuration of its server."""
-
-    config: ServerConfig
-    definitions: Sequence[bytes]
-    tools: tuple[Tool, ...]
-    findings: tuple[str, ...]
-
-
 class Catalog:
     """Builds snapshots from the downstream clients and the documents."""
 
@@ -51,126 +33,123 @@ class Catalog:
         expose: ExposeConfig,
         limits: Limits,
         clients: Callable[[], Iterable[DownstreamClient]],
-        documents: Documents,
+        documents: DocumentLibrary,
+        reserved: frozenset[str] = frozenset(),
     ) -> None:
         """Start with an empty snapshot; `refresh` fills it.
 
         Args:
-            expose: How tools are named.
+            expose: Configuration of the names of tools.
             limits: Bounds on definitions.
-            clients: Gives the downstream clients there are now, in the order of the configuration.
+            clients: Returns the current downstream clients, in the order of the configuration.
             documents: The rules and references.
+            reserved: Names of the proxy's own tools and prompts.
         """
-        self._expose, self._limits = expose, limits
+        self._expose, self._limits, self._reserved = expose, limits, reserved
         self._serving, self._documents = clients, documents
         self._clients: tuple[DownstreamClient, ...] = ()
-        self._parsed: dict[str, _Parsed] = {}
+        self._parsed: dict[str, _ParsedTools] = {}
         self._refreshing = threading.Lock()
-        self.reserved: frozenset[str] = frozenset()
-        """Names of the proxy's own tools."""
         self.snapshot = Snapshot(generation=0, sources=())
         """The current snapshot. A request takes it once and uses it to the end."""
 
     def configure(self, expose: ExposeConfig, limits: Limits) -> None:
-        """Name and bound what there is differently, from the next `refresh` on."""
+        """Change names and bounds, from the next `refresh` on."""
         with self._refreshing:
             self._expose, self._limits = expose, limits
             self._parsed = {}
 
     def refresh(self) -> Snapshot:
-        """Build and publish a snapshot of what the clients and documents hold now. Thread-safe."""
+        """Build and publish a snapshot of the current listings and documents. Thread-safe.
+
+        Every value that did not change is the same object as before, and so is the snapshot where nothing
+        did: everything derived from it stays valid.
+        """
         with self._refreshing:
-            return self._build()
-
-    def _build(self) -> Snapshot:
-        findings: list[str] = []
-        self._clients = tuple(self._serving())
-        self._parsed = {
-            client.name: self._parsed[client.name] for client in self._clients if client.name in self._parsed
-        }
-        tools = steady(self.snapshot.tools, self._named_tools(findings))
-        by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
-        for tool in tools.values():
-            by_server[tool.server].append(tool)
-        sources = [
-            self._source(client, tuple(by_server[client.name]))
-            for client in self._clients
-            if by_server[client.name]
-        ]
-        document_sources = self._documents.sources
-        documents = [
-            item for source in document_sources for item in source.items if isinstance(item, Document)
-        ]
-        made = Snapshot(
-            generation=self.snapshot.generation + 1,
-            sources=(*sources, *document_sources),
-            tools=tools,
-            documents={item.uri: item for item in sorted(documents, key=lambda item: item.uri)},
-            resources=steady(self.snapshot.resources, self._resources(findings)),
-            templates=tuple(self._templates(findings)),
-            prompts=steady(self.snapshot.prompts, self._prompts(findings)),
-            findings=tuple(findings),
-        )
-        if not _same(self.snapshot, made):
-            self.snapshot = made
-        return self.snapshot
-
-    def _source(self, client: DownstreamClient, tools: tuple[Tool, ...]) -> Source:
-        """The same object as before when nothing in it changed: what was derived from it stays good."""
-        known = next((source for source in self.snapshot.sources if source.key == client.name), None)
-        if known is not None and known.items == tools and known.embeddings is client.tool_embeddings:
-            return known
-        return Source(client.name, tools, client.tool_embeddings)
-
-    def _named_tools(self, findings: list[str]) -> dict[str, Tool]:
-        tools = [tool for client in self._clients for tool in self._tools_of(client, findings)]
-        if len(tools) > self._limits.tools:
-            findings.append(
-                f"{len(tools) - self._limits.tools:,} tools over {self._limits.tools:,} are withheld"
+            before, findings = self.snapshot, list[str]()
+            self._clients = tuple(self._serving())
+            serving = {client.name for client in self._clients}
+            self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in serving}
+            tools = definitions.keep_unchanged(before.tools, self._tools(findings))
+            document_sources = self._documents.sources
+            documents = [
+                item for source in document_sources for item in source.items if isinstance(item, Document)
+            ]
+            made = Snapshot(
+                generation=before.generation + 1,
+                sources=(*self._tool_sources(tools.values()), *document_sources),
+                tools=tools,
+                documents={item.uri: item for item in sorted(documents, key=lambda item: item.uri)},
+                resources=definitions.keep_unchanged(before.resources, self._resources(findings)),
+                templates=tuple(
+                    Resource(*entry) for entry in self._entries("templates", "uriTemplate", findings)
+                ),
+                prompts=definitions.keep_unchanged(before.prompts, self._prompts(findings)),
+                findings=tuple(findings),
             )
+            if not _same(before, made):
+                self.snapshot = made
+            return self.snapshot
+
+    def _tool_sources(self, tools: Iterable[Tool]) -> Iterator[Source]:
+        by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
+        for tool in tools:
+            by_server[tool.server].append(tool)
+        # Reversed, because documents follow the servers and a server, too, may be called ``rules``.
+        known = {source.key: source for source in reversed(self.snapshot.sources)}
+        for client in self._clients:
+            items = tuple(by_server[client.name])
+            source = known.get(client.name)
+            if source is None or source.items != items or source.embeddings is not client.tool_embeddings:
+                source = Source(client.name, items, client.tool_embeddings)
+            if items:
+                yield source
+
+    def _tools(self, findings: list[str]) -> dict[str, Tool]:
+        """Return all tools by exposed name."""
+        tools = [tool for client in self._clients for tool in self._tools_of(client, findings)]
+        if (excess := len(tools) - self._limits.tools) > 0:
+            findings.append(f"{excess:,} tools over {self._limits.tools:,} are withheld")
             del tools[self._limits.tools :]
         if not self._expose.prefix:
-            pairs = [(tool.server, tool.name) for tool in tools]
-            names = definitions.bare_names(pairs, self.reserved, self._expose.max_name_length)
+            names = self._names([(tool.server, tool.name) for tool in tools])
             tools = [replace(tool, exposed_name=names[tool.server, tool.name]) for tool in tools]
         return _unique(tools, lambda tool: tool.exposed_name, "tool", findings)
 
     def _tools_of(self, client: DownstreamClient, findings: list[str]) -> tuple[Tool, ...]:
-        """The tools of one client; parsed again only when its listing or its settings have changed."""
+        """Return the tools of one client; parsed again only when its listing or its settings have changed."""
         config, listing = client.config, client.listing
         known = self._parsed.get(client.name)
         if known is None or known.definitions is not listing.tools or known.config is not config:
-            known = _Parsed(config, listing.tools, *self._parse_tools(config, listing.tools))
-            self._parsed[client.name] = known
-        findings.extend(known.findings)
-        findings.extend(f"{client.name}: {finding}" for finding in listing.remarks)
+            known = self._parsed[client.name] = self._parse(config, listing.tools)
+        findings += known.findings
+        findings += (f"{client.name}: {finding}" for finding in listing.remarks)
         return known.tools
 
-    def _parse_tools(
-        self, config: ServerConfig, listed: Sequence[bytes]
-    ) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    def _parse(self, config: ServerConfig, listed: Sequence[bytes]) -> _ParsedTools:
         tools: dict[str, Tool] = {}
         findings: list[str] = []
         for position, definition in enumerate(listed, 1):
             try:
                 tool, remark = self._parse_tool(config, definition)
             except UnfitError as error:
-                findings.append(f"{config.name}: {definitions.withheld(position, 'tools', str(error))}")
+                findings.append(_withheld(position, "tools", error))
                 continue
             if tool.name in tools:
-                findings.append(f"{config.name}: a second tool named {tool.name!r} is withheld")
+                findings.append(f"a second tool named {tool.name!r} is withheld")
                 continue
             tools[tool.name] = tool
             if remark:
-                findings.append(f"{config.name}: tool {tool.name!r}: {remark}")
-        findings.extend(f"{config.name}: {finding}" for finding in lookalikes(tools))
-        return tuple(tools.values()), tuple(findings)
+                findings.append(f"tool {tool.name!r}: {remark}")
+        findings.extend(definitions.lookalikes(tools))
+        told = tuple(f"{config.name}: {finding}" for finding in findings)
+        return _ParsedTools(config, listed, tuple(tools.values()), told)
 
     def _parse_tool(self, config: ServerConfig, definition: bytes) -> tuple[Tool, str]:
-        """A tool, and what is missing of its definition.
+        """Return a tool with a remark on what was cut.
 
         Raises:
-            UnfitError: it cannot be shown.
+            UnfitError: The tool cannot be shown.
         """
         try:
             members = envelope.members(definition)
@@ -192,7 +171,7 @@ class Catalog:
             exposed_name=definitions.exposed_name(config.name, name, self._expose.max_name_length),
             description=envelope.text(envelope.members(fitted.definition).get("description")) or "",
             definition=fitted.definition,
-            fingerprint=fingerprint(config.name, definition),
+            fingerprint=definitions.fingerprint(config.name, definition),
             include=config.include_of(name),
             tags=config.tags_of(name),
             category=config.category_of(name),
@@ -200,42 +179,59 @@ class Catalog:
         return tool, fitted.remark
 
     def _resources(self, findings: list[str]) -> dict[str, Resource]:
-        resources = [
-            Resource(server, uri, definition)
-            for server, uri, definition in self._keyed("resources", "uri", findings)
-        ]
+        resources = [Resource(*entry) for entry in self._entries("resources", "uri", findings)]
         return _unique(resources, lambda resource: resource.uri, "resource", findings)
 
-    def _templates(self, findings: list[str]) -> Iterator[Resource]:
-        for server, uri, definition in self._keyed("templates", "uriTemplate", findings):
-            yield Resource(server, uri, definition)
-
-    def _keyed(self, name: str, member: str, findings: list[str]) -> Iterator[tuple[str, str, bytes]]:
-        """Server, key and definition of each entry of one list of all servers."""
-        for client in self._clients:
-            found: list[str] = []
-            listed = getattr(client.listing, name)
-            for key, definition in definitions.keyed(listed, name, member, self._limits, found):
-                yield client.name, key, definition
-            findings.extend(f"{client.name}: {finding}" for finding in found)
-
     def _prompts(self, findings: list[str]) -> dict[str, Prompt]:
-        found = list(self._keyed("prompts", "name", findings))
-        length = self._expose.max_name_length
-        pairs = [(server, name) for server, name, _ in found]
-        names = (
-            {pair: definitions.exposed_name(*pair, length) for pair in pairs}
-            if self._expose.prefix
-            else definitions.bare_names(pairs, self.reserved, length)
-        )
+        found = list(self._entries("prompts", "name", findings))
+        names = self._names([(server, name) for server, name, _ in found])
         prompts = [
             Prompt(server, name, names[server, name], definition) for server, name, definition in found
         ]
         return _unique(prompts, lambda prompt: prompt.exposed_name, "prompt", findings)
 
+    def _names(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """Return the exposed names by server and own name."""
+        length = self._expose.max_name_length
+        if self._expose.prefix:
+            return {pair: definitions.exposed_name(*pair, length) for pair in pairs}
+        return definitions.bare_names(pairs, self._reserved, length)
+
+    def _entries(self, name: str, member: str, findings: list[str]) -> Iterator[tuple[str, str, bytes]]:
+        """Yield server, key and definition of each entry of one list (``name``) of all servers.
+
+        The key is the text of ``member``. Entries that cannot be shown are left out.
+        """
+        for client in self._clients:
+            for position, definition in enumerate(getattr(client.listing, name), 1):
+                try:
+                    key = envelope.text(envelope.members(definition).get(member))
+                    if not key:
+                        raise UnfitError(f"it has no {member}")
+                    fitted = definitions.fit(definition, self._limits)
+                except UnfitError as error:
+                    findings.append(f"{client.name}: {_withheld(position, name, error)}")
+                except (ValueError, RecursionError):
+                    reason = _withheld(position, name, "it is not an object")
+                    findings.append(f"{client.name}: {reason}")
+                else:
+                    if fitted.remark:
+                        findings.append(f"{client.name}: {key!r} of its {name}: {fitted.remark}")
+                    yield client.name, key, fitted.definition
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedTools:
+    """The tools of a listing under one configuration of its server."""
+
+    config: ServerConfig
+    definitions: Sequence[bytes]
+    tools: tuple[Tool, ...]
+    findings: tuple[str, ...]
+
 
 def _same(before: Snapshot, after: Snapshot) -> bool:
-    """Whether nothing has changed: then what was derived from the snapshot before stays good, too."""
+    """Return whether nothing has changed but the generation."""
     return len(before.sources) == len(after.sources) and all(
         (
             *(known is source for known, source in zip(before.sources, after.sources, strict=True)),
@@ -249,11 +245,15 @@ def _same(before: Snapshot, after: Snapshot) -> bool:
     )
 
 
-def _unique(items: Iterable[T], key: Callable[[T], str], what: str, findings: list[str]) -> dict[str, T]:
-    """By key, sorted by it; the first of several wins, and the others are found wanting."""
+def _unique(items: Iterable[T], key: Callable[[T], str], kind: str, findings: list[str]) -> dict[str, T]:
+    """Return items by key, sorted by it; the first of several with one key wins, the others are withheld."""
     kept: dict[str, T] = {}
     for item in items:
         first = kept.setdefault(key(item), item)
         if first is not item:
-            findings.append(f"{item.server}: {what} {key(item)!r} is withheld: {first.server} offers it too")
+            findings.append(f"{item.server}: {kind} {key(item)!r} is withheld: {first.server} offers it too")
     return dict(sorted(kept.items()))
+
+
+def _withheld(position: int, list_name: str, reason: object) -> str:
+    return f"entry {position} of its {list_name} is withheld: {reason}"

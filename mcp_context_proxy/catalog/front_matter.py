@@ -1,20 +1,14 @@
-"""Front matter: what a document says about itself between two ``---`` lines at its top.
+"""Reads front matter: the entries of a markdown document between two ``---`` lines at its top.
 
-The keys are this proxy's own; in the formats of other programs theirs count beside them, and ours first.
-
-The entries of front matter: each a text with its line, whatever is wrong beside it.
-
-The YAML is composed into nodes and never constructed into objects: every value is text, so aliases, merges,
-dates and numbers have no effect of their own. What is wrong becomes a problem with its line; what is right
-beside it still counts.
-
-What a file is, by its name alone: plain markdown, or what a host or an editor keeps for its own use.
+The keys are the proxy's own; files of coding agents and editors have theirs beside them, and the proxy's
+count first. The YAML is composed into nodes and never constructed into objects: every value is text, so
+aliases, merges, dates and numbers have no effect of their own. A mistake becomes a problem with its line; the
+entries that are right still count.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import pairwise
@@ -26,173 +20,36 @@ import yaml
 from mcp_context_proxy.items import IncludeMode, Kind
 from mcp_context_proxy.protocol.text import clean
 
-FIRST_LINE: Final = 2
-"""Of the entries in their file: a line ``---`` comes before them."""
+FRONT_MATTER_LIMIT: Final = 16 * 1024
+"""Characters in which the closing line must come: more than any tool writes, and quickly parsed."""
 
+NAME_LIMIT: Final = 200
+"""Characters of a name: it is part of a URI that models repeat."""
+
+DESCRIPTION_LIMIT: Final = 1024
+"""Characters of a description: it is shown in every search answer, the text itself only when it is read."""
+
+PATTERNS_LIMIT: Final = 200
+"""Characters of the patterns of files at the end of a description."""
+
+PRIORITY_MAX: Final = 999
+"""Three digits; the default stands in the middle."""
+
+FIRST_LINE: Final = 2
+"""Line of the first entry in its file: a line ``---`` comes before it."""
+
+_OPENING: Final = re.compile(r"---[ \t]*(?:\n|$)")
+_CLOSING: Final = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
 _TOP_LEVEL_KEY: Final = re.compile(r"^(?=[A-Za-z_][\w-]*[ \t]*:)", re.MULTILINE)
 _NOT_PLAIN: Final = ("'", '"', "|", ">", "[", "{")
-"""Beginnings of values that are no plain text; what is wrong there is not what somebody meant to say."""
-
+"""First characters of values that are no plain text: with a mistake in them they are not used."""
 _NOT_GIVEN: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _COMMA: Final = re.compile(r",(?![^{]*\})")
-"""Between words, not between the braces of a pattern."""
-
-
-@dataclass(frozen=True, slots=True)
-class EntryProblem:
-    """One thing that is wrong with the front matter."""
-
-    line: int
-    """1-based, in the file."""
-    message: str
-
-
-@dataclass(slots=True)
-class Entries:
-    """The values by key, and the problems met on the way."""
-
-    nodes: dict[str, tuple[yaml.Node, int]] = field(default_factory=dict)
-    problems: list[EntryProblem] = field(default_factory=list)
-
-    def read(self, source: str, *, loose: bool = False) -> bool:
-        """Take in the YAML. False when it is not front matter at all but text between two rules.
-
-        Args:
-            source: The lines between the two rules.
-            loose: Whether single lines that are not YAML are as good: what some editors write themselves.
-        """
-        try:
-            node = _compose(source)
-        except (yaml.YAMLError, RecursionError) as error:
-            if not (self._salvage(source) and loose):
-                self.problems.append(_yaml_problem(error))
-            return True
-        if node is None:
-            return True
-        if not isinstance(node, yaml.MappingNode):
-            message = "the front matter is not a list of 'key: value' lines; it is taken as text"
-            self.problems.append(EntryProblem(FIRST_LINE, message))
-            return False
-        self._take(node, FIRST_LINE)
-        return True
-
-    def _salvage(self, source: str) -> bool:
-        """Each entry alone: one that is not YAML harms no other. Whether all could be read in some way."""
-        starts = dict.fromkeys([0, *(match.start() for match in _TOP_LEVEL_KEY.finditer(source))])
-        complete = True
-        for start, end in pairwise([*starts, len(source)]):
-            line = FIRST_LINE + source.count("\n", 0, start)
-            try:
-                node = _compose(source[start:end])
-            except (yaml.YAMLError, RecursionError):
-                complete &= self._take_as_text(source[start:end], line)
-                continue
-            if isinstance(node, yaml.MappingNode):
-                self._take(node, line)
-            else:
-                complete &= node is None
-        return complete
-
-    def _take(self, node: yaml.MappingNode, first_line: int) -> None:
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                self.nodes[key.value] = value, first_line + key.start_mark.line
-
-    def _take_as_text(self, entry: str, line: int) -> bool:
-        """One line as it stands: a pattern that begins with ``*``, a sentence with a colon in it."""
-        first, *others = entry.split("\n")
-        key, colon, rest = first.partition(":")
-        value = rest.split(" #", 1)[0].strip()
-        if not colon or any(other.strip() and not other.startswith("#") for other in others):
-            return False
-        if key.strip() != "globs" and value.startswith(_NOT_PLAIN):
-            return False
-        self.nodes[key.strip()] = yaml.ScalarNode("", value), line
-        return True
-
-    def line_of_text(self, key: str, limit: int) -> str | None:
-        """A text without line breaks; a longer one is a problem and not used."""
-        text = self.text(key)
-        if text is not None and len(text) > limit:
-            self.problem(key, f"is over {limit} characters and is ignored")
-            return None
-        return text
-
-    def shortened(self, key: str, limit: int) -> str | None:
-        """A text without line breaks; a longer one is a problem and cut."""
-        text = self.text(key)
-        if text is not None and len(text) > limit:
-            self.problem(key, f"is over {limit} characters and is cut")
-            return shorten(text, limit)
-        return text
-
-    def flag(self, key: str) -> bool | None:
-        """True or false; anything else is a problem."""
-        text = self.text(key)
-        if text is None or text.lower() in ("true", "false"):
-            return None if text is None else text.lower() == "true"
-        self.problem(key, "must be true or false and is ignored")
-        return None
-
-    def words(self, key: str) -> tuple[str, ...]:
-        """A list, or one text with commas; each word once."""
-        node = self.nodes.get(key, (None, 0))[0]
-        if isinstance(node, yaml.SequenceNode):
-            scalars = [item.value for item in node.value if isinstance(item, yaml.ScalarNode)]
-            if len(scalars) < len(node.value):
-                self.problem(key, "must be a list of words; what is not one is ignored")
-        else:
-            scalars = _COMMA.split(self.text(key) or "")
-        return tuple(dict.fromkeys(word for word in map(one_line, scalars) if word))
-
-    def text(self, key: str) -> str | None:
-        """A text without line breaks; anything but text is a problem."""
-        node = self.nodes.get(key, (None, 0))[0]
-        if node is None:
-            return None
-        if not isinstance(node, yaml.ScalarNode):
-            self.problem(key, "must be text and is ignored")
-            return None
-        if node.style is None and node.value in _NOT_GIVEN:
-            return None
-        return one_line(node.value) or None
-
-    def problem(self, key: str, message: str) -> None:
-        """Tell what is wrong with the value of a key."""
-        self.problems.append(EntryProblem(self.nodes[key][1], f"'{key}' in the front matter {message}"))
-
-
-def _compose(source: str) -> yaml.Node | None:
-    node: yaml.Node | None = yaml.compose(source, Loader=yaml.BaseLoader)
-    return node
-
-
-def _yaml_problem(error: Exception) -> EntryProblem:
-    advice = "what can be read of it is used; put values with special characters in quotes"
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return EntryProblem(1, f"the front matter is not valid YAML; {advice}")
-    # What is never closed fails at the end of the text; where it was opened is the place to mend.
-    unclosed = "end of stream" in (error.problem or "")
-    mark = (error.context_mark if unclosed else None) or error.problem_mark
-    line = mark.line + FIRST_LINE if mark is not None else 1
-    return EntryProblem(line, f"the front matter is not valid YAML ({error.problem}); {advice}")
-
-
-def one_line(text: str) -> str:
-    """Clean text with single spaces and no line breaks."""
-    return " ".join(clean(text).split())
-
-
-def shorten(text: str, limit: int) -> str:
-    """At most ``limit`` characters, cut between words where there are any, with a mark."""
-    if len(text) <= limit:
-        return text
-    head = text[: limit - 1]
-    return f"{head.rsplit(' ', 1)[0] if ' ' in head else head}…"
+"""A comma between words, not between the braces of a pattern."""
 
 
 class Format(Enum):
-    """How a file is read."""
+    """Format of a document file, told by its name alone."""
 
     MARKDOWN = auto()
     CURSOR = auto()
@@ -200,7 +57,7 @@ class Format(Enum):
     SKILL = auto()
     """An Agent Skill: ``SKILL.md`` in a folder called as the skill is."""
     AGENTS = auto()
-    """What coding agents are told of a project: ``AGENTS.md`` or ``CLAUDE.md``."""
+    """Instructions of a project for coding agents: ``AGENTS.md`` or ``CLAUDE.md``."""
 
 
 _BY_NAME: Final = {
@@ -212,18 +69,18 @@ _BY_NAME: Final = {
 
 
 def format_of(relative: str) -> Format:
-    """The format of a file."""
+    """Return the format of a file."""
     path = PurePosixPath(relative.lower())
     return Format.CURSOR if path.suffix == ".mdc" else _BY_NAME.get(path.name, Format.MARKDOWN)
 
 
-def usual_kind(form: Format) -> Kind:
-    """What documents of a format are, where the configuration does not say it."""
+def default_kind(form: Format) -> Kind:
+    """Return the kind of documents of a format, where the configuration has none."""
     return Kind.RULE if form is Format.CURSOR else Kind.REFERENCE
 
 
-def usual_name(relative: str, folder: str) -> str:
-    """The name of a document that gives none: its path without suffix, or that of its folder.
+def default_name(relative: str, folder: str) -> str:
+    """Return the name of a document without its own: its path without suffix, or that of its folder.
 
     Args:
         relative: Path of the file from the configured folder, with ``/``.
@@ -235,28 +92,18 @@ def usual_name(relative: str, folder: str) -> str:
     return str(path.parent) if path.parent.name else folder
 
 
-FRONT_MATTER_LIMIT: Final = 16 * 1024
-"""Characters in which the closing line must come: more than any tool writes, and quickly parsed."""
+@dataclass(frozen=True, slots=True)
+class EntryProblem:
+    """A mistake in front matter."""
 
-NAME_LIMIT: Final = 200
-"""Characters of a name: it is part of a URI that models repeat."""
-
-DESCRIPTION_LIMIT: Final = 1024
-"""Characters of a description: it is shown in every search answer, the text itself only when it is read."""
-
-PATTERNS_LIMIT: Final = 200
-"""Characters of the patterns of files that a description ends with."""
-
-PRIORITY_MAX: Final = 999
-"""Three digits; the default stands in the middle."""
-
-_OPENING: Final = re.compile(r"---[ \t]*(?:\n|$)")
-_CLOSING: Final = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
+    line: int
+    """1-based, in the file."""
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class FrontMatter:
-    """What the document says, and its text. None where it does not say, or not in a usable way."""
+    """The entries of a document and its text. None where an entry is missing or not usable."""
 
     body: str
     name: str | None = None
@@ -265,12 +112,12 @@ class FrontMatter:
     priority: int | None = None
     tags: tuple[str, ...] = ()
     patterns: str = ""
-    """Of the files that it is about, as a text; empty when it says none."""
+    """The files that it is about; empty when it names none."""
     problems: tuple[EntryProblem, ...] = ()
 
 
 def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
-    """Divide a document into what it says about itself and its text. Never fails.
+    """Divide a document into front matter and text. Never fails.
 
     Lines end with a newline alone.
     """
@@ -283,70 +130,178 @@ def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
             1, "the front matter is not closed by a line '---'; all of it is taken as text"
         )
         return FrontMatter(body=text, problems=(problem,))
-    entries = Entries()
+    entries = _Entries()
     if not entries.read(text[opening.end() : closing.start()], loose=form is Format.CURSOR):
         return FrontMatter(body=text, problems=tuple(entries.problems))
+    patterns = ""
+    if form is Format.CURSOR:
+        # Patterns for every file say nothing.
+        distinctive = (pattern for pattern in entries.words("globs") if re.search(r"\w", pattern))
+        patterns = shorten(", ".join(distinctive), PATTERNS_LIMIT)
     return FrontMatter(
         body=text[closing.end() :],
-        name=entries.line_of_text("name", NAME_LIMIT),
-        description=entries.shortened("description", DESCRIPTION_LIMIT),
-        include=_include(entries) or _INCLUDE_OF.get(form, _unsaid)(entries),
-        priority=_priority(entries),
+        name=entries.name(),
+        description=entries.description(),
+        include=entries.include(form),
+        priority=entries.priority(),
         tags=entries.words("tags"),
-        patterns=_patterns(entries) if form is Format.CURSOR else "",
+        patterns=patterns,
         problems=tuple(sorted(dict.fromkeys(entries.problems), key=lambda problem: problem.line)),
     )
 
 
-def _include(entries: Entries) -> IncludeMode | None:
-    text = entries.text("include")
-    if text is None:
+@dataclass(slots=True)
+class _Entries:
+    """The values by key with their lines, and the problems met on the way."""
+
+    nodes: dict[str, tuple[yaml.Node, int]] = field(default_factory=dict)
+    problems: list[EntryProblem] = field(default_factory=list)
+
+    def read(self, source: str, *, loose: bool) -> bool:
+        """Parse the YAML between the two rules; False when it is text and no front matter at all.
+
+        With ``loose``, lines that are not YAML are no problem where they can be read: some editors write
+        them.
+        """
+        try:
+            node = yaml.compose(source, Loader=yaml.BaseLoader)
+        except (yaml.YAMLError, RecursionError) as error:
+            if not (self._read_each(source) and loose):
+                self.problems.append(_yaml_problem(error))
+            return True
+        if node is None:
+            return True
+        if not isinstance(node, yaml.MappingNode):
+            message = "the front matter is not a list of 'key: value' lines; it is taken as text"
+            self.problems.append(EntryProblem(FIRST_LINE, message))
+            return False
+        self._add(node, FIRST_LINE)
+        return True
+
+    def name(self) -> str | None:
+        text = self._text("name")
+        if text is not None and len(text) > NAME_LIMIT:
+            self._problem("name", f"is over {NAME_LIMIT} characters and is ignored")
+            return None
+        return text
+
+    def description(self) -> str | None:
+        text = self._text("description")
+        if text is not None and len(text) > DESCRIPTION_LIMIT:
+            self._problem("description", f"is over {DESCRIPTION_LIMIT} characters and is cut")
+            return shorten(text, DESCRIPTION_LIMIT)
+        return text
+
+    def include(self, form: Format) -> IncludeMode | None:
+        if (text := self._text("include")) is not None:
+            try:
+                return IncludeMode(text.lower())
+            except ValueError:
+                self._problem("include", f"must be one of {', '.join(IncludeMode)} and is ignored")
+        if form is Format.CURSOR and (always := self._flag("alwaysApply")) is not None:
+            # As Cursor does: always, or when the description or a file calls for it, or only by name.
+            if always:
+                return IncludeMode.ALWAYS
+            called_for = self._text("description") or self.words("globs")
+            return IncludeMode.AGENT if called_for else IncludeMode.MANUAL
+        if form is Format.SKILL and self._flag("disable-model-invocation"):
+            return IncludeMode.MANUAL
         return None
-    try:
-        return IncludeMode(text.lower())
-    except ValueError:
-        entries.problem("include", f"must be one of {', '.join(IncludeMode)} and is ignored")
+
+    def priority(self) -> int | None:
+        text = self._text("priority")
+        if text is None or re.fullmatch(r"[0-9]{1,3}", text):
+            return None if text is None else int(text)
+        self._problem("priority", f"must be a whole number from 0 to {PRIORITY_MAX} and is ignored")
         return None
 
+    def words(self, key: str) -> tuple[str, ...]:
+        """Return the words of a list, or of one text with commas; each once."""
+        node = self.nodes.get(key, (None, 0))[0]
+        if isinstance(node, yaml.SequenceNode):
+            scalars = [item.value for item in node.value if isinstance(item, yaml.ScalarNode)]
+            if len(scalars) < len(node.value):
+                self._problem(key, "must be a list of words; other values in it are ignored")
+        else:
+            scalars = _COMMA.split(self._text(key) or "")
+        return tuple(dict.fromkeys(word for word in map(one_line, scalars) if word))
 
-def _include_of_cursor(entries: Entries) -> IncludeMode | None:
-    """As Cursor does: always, or when the description or a file calls for it, or only by name."""
-    always = entries.flag("alwaysApply")
-    if always is None:
+    def _flag(self, key: str) -> bool | None:
+        text = self._text(key)
+        if text is None or text.lower() in ("true", "false"):
+            return None if text is None else text.lower() == "true"
+        self._problem(key, "must be true or false and is ignored")
         return None
-    if always:
-        return IncludeMode.ALWAYS
-    called_for = entries.text("description") or entries.words("globs")
-    return IncludeMode.AGENT if called_for else IncludeMode.MANUAL
+
+    def _text(self, key: str) -> str | None:
+        """Return a text without line breaks; anything but text is a problem."""
+        node = self.nodes.get(key, (None, 0))[0]
+        if node is None:
+            return None
+        if not isinstance(node, yaml.ScalarNode):
+            self._problem(key, "must be text and is ignored")
+            return None
+        if node.style is None and node.value in _NOT_GIVEN:
+            return None
+        return one_line(node.value) or None
+
+    def _problem(self, key: str, message: str) -> None:
+        self.problems.append(EntryProblem(self.nodes[key][1], f"'{key}' in the front matter {message}"))
+
+    def _read_each(self, source: str) -> bool:
+        """Parse each entry alone, so that a mistake harms no other; return whether all could be read."""
+        starts = dict.fromkeys([0, *(match.start() for match in _TOP_LEVEL_KEY.finditer(source))])
+        complete = True
+        for start, end in pairwise([*starts, len(source)]):
+            line = FIRST_LINE + source.count("\n", 0, start)
+            try:
+                node = yaml.compose(source[start:end], Loader=yaml.BaseLoader)
+            except (yaml.YAMLError, RecursionError):
+                complete &= self._add_plain(source[start:end], line)
+                continue
+            if isinstance(node, yaml.MappingNode):
+                self._add(node, line)
+            else:
+                complete &= node is None
+        return complete
+
+    def _add(self, node: yaml.MappingNode, first_line: int) -> None:
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                self.nodes[key.value] = value, first_line + key.start_mark.line
+
+    def _add_plain(self, entry: str, line: int) -> bool:
+        """Take one line as plain text: a pattern that begins with ``*``, a sentence with a colon in it."""
+        first, *others = entry.split("\n")
+        key, colon, rest = first.partition(":")
+        value = rest.split(" #", 1)[0].strip()
+        if not colon or any(other.strip() and not other.startswith("#") for other in others):
+            return False
+        if key.strip() != "globs" and value.startswith(_NOT_PLAIN):
+            return False
+        self.nodes[key.strip()] = yaml.ScalarNode("", value), line
+        return True
 
 
-def _include_of_skill(entries: Entries) -> IncludeMode | None:
-    """A skill that only a person may call for is never found by a model."""
-    return IncludeMode.MANUAL if entries.flag("disable-model-invocation") else None
+def _yaml_problem(error: Exception) -> EntryProblem:
+    advice = "the readable entries are used; put values with special characters in quotes"
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return EntryProblem(1, f"the front matter is not valid YAML; {advice}")
+    # An unclosed value fails at the end of the text; the place to mend is where it was opened.
+    unclosed = "end of stream" in (error.problem or "")
+    mark = (error.context_mark if unclosed else None) or error.problem_mark
+    line = mark.line + FIRST_LINE if mark is not None else 1
+    return EntryProblem(line, f"the front matter is not valid YAML ({error.problem}); {advice}")
 
 
-def _patterns(entries: Entries) -> str:
-    """Without those for every file, which tell nothing."""
-    telling = (pattern for pattern in entries.words("globs") if re.search(r"\w", pattern))
-    return shorten(", ".join(telling), PATTERNS_LIMIT)
+def one_line(text: str) -> str:
+    """Return clean text with single spaces and no line breaks."""
+    return " ".join(clean(text).split())
 
 
-def _unsaid(entries: Entries) -> IncludeMode | None:
-    del entries
-    return None
-
-
-_INCLUDE_OF: Final[dict[Format, Callable[[Entries], IncludeMode | None]]] = {
-    Format.CURSOR: _include_of_cursor,
-    Format.SKILL: _include_of_skill,
-}
-
-
-def _priority(entries: Entries) -> int | None:
-    text = entries.text("priority")
-    if text is None:
-        return None
-    if re.fullmatch(r"[0-9]{1,3}", text):
-        return int(text)
-    entries.problem("priority", f"must be a whole number from 0 to {PRIORITY_MAX} and is ignored")
-    return None
+def shorten(text: str, limit: int) -> str:
+    """Cut a text to at most ``limit`` characters, between words where there are any, with a mark."""
+    if len(text) <= limit:
+        return text
+    head = text[: limit - 1]
+    return f"{head.rsplit(' ', 1)[0] if ' ' in head else head}…"

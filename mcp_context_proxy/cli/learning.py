@@ -16,9 +16,8 @@ from mcp_context_proxy.errors import DataFileError
 
 if TYPE_CHECKING:
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-    from mcp_context_proxy.learning.pairs import Pair
     from mcp_context_proxy.learning.tier import LearnedTier
-    from mcp_context_proxy.store import ToolSessionStore
+    from mcp_context_proxy.store import Pair, ToolSessionStore
 
 
 FILE = click.Path(path_type=Path)
@@ -70,7 +69,7 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
 @click.pass_context
 def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> None:
     """Write all pairs to FILE, or to stdout, one JSON object a line."""
-    from mcp_context_proxy.learning.exchange import exported
+    from mcp_context_proxy.learning.pair_store import exported
 
     with _opened(ctx, config_path) as (tier, _, _, _):
         text = b"".join(line + b"\n" for line in exported(tier.pairs))
@@ -93,7 +92,7 @@ def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
     Of a pair that is known already, the more certain one stays.
     """
     from mcp_context_proxy.evaluation.data import read_lines
-    from mcp_context_proxy.learning.exchange import PairLine, imported
+    from mcp_context_proxy.learning.pair_store import PairLine, imported
 
     lines = [line for _, line in read_lines(file, PairLine)]
     with _opened(ctx, config_path) as (tier, model, _, _):

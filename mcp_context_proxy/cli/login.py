@@ -65,7 +65,7 @@ async def _log_in(config: ServerConfig, with_browser: bool) -> None:
 
     file = CredentialFile(config)
     if config.oauth is not None and config.oauth.grant == "client_credentials":
-        credentials = await login.prove_ourselves(config)
+        credentials = await login.log_in_as_client(config)
     else:
 
         async def send(address: str) -> None:

@@ -150,7 +150,7 @@ async def _search(
             console.say(Text(f"server {name} has failed and was not searched: {cause}", style="yellow"))
         await terminal.index(proxy, console)
         if filters.needs_figures and proxy.measuring.usage is not None:
-            await proxy.measuring.usage.caught_up()
+            await proxy.measuring.usage.refresh()
         number = DomainOverrides(top_n=top)
         answer = await proxy.contexts.select(
             query,

@@ -17,7 +17,7 @@ from mcp_context_proxy.items import IncludeMode
 
 if TYPE_CHECKING:
     from mcp_context_proxy.statistics.report import SearchReport, ToolReport
-    from mcp_context_proxy.store.rows import DefinitionRow
+    from mcp_context_proxy.store import DefinitionRow
 
 
 WIDE: Final = 100

@@ -15,7 +15,6 @@ from enum import StrEnum
 from functools import partial
 from typing import Literal, TypeAlias
 
-import anyio
 import msgspec
 
 from mcp_context_proxy.config import Limits
@@ -24,8 +23,7 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import JSON, Kind, Tool
 from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store import RequestRow, RequestStore
-from mcp_context_proxy.store.rows import SearchRow
+from mcp_context_proxy.store import BatchWriter, RequestRow, RequestStore, SearchRow
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
@@ -135,10 +133,7 @@ GATHERING_SECONDS = 0.5
 """Delay of a write: it goes into one transaction with its successors, and after the response."""
 
 UNWRITTEN = 1_000
-"""Latest records held while the store refuses them; they are written with the next one. Some megabytes."""
-
-LAST_WRITE_SECONDS = 2.0
-"""Timeout of the last write when the proxy stops."""
+"""Request contexts that wait for the store, some megabytes; of more, the oldest are dropped."""
 
 
 class RequestRecords:
@@ -147,8 +142,7 @@ class RequestRecords:
     def __init__(self, limits: Limits, store: RequestStore | None = None) -> None:
         self._store, self._keep, self._age = store, limits.requests_kept, limits.requests_age_seconds
         self._recent: OrderedDict[str, RequestContext] = OrderedDict()
-        self._unwritten: dict[str, RequestContext] = {}
-        self._wake = anyio.Event()
+        self._writer = BatchWriter(self._put, seconds=GATHERING_SECONDS, limit=UNWRITTEN)
         self._added: list[Callable[[RequestContext], None]] = []
         self.newest = 0.0
         """Time of the newest one, in seconds since 1970."""
@@ -164,8 +158,7 @@ class RequestRecords:
         if len(self._recent) > min(IN_MEMORY, self._keep):
             self._recent.popitem(last=False)
         if self._store is not None:
-            self._unwritten[context.id] = context
-            self._wake.set()
+            self._writer.add(context)
         for added in self._added:
             added(context)
 
@@ -175,7 +168,9 @@ class RequestRecords:
 
     async def get(self, request_id: str) -> RequestContext | None:
         """Return the request context with an id; None if it is unknown or forgotten."""
-        known = self._recent.get(request_id) or self._unwritten.get(request_id)
+        known = self._recent.get(request_id)
+        if known is None:
+            known = next((one for one in self._writer.unwritten if one.id == request_id), None)
         if known is not None or self._store is None:
             return known
         try:
@@ -216,34 +211,14 @@ class RequestRecords:
         return sorted(found.values(), key=lambda one: -one.time)[:limit]
 
     async def run(self) -> None:
-        """Write new records to the store until cancelled, and then once more."""
-        try:
-            while True:
-                await self._wake.wait()
-                await anyio.sleep(GATHERING_SECONDS)
-                self._wake = anyio.Event()
-                await self._write()
-        finally:
-            with anyio.move_on_after(LAST_WRITE_SECONDS, shield=True):
-                await self._write()
+        """Write until cancelled, and then the request contexts that are left."""
+        await self._writer.run()
 
-    async def _write(self) -> None:
-        """Write all pending records in one transaction; refused ones stay pending."""
-        waiting = list(self._unwritten.values())
-        if waiting:
-            written = await in_thread(self._put, waiting)
-            for one in waiting if written else waiting[:-UNWRITTEN]:
-                self._unwritten.pop(one.id, None)
-
-    def _put(self, contexts: Iterable[RequestContext]) -> bool:
+    def _put(self, contexts: Iterable[RequestContext]) -> None:
         assert self._store is not None
         encode = msgspec.json.encode
         rows = [RequestRow(one.id, one.time, one.session, encode(one), one.owner) for one in contexts]
-        try:
-            self._store.put(rows, self._keep, time_of_day() - self._age)
-        except StoreError:
-            return False
-        return True
+        self._store.put(rows, self._keep, time_of_day() - self._age)
 
 
 def _decoded(row: RequestRow) -> RequestContext | None:

@@ -40,7 +40,7 @@ from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, read_folder
 from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.rows import VectorStore
+from mcp_context_proxy.store import VectorStore
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from mcp_context_proxy.evaluation.run import (
 )
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.learning.pair_store import QueryModel
-from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, Signal, Use
+from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import EmbedTexts, Engine, SearchOptions
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store import DAY, open_store
 
 REVEALED: Final = (0.0, 0.1, 0.3)
 """Shares of the log that were used before what is measured."""
@@ -141,7 +141,7 @@ def replay(
         for share in REVEALED:
             until = math.ceil(share * len(log))
             for at in range(used, until):
-                clock.seconds = at / len(log) * LOG_DAYS * SECONDS_A_DAY
+                clock.seconds = at / len(log) * LOG_DAYS * DAY
                 _use(tier, learning, snapshot, log[at], options, tools, f"session {at}")
                 step()
             used = until

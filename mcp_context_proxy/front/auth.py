@@ -1,9 +1,8 @@
-"""Decides who may speak to the HTTP front: checked on every route, before anything else.
+"""Access control of the HTTP front: `Guard` checks every request, on every route, before anything else.
 
-A web page must not reach a proxy on the same machine (Host, Origin), and nobody without the token may
-reach one that listens beyond it.
-
-The bearer token of the HTTP front: from the environment, or a file that only its owner can read.
+A web page must not reach a proxy on the same machine (Host and Origin are checked), and nobody without the
+bearer token may reach one that listens for other machines. The token comes from the environment, or from a
+file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -33,18 +32,43 @@ from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.system import process
 
+logger = logging.getLogger(__name__)
+
 HEALTH_PATH = "/healthz"
-"""Answered without a token: it tells nothing."""
+"""Path that is answered without a token: its response tells nothing."""
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-"""One origin: what listens on a port of one of them is this front. Others of this machine may be others'."""
+"""Names that count as one origin: on a given port each of them is this front. Other names of this machine may
+belong to others."""
 
-VERSIONS = ("1.0", "1.1")
-"""Of HTTP: the parser takes any for the last of them."""
+HTTP_VERSIONS = ("1.0", "1.1")
+"""Versions that are spoken here; the parser takes any other for the last of them."""
+
+TOKEN_VARIABLE = "MCP_CONTEXT_PROXY_TOKEN"
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The requests that the guard lets in."""
+
+    hosts: frozenset[str] | None
+    """``host:port`` values of the Host header; None for any, where a token is required."""
+    token: str | None
+    """The bearer token; None if none is required."""
+
+
+def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) -> Policy:
+    """Return the policy for a front that listens on `host` and `port`."""
+    if not is_loopback(host) and not extra_hosts:
+        return Policy(None, token)
+    names = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(host) else []
+    own = {f"{name}:{port}" for name in names}
+    return Policy(frozenset(own | {name.lower() for name in extra_hosts}), token)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Return whether an address to listen on can be reached from this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -53,45 +77,26 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the guard lets in."""
-
-    hosts: frozenset[str] | None
-    """``host:port`` values of the Host header; None for any, where a token stands in front."""
-    token: str | None
-    """The bearer token; None where none is asked for."""
-
-
-def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) -> Policy:
-    """The policy for a front that listens on `host` and `port`."""
-    if not is_loopback(host) and not extra_hosts:
-        return Policy(None, token)
-    names = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(host) else []
-    own = {f"{name}:{port}" for name in names}
-    return Policy(frozenset(own | {name.lower() for name in extra_hosts}), token)
-
-
 class Guard:
     """ASGI middleware that enforces a policy."""
 
     def __init__(self, app: ASGIApp, policy: Policy, pages: Collection[str] = ()) -> None:
-        """Enforce `policy`; `pages` are paths of what has no data, and asks for it with a token."""
+        """Enforce `policy`; `pages` are paths without data, which fetch it with the token themselves."""
         self._app, self._policy = app, policy
         self._open = frozenset({HEALTH_PATH, *pages})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on."""
+        """Serve or refuse one request."""
         if scope["type"] == "http" and (refusal := self._refusal(scope, Headers(scope=scope))):
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
-        if scope["http_version"] not in VERSIONS:
+        if scope["http_version"] not in HTTP_VERSIONS:
             return PlainTextResponse("Only HTTP/1.1 is spoken here.\n", 505, {"Connection": "close"})
         if "transfer-encoding" in headers and "content-length" in headers:
-            # Who stands before us may have taken the other one: what follows is nobody's request.
+            # A proxy in front of us may have gone by the other header: the rest would be a smuggled request.
             text = "A body has a length or comes in chunks, not both.\n"
             return PlainTextResponse(text, 400, {"Connection": "close"})
         hosts = headers.getlist("host")
@@ -99,13 +104,11 @@ class Guard:
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
         if not _same_origin(headers.getlist("origin"), hosts[0]):
             return PlainTextResponse("Requests from other origins are refused.\n", 403)
-        if self._policy.token is not None and not self._is_open(scope) and not self._authorized(headers):
+        is_open = scope["path"] in self._open and scope["method"] in ("GET", "HEAD")
+        if self._policy.token is not None and not is_open and not self._authorized(headers):
             text = "A bearer token is needed: Authorization: Bearer TOKEN\n"
             return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
         return None
-
-    def _is_open(self, scope: Scope) -> bool:
-        return scope["path"] in self._open and scope["method"] in ("GET", "HEAD")
 
     def _authorized(self, headers: Headers) -> bool:
         credentials = headers.getlist("authorization")
@@ -115,7 +118,7 @@ class Guard:
 
 
 def _same_origin(origins: list[str], host: str) -> bool:
-    """No Origin (not a browser), or the one that this front itself has; loopback names are one origin."""
+    """Return whether a request has no Origin (it is not from a browser) or the origin of this front."""
     if not origins:
         return True
     if len(origins) > 1:
@@ -126,38 +129,26 @@ def _same_origin(origins: list[str], host: str) -> bool:
             return False
         if origin.path or origin.query or origin.fragment:
             return False
-        if own.hostname is None or (origin.port or _default(origin.scheme)) != (
-            own.port or _default(origin.scheme)
-        ):
+        default = 443 if origin.scheme == "https" else 80
+        if own.hostname is None or (origin.port or default) != (own.port or default):
             return False
     except ValueError:
         return False
-    same = origin.hostname == own.hostname
-    return same or {origin.hostname, own.hostname} <= LOOPBACK_NAMES
-
-
-def _default(scheme: str) -> int:
-    return 443 if scheme == "https" else 80
-
-
-logger = logging.getLogger(__name__)
-
-TOKEN_VARIABLE = "MCP_CONTEXT_PROXY_TOKEN"
-TOKEN_BYTES = 32
+    return origin.hostname == own.hostname or {origin.hostname, own.hostname} <= LOOPBACK_NAMES
 
 
 @dataclass(frozen=True, slots=True)
 class BearerToken:
-    """What clients of the HTTP front must know."""
+    """The token that clients of the HTTP front must send, if any."""
 
     token: str | None
-    """The bearer token; None where none is asked for."""
+    """The token; None if none is required."""
     whereabouts: str
-    """For the line that says what is served: where the token is, or what it means that there is none."""
+    """End of the sentence that says where the front serves: the place of the token, or the lack of one."""
 
     @property
     def level(self) -> int:
-        """Of logging, of that line: it is a warning only where there is no token."""
+        """Log level of that sentence: a warning only if there is no token."""
         return logging.WARNING if self.token is None else NOTICE
 
 
@@ -167,7 +158,7 @@ OPEN_TO_ALL = BearerToken(
 
 
 def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> BearerToken:
-    """What a front asks of its clients.
+    """Return the token that a front requires.
 
     The token comes from the environment, else from the configured file, else from a file in the user's data
     folder. A file that does not exist is created with a new token.
@@ -178,7 +169,7 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
     if not settings.auth:
         if is_loopback(settings.host):
             return OPEN_TO_ALL
-        message = f"no token is only possible on a loopback address, and {settings.host} is none"
+        message = f"serving without a token needs a loopback address, and {settings.host} is none"
         raise ConfigError([ConfigProblem(None, None, "http.auth", message)])
     if token := environ.get(TOKEN_VARIABLE, "").strip():
         return BearerToken(token, f"; clients send the bearer token in {TOKEN_VARIABLE}")
@@ -194,7 +185,7 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
 
 
 def create_token(path: Path) -> str:
-    """Write a new token to a file of mode 0600 and return it, or the one of whoever was faster."""
+    """Write a new token to a file of mode 0600 and return it, or the one of a process that was faster."""
     process.make_private_folder(path.parent)
     descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
@@ -210,7 +201,7 @@ def create_token(path: Path) -> str:
 
 def _read(path: Path) -> str:
     if not path.is_file():
-        raise _unusable(path, "this is no file")
+        raise _unusable(path, "this is not a file")
     _protect(path)
     token = path.read_bytes().strip()
     if not token:
@@ -221,28 +212,23 @@ def _read(path: Path) -> str:
 
 
 def _protect(path: Path) -> None:
-    """Let nobody but its owner read the file; refuse one that others could have written.
-
-    Raises:
-        ConfigError: whoever it is that wrote it would be let in.
-        OSError: it cannot be looked at.
-    """
+    """Let nobody but its owner read the file; refuse one that others could have written, and so know."""
     if sys.platform == "win32":
         return
     folder = path.resolve().parent.stat().st_mode
     if path.stat().st_mode & stat.S_IWOTH or (folder & stat.S_IWOTH and not folder & stat.S_ISVTX):
-        what = f"everyone may write it, or its folder; delete it, and run: chmod go-w {path.resolve().parent}"
-        raise _unusable(path, what)
+        remedy = f"delete it, and run: chmod go-w {path.resolve().parent}"
+        raise _unusable(path, f"everyone can write to it, or to its folder; {remedy}")
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         try:
             path.chmod(stat.S_IRUSR | stat.S_IWUSR)
         except OSError:
-            logger.warning("others than you can read the token in %s", path)
+            logger.warning("other users can read the token in %s", path)
         else:
             logger.warning(
-                "others could read the token in %s, and no longer can; delete it for a new one", path
+                "other users could read the token in %s, and no longer can; delete it for a new one", path
             )
 
 
-def _unusable(path: Path, what: str) -> ConfigError:
-    return ConfigError([ConfigProblem(path, None, "http.token_file", what)])
+def _unusable(path: Path, message: str) -> ConfigError:
+    return ConfigError([ConfigProblem(path, None, "http.token_file", message)])

@@ -85,7 +85,7 @@ class Conversation:
         write_response: Callable[[bytes], Awaitable[None]],
         principal: str | None = None,
     ) -> None:
-        """Converse over `channel`; `write_response` writes responses, `principal` identifies the host."""
+        """Converse over `channel`, to which `write_response` writes; `principal` identifies the host."""
         self._gateway, self._limits, self._channel = gateway, limits, channel
         self._write_response, self._principal = write_response, principal
         self._methods = gateway.methods
@@ -140,7 +140,7 @@ class Conversation:
         self.take(message, frame)
 
     def take(self, message: Envelope, frame: bytes) -> anyio.Event | None:
-        """Take a decoded message; return an event that is set once its frame is no longer needed."""
+        """Take a decoded message; return the event that is set once its frame is no longer needed, if any."""
         if message.method is UNSET:
             if not self._requests.answer(message):
                 self._pass_to_sdk(frame)

@@ -1,10 +1,4 @@
-"""The HTTP front: streamable HTTP in both eras at ``/mcp``, HTTP+SSE at ``/sse``, health at ``/healthz``.
-
-Says once in a while that connections cannot be accepted, where asyncio says so thousands of times.
-
-It tries as often as connections may be waiting, each second, and writes a traceback for each: that takes a
-processor, and a disk.
-"""
+"""The HTTP front: streamable HTTP in both eras at ``/mcp``, HTTP+SSE at ``/sse``, health at ``/healthz``."""
 
 from __future__ import annotations
 
@@ -30,65 +24,43 @@ from starlette.types import Lifespan
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
-from mcp_context_proxy.front.http_connections import HEADER_BYTES, WriteBacklog, bounded
+from mcp_context_proxy.front.http_connections import HEADER_BYTES, WriteBacklog, connection_class
 from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
 from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.server.sdk import SdkServer
 from mcp_context_proxy.system.process import connections_for_hosts
 
-TELL_SECONDS = 60.0
-"""Between two lines of the log that say so."""
-
-_MESSAGE = "socket.accept() out of system resource"
-"""Asyncio's own words: there is nothing else to know it by."""
-
-
-@contextmanager
-def throttle_accept_errors() -> Iterator[None]:
-    """While it is entered, the event loop reports it here."""
-    loop, told_at = asyncio.get_running_loop(), -TELL_SECONDS
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal told_at
-        if context.get("message") != _MESSAGE:
-            loop.default_exception_handler(context)
-        elif time.monotonic() - told_at >= TELL_SECONDS:
-            told_at = time.monotonic()
-            logger.warning("hosts have to wait to be connected: %s", context.get("exception"))
-
-    loop.set_exception_handler(handle)
-    try:
-        yield
-    finally:
-        loop.set_exception_handler(None)
-
-
 logger = logging.getLogger(__name__)
 
 PAGES_PATH = "/ui"
-"""Under which pages and their files are."""
+"""Path of the pages and their files."""
 
 BACKLOG = 2048
 """Connections that wait to be accepted: behind a crowd that comes at once nobody has to try again."""
 
 STOP_SECONDS = 2
-"""For open responses to end by themselves when the front stops; event streams never do."""
+"""Time for open responses to end by themselves when the front stops; event streams never do."""
 
+ACCEPT_ERROR_SECONDS = 60.0
+"""Time between two log lines about connections that cannot be accepted."""
+
+ACCEPT_ERROR = "socket.accept() out of system resource"
+"""Asyncio's message about such a connection: nothing else identifies it."""
 
 Health: TypeAlias = Callable[[], dict[str, Any]]
-"""Tells how the proxy is."""
+"""Returns the state of the proxy for ``/healthz``."""
 
 
 def application(
     server: SdkServer, limits: Limits, policy: Policy, health: Health, more: Sequence[BaseRoute] = ()
 ) -> Starlette:
-    """The ASGI application for hosts, guarded on every route, with `more` beside what hosts speak to."""
+    """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs."""
     sessions = StreamableHTTPSessionManager(
         server,
         max_request_body_size=limits.http_body_bytes,
         session_idle_timeout=limits.session_idle_seconds,
-        # `Sessions` makes room; more than these are never open, also while many open one at the same time.
+        # `HttpSessions` makes room; more are never open, also while many clients open one at the same time.
         max_sessions=limits.sessions + limits.http_connections,
     )
     guesses = Bucket(GUESSES_PER_SECOND, GUESSES)
@@ -117,7 +89,7 @@ def guarded(
     limits: Limits,
     lifespan: Lifespan[Starlette] | None = None,
 ) -> Starlette:
-    """An ASGI application of some routes and ``/healthz``, all of them guarded."""
+    """Return an ASGI application of some routes and ``/healthz``, all of them guarded."""
 
     async def healthz(request: Request) -> Response:
         del request
@@ -139,10 +111,10 @@ def guarded(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Return a listening socket.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's delay, 40 ms a message, off only where it is.
@@ -159,7 +131,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handling: stopping is the owner's to decide."""
+    """Uvicorn's server without its signal handling: its owner stops it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -171,16 +143,16 @@ async def serve(
 ) -> None:
     """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
     limits = limits.model_copy(update={"http_connections": connections_for_hosts(limits.http_connections)})
-    unsent = WriteBacklog(limits.stalled_seconds)
+    backlog = WriteBacklog(limits.stalled_seconds)
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
-        # Nothing here depends on who asks, and nobody should be able to say so.
+        # Nothing here depends on the client's address, and nobody should be able to claim one.
         proxy_headers=False,
         timeout_keep_alive=int(limits.http_idle_seconds),
-        http=bounded(limits, unsent),
+        http=connection_class(limits, backlog),
         h11_max_incomplete_event_size=HEADER_BYTES,
         # Uvicorn refuses the connection that reaches its number.
         limit_concurrency=limits.http_connections + 1,
@@ -198,7 +170,30 @@ async def serve(
                 http.should_exit = True
 
         group.start_soon(stop_on_cancel)
-        group.start_soon(unsent.watch)
+        group.start_soon(backlog.watch)
         with throttle_accept_errors(), anyio.CancelScope(shield=True):
             await http.serve(sockets=[bound])
         group.cancel_scope.cancel()
+
+
+@contextmanager
+def throttle_accept_errors() -> Iterator[None]:
+    """Log once in a while that connections cannot be accepted.
+
+    Asyncio would try each second as often as connections may be waiting, and log a traceback for each.
+    """
+    loop, logged_at = asyncio.get_running_loop(), -ACCEPT_ERROR_SECONDS
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal logged_at
+        if context.get("message") != ACCEPT_ERROR:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - logged_at >= ACCEPT_ERROR_SECONDS:
+            logged_at = time.monotonic()
+            logger.warning("hosts have to wait to be connected: %s", context.get("exception"))
+
+    loop.set_exception_handler(handle)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(None)

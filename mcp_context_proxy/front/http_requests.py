@@ -1,20 +1,19 @@
-"""Reads each message that is posted before the SDK does, and refuses in the front's words what is none.
+"""ASGI middleware that reads request bodies: whole, within bounds, and before the SDK does.
 
-The SDK describes such a message by its own models, looks at the header alone for the era of a request, and
-builds everything that it holds. So it is shown little of a request that the gateway answers, and of any other
-message no more than it can read at once.
+`WholeBodies` receives each body before anything else happens, so that a slow sender holds a connection and
+not a session as well, and a client that goes away in the middle is no error. Large bodies wait for room in
+the pipes of those who send them; once a request is forwarded, the limits of its server count it instead.
 
-Takes the body of a request whole before anything is done with it, and only so much of all at a time.
-
-A slow sender holds a connection then, and not a session as well; and who goes away in the middle is no error.
-Large bodies wait for room where they are: in the pipes of those who send them. What a server has been passed
-needs no room here: it is counted there.
+`PostedMessages` decodes each posted message before the SDK, which describes a bad one by its own models, goes
+by the header alone for the era, and builds all objects in it. A message that is bad is refused here, of a
+request that the gateway answers the SDK is shown little, and of any other message no more than it can read
+without making everybody wait.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 
 import anyio
@@ -27,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_context_proxy.front.conversation import MOST_VALUES, TOO_MUCH
 from mcp_context_proxy.front.http_connections import Waiting, send_body, waiting_of
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, Members
+from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, RequestId
 from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.sdk import BYPASS_KEY, RELEASE_KEY, PayloadBypass, shown
 
@@ -36,25 +35,106 @@ PROBLEM_TYPE = "application/problem+json"
 """RFC 9457."""
 
 SMALL_BYTES = 32 * 1024
-"""Of a body that never waits for room: a connection may have received as much before anybody looks at it."""
+"""Size of a body up to which it never waits for room: a connection may have received as much unasked."""
 
 TOGETHER_BYTES = 8 * 1024 * 1024
-"""Of larger ones that are received and neither answered nor passed on at a time: two of the largest."""
+"""Bytes of larger bodies, together, that are neither answered nor forwarded yet: two of the largest."""
+
+POSTED_KEY = "mcp-context-proxy/posted"
+"""Key of an ASGI scope: the decoded message of the body."""
+
+VERSION_HEADER = "mcp-protocol-version"
+
+HEADER_MISMATCH = -32020
+"""Error code of the modern era: a header is missing, or contradicts the body."""
 
 
 class GoneError(Exception):
-    """The client went away before it had sent everything."""
+    """The client went away before it had sent the whole body."""
+
+
+class BadMessageError(Exception):
+    """A body that is refused; `response` is the JSON-RPC error that says why."""
+
+    def __init__(self, response: bytes) -> None:
+        super().__init__(response.decode(errors="replace"))
+        self.response = response
+
+
+class WholeBodies:
+    """ASGI middleware that receives the whole body of each request before its application is called."""
+
+    def __init__(self, app: ASGIApp, limit: int, wait_seconds: float) -> None:
+        """Receive bodies of up to `limit` bytes, which wait for room no longer than `wait_seconds`."""
+        self._app, self._limit, self._wait_seconds = app, limit, wait_seconds
+        self._budget = BodyBudget(max(TOGETHER_BYTES, limit))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        length = headers.get("content-length")
+        if length in (None, "0") and "transfer-encoding" not in headers:
+            await self._app(scope, receive, send)
+        elif headers.get("content-encoding", "identity").lower() != "identity":
+            text = "Bodies are taken as they are, not compressed."
+            await _problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)(scope, receive, send)
+        elif length is not None and int(length) > self._limit:
+            await self._too_large()(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send, None if length is None else int(length))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, announced: int | None) -> None:
+        body, more = bytearray(), True
+        release: Callable[[], None] | None = None
+        try:
+            while more:
+                if release is None and max(announced or 0, len(body)) > SMALL_BYTES:
+                    try:
+                        with anyio.fail_after(self._wait_seconds):
+                            release = await self._budget.enter(announced or self._limit)
+                    except TimeoutError:
+                        # The connection stays open: a client that is still sending would never read why.
+                        text, headers = "Too many large bodies are under way.", {"Retry-After": "1"}
+                        refusal = _problem(HTTPStatus.SERVICE_UNAVAILABLE, text, headers)
+                        await refusal(scope, receive, send)
+                        return
+                    scope[RELEASE_KEY] = release
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > self._limit:
+                    await self._too_large()(scope, receive, send)
+                    return
+            whole_body = bytes(body)
+            body.clear()
+            await self._app(scope, replay(whole_body, receive), send)
+        finally:
+            if release is not None:
+                release()
+
+    def _too_large(self) -> Response:
+        return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is over {self._limit:,} bytes.")
+
+
+def _problem(status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> Response:
+    problem = {"title": status.phrase, "status": status, "detail": detail}
+    return Response(envelope.encode(problem), status, headers, PROBLEM_TYPE)
 
 
 class BodyBudget:
-    """Bounds the bytes of bodies that are under way; who came first is let in first."""
+    """Bounds the bytes of bodies that are under way; they enter in the order in which they came."""
 
     def __init__(self, size: int) -> None:
         self._left = size
         self._waiting: deque[tuple[int, anyio.Event]] = deque()
 
     async def enter(self, size: int) -> Callable[[], None]:
-        """Wait for room for a body of `size` bytes; what gives it back, however often it is called."""
+        """Wait for room for `size` bytes; return a function that gives it back, once however often called."""
         if self._waiting or size > self._left:
             await self._wait(size)
         else:
@@ -66,7 +146,7 @@ class BodyBudget:
             if inside:
                 inside = False
                 self._left += size
-                self._let_in()
+                self._admit()
 
         return leave
 
@@ -80,73 +160,21 @@ class BodyBudget:
                 self._left += size
             else:
                 self._waiting.remove(place)
-            self._let_in()
+            self._admit()
             raise
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._left:
-            size, let_in = self._waiting.popleft()
+            size, admitted = self._waiting.popleft()
             self._left -= size
-            let_in.set()
-
-
-class WholeBodies:
-    """ASGI middleware that has the body of each request whole for another."""
-
-    def __init__(self, app: ASGIApp, limit: int, wait_seconds: float) -> None:
-        """Take bodies of up to `limit` bytes, which wait for room no longer than `wait_seconds`."""
-        self._app, self._limit, self._wait_seconds = app, limit, wait_seconds
-        self._room = BodyBudget(max(TOGETHER_BYTES, limit))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or not _has_body(headers := Headers(scope=scope)):
-            await self._app(scope, receive, send)
-            return
-        refusal = _refusal(headers, self._limit)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
-        try:
-            length = headers.get("content-length")
-            await self._serve(scope, receive, send, None if length is None else int(length))
-        except GoneError:
-            return
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, announced: int | None) -> None:
-        body, more = bytearray(), True
-        leave: Callable[[], None] | None = None
-        try:
-            while more:
-                if leave is None and max(announced or 0, len(body)) > SMALL_BYTES:
-                    try:
-                        with anyio.fail_after(self._wait_seconds):
-                            leave = await self._room.enter(announced or self._limit)
-                    except TimeoutError:
-                        await _no_room()(scope, receive, send)
-                        return
-                    scope[RELEASE_KEY] = leave
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise GoneError
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-                if len(body) > self._limit:
-                    await _too_large(self._limit)(scope, receive, send)
-                    return
-            whole_body = bytes(body)
-            body.clear()
-            await self._app(scope, again(whole_body, receive), send)
-        finally:
-            if leave is not None:
-                leave()
+            admitted.set()
 
 
 async def whole(receive: Receive) -> bytes:
-    """The body.
+    """Return the whole body.
 
     Raises:
-        GoneError: there is nobody to answer.
+        GoneError: the client went away.
     """
     parts, more = list[bytes](), True
     while more:
@@ -158,70 +186,29 @@ async def whole(receive: Receive) -> bytes:
     return b"".join(parts)
 
 
-def _has_body(headers: Headers) -> bool:
-    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-
-
-def _refusal(headers: Headers, limit: int) -> Response | None:
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        text = "Bodies are taken as they are, not compressed."
-        return _problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
-    return _too_large(limit) if int(headers.get("content-length", "0")) > limit else None
-
-
-def _too_large(limit: int) -> Response:
-    return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is over {limit:,} bytes.")
-
-
-def _no_room() -> Response:
-    # The connection stays: who still sends when it is closed never reads why.
-    text = "Too many large bodies are under way."
-    return _problem(HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "1"})
-
-
-def _problem(status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> Response:
-    said = {"title": status.phrase, "status": status, "detail": detail}
-    return Response(envelope.encode(said), status, headers, PROBLEM_TYPE)
-
-
-def again(body: bytes, receive: Receive) -> Receive:
-    """What gives the body to whoever asks next, and then what comes after it."""
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `Receive` that gives the body first, and then the messages after it."""
     given = False
 
-    async def replay() -> Message:
+    async def replaying() -> Message:
         nonlocal given
         if given:
             return await receive()
         given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replay
-
-
-def failure(status: int, code: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    """An answer of an HTTP status and of JSON-RPC, without an id."""
-    return Response(envelope.error_reply(None, code, text), status, headers, JSON_TYPE)
-
-
-VERSION_HEADER = "mcp-protocol-version"
-
-HEADER_MISMATCH = -32020
-"""Of the modern era: a header is missing, or does not say what the body says."""
-
-
-POSTED_KEY = "mcp-context-proxy/posted"
-"""Of an ASGI scope: the message of its body."""
+    return replaying
 
 
 class PostedMessages:
-    """ASGI middleware in front of the SDK's application."""
+    """ASGI middleware in front of the SDK's application that checks posted messages."""
 
     def __init__(self, app: ASGIApp, relayed: frozenset[str]) -> None:
-        """Stand in front of `app`; requests of `relayed` methods are led around it."""
+        """Stand in front of `app`; the payloads of `relayed` methods bypass it."""
         self._app, self._relayed = app, relayed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is a message, and everything that is no POST."""
+        """Pass on a good message, and everything that is no POST."""
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -233,69 +220,27 @@ class PostedMessages:
             message = read(body)
             _check_era(message, Headers(scope=scope).get(VERSION_HEADER))
         except BadMessageError as error:
-            await Response(error.reply, 400, media_type=JSON_TYPE)(scope, receive, send)
+            await Response(error.response, 400, media_type=JSON_TYPE)(scope, receive, send)
             return
         scope = {**scope, POSTED_KEY: message}
-        params = self._params(message)
-        if params is not None:
-            assert isinstance(message.id, int | str)
-            assert isinstance(message.method, str)
+        request_id, method = message.id, message.method
+        if isinstance(request_id, int | str) and isinstance(method, str) and method in self._relayed:
+            params = envelope.members(message.params) if isinstance(message.params, Raw) else {}
             bypass = scope[BYPASS_KEY] = PayloadBypass(params)
-            body, send = (
-                shown(message.id, message.method, params),
-                PostAnswer(bypass, send, waiting_of(scope)),
-            )
+            body = shown(request_id, method, params)
+            send = _PayloadSend(bypass, send, waiting_of(scope))
         elif holds_more(body, MOST_VALUES):
-            request_id = message.id if isinstance(message.id, int | str) else None
-            refused = envelope.error_reply(request_id, INVALID_REQUEST, TOO_MUCH)
-            await Response(refused, 400, media_type=JSON_TYPE)(scope, receive, send)
+            known_id = request_id if isinstance(request_id, int | str) else None
+            await error_response(HTTPStatus.BAD_REQUEST, known_id, TOO_MUCH)(scope, receive, send)
             return
-        await self._app(scope, again(body, receive), send)
-
-    def _params(self, message: Envelope) -> Members | None:
-        """The params of a request that is led around the SDK; None of any other message."""
-        if not isinstance(message.id, int | str) or message.method not in self._relayed:
-            return None
-        return envelope.members(message.params) if isinstance(message.params, Raw) else {}
-
-
-class PostAnswer:
-    """Sends an answer of the SDK with the payload that it should have."""
-
-    def __init__(self, bypass: PayloadBypass, send: Send, waiting: Waiting) -> None:
-        self._bypass, self._send, self._waiting = bypass, send, waiting
-        self._start: Message | None = None
-
-    async def __call__(self, message: Message) -> None:
-        """Send a part of the answer."""
-        if message["type"] == "http.response.start":
-            if _has_length(message["headers"]):
-                self._start = message
-            else:
-                await self._send(message)
-            return
-        more = message.get("more_body", False)
-        body = self._bypass.put_back(message.get("body", b""))
-        if self._start is not None:
-            start, self._start = self._start, None
-            headers = start["headers"] if more else _of_length(start["headers"], len(body))
-            await self._send({**start, "headers": headers})
-        await send_body(self._send, body, self._waiting, more=more)
-
-
-class BadMessageError(Exception):
-    """What was posted is not taken; `reply` says why."""
-
-    def __init__(self, reply: bytes) -> None:
-        super().__init__(reply.decode(errors="replace"))
-        self.reply = reply
+        await self._app(scope, replay(body, receive), send)
 
 
 def read(body: bytes) -> Envelope:
-    """The message of a body.
+    """Decode the message of a body.
 
     Raises:
-        RefusedError: it is none.
+        BadMessageError: it is none.
     """
     try:
         message = envelope.decode_from_client(body)
@@ -303,21 +248,20 @@ def read(body: bytes) -> Envelope:
         request_id = envelope.salvage_id(body, body)
         text = f"message that cannot be read: {error}"
         raise BadMessageError(envelope.error_reply(request_id, error.code, text)) from None
-    if message.method is UNSET and not _is_reply(message):
+    if message.method is UNSET and not _is_response(message):
         text = "a reply needs a result, an object, or an error with code and message"
         raise BadMessageError(envelope.error_reply(None, INVALID_REQUEST, text))
     return message
 
 
-def _check_era(message: Envelope, header: str | None) -> None:
-    """Refuse a request of the modern era that the SDK would take for one of the other."""
-    said = _version(message)
-    if said is not None and header != said and _is_handshake(header):
-        text = f"the header {VERSION_HEADER} must say {said!r}, as the body does"
-        raise BadMessageError(envelope.error_reply(message.id, HEADER_MISMATCH, text))  # type: ignore[arg-type]
+def error_response(
+    status: HTTPStatus, request_id: RequestId | None, text: str, code: int = INVALID_REQUEST
+) -> Response:
+    """Return an HTTP response with a status and a JSON-RPC error."""
+    return Response(envelope.error_reply(request_id, code, text), status, media_type=JSON_TYPE)
 
 
-def _is_reply(message: Envelope) -> bool:
+def _is_response(message: Envelope) -> bool:
     if isinstance(message.result, Raw):
         return message.error is UNSET and envelope.starts_with(message.result, b"{")
     try:
@@ -327,25 +271,44 @@ def _is_reply(message: Envelope) -> bool:
         return False
 
 
-def _version(message: Envelope) -> str | None:
-    """The version that a request of the modern era says it is of; None for any other message."""
+def _check_era(message: Envelope, header: str | None) -> None:
+    """Refuse a request of the modern era that the SDK would take for one of the handshake era."""
     if not isinstance(message.id, int | str) or not isinstance(message.params, Raw):
-        return None
+        return
     try:
-        return envelope.text(eras.meta_of(envelope.members(message.params)).get(eras.VERSION_KEY))
+        meta = eras.meta_of(envelope.members(message.params))
     except msgspec.DecodeError:
-        return None
+        return
+    version = envelope.text(meta.get(eras.VERSION_KEY))
+    taken_for_handshake = header is None or header in eras.HANDSHAKE_VERSIONS
+    if version is not None and header != version and taken_for_handshake:
+        text = f"the header {VERSION_HEADER} must say {version!r}, as the body does"
+        raise BadMessageError(envelope.error_reply(message.id, HEADER_MISMATCH, text))
 
 
-def _is_handshake(header: str | None) -> bool:
-    """Whether the SDK would take a request with this header for one of the handshake era."""
-    return header is None or header in eras.HANDSHAKE_VERSIONS
+class _PayloadSend:
+    """Sends the SDK's response with the payload in the place of the placeholder."""
 
+    def __init__(self, bypass: PayloadBypass, send: Send, waiting: Waiting) -> None:
+        self._bypass, self._send, self._waiting = bypass, send, waiting
+        self._start: Message | None = None
+        """The start of a response whose length depends on the payload; it is sent with the first part."""
 
-def _has_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(name.lower() == b"content-length" for name, _ in headers)
-
-
-def _of_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
-    others = [pair for pair in headers if pair[0].lower() != b"content-length"]
-    return [*others, (b"content-length", str(length).encode())]
+    async def __call__(self, message: Message) -> None:
+        """Send a part of the response."""
+        if message["type"] == "http.response.start":
+            if any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                self._start = message
+            else:
+                await self._send(message)
+            return
+        more = message.get("more_body", False)
+        body = self._bypass.put_back(message.get("body", b""))
+        if self._start is not None:
+            start, self._start = self._start, None
+            headers = start["headers"]
+            if not more:
+                headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
+                headers.append((b"content-length", str(len(body)).encode()))
+            await self._send({**start, "headers": headers})
+        await send_body(self._send, body, self._waiting, more=more)

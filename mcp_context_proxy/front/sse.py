@@ -1,6 +1,6 @@
-"""HTTP+SSE, the transport before streamable HTTP: a stream is the way to a host, which posts beside it.
+"""HTTP+SSE, the transport before streamable HTTP: an event stream to the host, which posts its messages.
 
-The stream carries frames as they are; what waits for it counts as unsent on its connection.
+The stream carries frames as they are; those that wait count as unsent bytes of its connection.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from mcp_context_proxy.server.sdk import SdkServer, principal_of
 MESSAGES_PATH = "/messages/"
 
 PING_SECONDS = 15.0
-"""Between two signs of life on a stream that is silent, for who stands between and closes what is."""
+"""Time between two comments on a silent stream, which keep proxies in between from closing it."""
 
 PING = b": ping\r\n\r\n"
 
 QUEUED_BYTES = 64 * 1024
-"""Waiting already when what may be dropped is: as much as is written to a connection ahead."""
+"""Queued bytes beyond which notifications are dropped: as many as are written to a connection ahead."""
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,8 +40,80 @@ STREAM_HEADERS = [
 ]
 
 
+class EventStreams:
+    """The open event streams, by session id, and the two ASGI applications that serve them."""
+
+    def __init__(self, server: SdkServer, limits: Limits) -> None:
+        self._server, self._limits = server, limits
+        self._open: dict[str, Conversation] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Open a stream, and serve its host until it goes away."""
+        if scope["method"] != "GET":
+            await Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})(scope, receive, send)
+            return
+        session_id = secrets.token_hex(16)
+        channel = EventChannel(send, waiting_of(scope))
+        conversation = Conversation(
+            gateway=self._server.gateway,
+            limits=self._limits,
+            channel=channel,
+            write_response=channel.send,
+            principal=principal_of(Headers(scope=scope)),
+        )
+        await channel.open(f"{scope.get('root_path', '')}{MESSAGES_PATH}?session_id={session_id}")
+        async with anyio.create_task_group() as group:
+            await group.start(conversation.run, self._server)
+            group.start_soon(channel.deliver)
+            self._open[session_id] = conversation
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            finally:
+                del self._open[session_id]
+                group.cancel_scope.cancel()
+
+    async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take a posted message for a stream."""
+        try:
+            body = await http_requests.whole(receive)
+            message = http_requests.read(body)
+        except http_requests.GoneError:
+            return
+        except http_requests.BadMessageError as error:
+            json_type = http_requests.JSON_TYPE
+            refusal = Response(error.response, HTTPStatus.BAD_REQUEST, media_type=json_type)
+            await refusal(scope, receive, send)
+            return
+        conversation = self._conversation(scope)
+        if isinstance(conversation, Response):
+            await conversation(scope, receive, send)
+            return
+        if conversation.is_busy:
+            text, status = "busy: too many requests are under way", HTTPStatus.SERVICE_UNAVAILABLE
+            await http_requests.error_response(status, None, text, INTERNAL_ERROR)(scope, receive, send)
+            return
+        released = conversation.take(message, body)
+        await Response("Accepted", HTTPStatus.ACCEPTED)(scope, receive, send)
+        if released is not None and len(body) > http_requests.SMALL_BYTES:
+            # The body keeps its room in `WholeBodies` until then.
+            await released.wait()
+
+    def _conversation(self, scope: Scope) -> Conversation | Response:
+        """Return the conversation that a message belongs to, or else the response that refuses it."""
+        if scope["method"] != "POST":
+            return Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "POST"})
+        content_type = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != http_requests.JSON_TYPE:
+            return Response(f"A message is {http_requests.JSON_TYPE}.\n", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        session_id = QueryParams(scope["query_string"]).get("session_id")
+        if session_id is None:
+            return Response("session_id is required", HTTPStatus.BAD_REQUEST)
+        return self._open.get(session_id) or Response("Could not find session", HTTPStatus.NOT_FOUND)
+
+
 class _Frame:
-    """One that waits to be sent."""
+    """A frame that waits to be sent."""
 
     __slots__ = ("content", "sent")
 
@@ -51,19 +123,48 @@ class _Frame:
 
 
 class EventChannel:
-    """Writes frames to an event stream. Implements `Channel`."""
+    """Writes frames to an event stream. Implements `HostChannel`."""
 
     def __init__(self, write: Send, waiting: Waiting) -> None:
-        """Write by ASGI messages; `waiting` is told by how many bytes more, or less, there is to send."""
         self._write, self._waiting = write, waiting
         self._frames: deque[_Frame] = deque()
         self._bytes = 0
-        self._news = anyio.Event()
+        self._added = anyio.Event()
+
+    async def open(self, endpoint: str) -> None:
+        """Begin the stream with the path to which messages are posted."""
+        await self._write({"type": "http.response.start", "status": HTTPStatus.OK, "headers": STREAM_HEADERS})
+        await self._send_event("endpoint", endpoint.encode())
+
+    async def deliver(self) -> None:
+        """Write queued frames until cancelled."""
+        while True:
+            with anyio.move_on_after(PING_SECONDS):
+                await self._added.wait()
+            self._added = anyio.Event()
+            if not self._frames:
+                await self._write({"type": "http.response.body", "body": PING, "more_body": True})
+            while self._frames:
+                await self._deliver_first()
+
+    async def _deliver_first(self) -> None:
+        # A method of its own, so that no local variable keeps a frame that is sent while the stream is idle.
+        frame = self._frames[0]
+        await self._send_event("message", frame.content)
+        self._frames.popleft()
+        self._count(-len(frame.content))
+        frame.sent.set()
+
+    async def _send_event(self, name: str, data: bytes) -> None:
+        line = on_one_line(data)
+        event = b"event: %b\r\ndata: " % name.encode(), line, b"\r\n\r\n"
+        for piece in event if len(line) > PART_BYTES else [b"".join(event)]:
+            await send_body(self._write, piece, lambda more: None, more=True)
 
     async def send(self, frame: bytes) -> None:
         """Send one frame; waits until the connection takes it."""
         queued = self._put(frame)
-        # A cancellation keeps what is here until it is collected, which may be long.
+        # A cancelled task keeps its local variables until it is collected, which may be long.
         del frame
         try:
             await queued.sent.wait()
@@ -75,127 +176,25 @@ class EventChannel:
             raise
 
     def send_nowait(self, frame: bytes) -> bool:
-        """Send one frame soon, unless too much waits already."""
+        """Send one frame soon, unless too many bytes wait already."""
         if self._bytes > QUEUED_BYTES:
             return False
         self._put(frame)
         return True
 
     def pause_reading(self) -> None:
-        """Each message comes by a request of its own: there is nothing to pause."""
+        """Do nothing: each message comes by a request of its own."""
 
     def resume_reading(self) -> None:
-        """See `pause_reading`."""
-
-    async def deliver(self) -> None:
-        """Write what is sent until cancelled."""
-        while True:
-            with anyio.move_on_after(PING_SECONDS):
-                await self._news.wait()
-            self._news = anyio.Event()
-            if not self._frames:
-                await self._write({"type": "http.response.body", "body": PING, "more_body": True})
-            while self._frames:
-                await self._deliver_first()
-
-    async def _deliver_first(self) -> None:
-        frame = self._frames[0]
-        await self._event("message", frame.content)
-        self._frames.popleft()
-        self._count(-len(frame.content))
-        frame.sent.set()
-
-    async def open(self, endpoint: str) -> None:
-        """Begin the stream by telling where messages are posted."""
-        await self._write({"type": "http.response.start", "status": HTTPStatus.OK, "headers": STREAM_HEADERS})
-        await self._event("endpoint", endpoint.encode())
-
-    async def _event(self, name: str, data: bytes) -> None:
-        line = on_one_line(data)
-        event = b"event: %b\r\ndata: " % name.encode(), line, b"\r\n\r\n"
-        for piece in event if len(line) > PART_BYTES else [b"".join(event)]:
-            await send_body(self._write, piece, lambda more: None, more=True)
+        """Do nothing: see `pause_reading`."""
 
     def _put(self, frame: bytes) -> _Frame:
         queued = _Frame(frame)
         self._frames.append(queued)
         self._count(len(frame))
-        self._news.set()
+        self._added.set()
         return queued
 
     def _count(self, more: int) -> None:
         self._bytes += more
         self._waiting(more)
-
-
-class EventStreams:
-    """All open streams."""
-
-    def __init__(self, server: SdkServer, limits: Limits) -> None:
-        self._server, self._limits = server, limits
-        self._open: dict[str, Conversation] = {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI application that opens a stream, and serves its host until it goes away."""
-        if scope["method"] != "GET":
-            await Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})(scope, receive, send)
-            return
-        name = secrets.token_hex(16)
-        channel = EventChannel(send, waiting_of(scope))
-        principal = principal_of(Headers(scope=scope))
-        conversation = Conversation(
-            gateway=self._server.gateway,
-            limits=self._limits,
-            channel=channel,
-            write_response=channel.send,
-            principal=principal,
-        )
-        await channel.open(f"{scope.get('root_path', '')}{MESSAGES_PATH}?session_id={name}")
-        async with anyio.create_task_group() as group:
-            await group.start(conversation.run, self._server)
-            group.start_soon(channel.deliver)
-            self._open[name] = conversation
-            try:
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-            finally:
-                del self._open[name]
-                group.cancel_scope.cancel()
-
-    async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI application that takes a message for a stream."""
-        try:
-            body = await http_requests.whole(receive)
-            message = http_requests.read(body)
-        except http_requests.GoneError:
-            return
-        except http_requests.BadMessageError as error:
-            refused = Response(error.reply, HTTPStatus.BAD_REQUEST, media_type=http_requests.JSON_TYPE)
-            await refused(scope, receive, send)
-            return
-        conversation = self._conversation(scope)
-        if isinstance(conversation, Response):
-            await conversation(scope, receive, send)
-            return
-        if conversation.is_busy:
-            text = "busy: too many requests are under way"
-            refused = http_requests.failure(HTTPStatus.SERVICE_UNAVAILABLE, INTERNAL_ERROR, text)
-            await refused(scope, receive, send)
-            return
-        released = conversation.take(message, body)
-        await Response("Accepted", HTTPStatus.ACCEPTED)(scope, receive, send)
-        if released is not None and len(body) > http_requests.SMALL_BYTES:
-            # It has its room until then.
-            await released.wait()
-
-    def _conversation(self, scope: Scope) -> Conversation | Response:
-        """That which a message belongs to; else what is answered."""
-        if scope["method"] != "POST":
-            return Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "POST"})
-        kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
-        if kind != http_requests.JSON_TYPE:
-            return Response(f"A message is {http_requests.JSON_TYPE}.\n", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        name = QueryParams(scope["query_string"]).get("session_id")
-        if name is None:
-            return Response("session_id is required", HTTPStatus.BAD_REQUEST)
-        return self._open.get(name) or Response("Could not find session", HTTPStatus.NOT_FOUND)

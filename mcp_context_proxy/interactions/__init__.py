@@ -1,1 +1,1 @@
-"""Memory of interactions: what agents searched, called and said, found again by meaning and age."""
+"""Interactions: the searches, calls and messages of agents, found again by meaning and age."""

@@ -1,17 +1,7 @@
-"""The memory of interactions: takes them in, embeds them, finds them again, forgets them.
+"""The memory of interactions: keeps them, embeds them, finds them again by meaning and age, forgets them.
 
-Blocking and thread-safe. What is kept is in the store first and embedded afterwards: an interaction without
-an embedding is never lost, only left out of searches by meaning, and counted there.
-
-What an interaction is, and what a search through them answers. Frozen values.
-
-The embeddings of interactions in memory, as searches compare them: the store's, followed change by change.
-
-A search reads only what has come since the one before it, from whichever process; ten thousand take 15 MB.
-
-How much an interaction counts after some time. Pure.
-
-The text of an interaction as it is kept: without secrets and what nobody sees, and of a bounded length.
+An interaction is in the store first and embedded afterwards: one without an embedding is never lost. Searches
+by meaning leave it out, and count it in their answer.
 """
 
 from __future__ import annotations
@@ -20,38 +10,65 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.embedding.embedder import Embedder, is_unit
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.embedding.embedder import Embedder
+from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import Vector
+from mcp_context_proxy.interactions.vectors import InteractionVectors
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.text import clean
-from mcp_context_proxy.retrieval.vectors import dots
-from mcp_context_proxy.store import InteractionRow as Interaction
-from mcp_context_proxy.store import InteractionScope, InteractionStore, InteractionVector
+from mcp_context_proxy.store import (
+    DAY,
+    DECAY_PER_DAY,
+    IN_MEMORY,
+    Interaction,
+    InteractionScope,
+    InteractionStore,
+    open_store,
+)
 from mcp_context_proxy.system.clock import time_of_day
-
-__all__ = ["CALL", "MESSAGE", "SEARCH", "Interaction", "Method", "Recall", "Recollection", "agent_named"]
 
 SEARCH: Final = "search"
 CALL: Final = "call"
 MESSAGE: Final = "message"
-"""Types that the proxy itself knows; clients may post others."""
+"""The types of interactions that the proxy itself knows; clients may post others."""
+
+TOP_K: Final = 10
+"""Interactions that a search finds, unless it says how many."""
 
 AGENT_CHARACTERS: Final = 100
-"""Of an agent's name: what a line shows."""
+"""Characters of an agent's name that are kept: what fits on a line."""
 
 UNNAMED: Final = "unknown"
-"""The agent that did not say who it is."""
+"""Name of an agent that did not say who it is."""
+
+ARGUMENTS_BYTES: Final = 64 * 1024
+"""Size of arguments that are kept; longer ones hold a file, and cut they would say nothing."""
+
+LEVELS: Final = 32
+"""Depth of arguments that are kept."""
+
+LEFT_OUT: Final = "..."
+
+_SECRET_NAME: Final = re.compile(
+    r"passw|passphrase|secret|token|api_?-?key|private_?-?key|credential|authorization|cookie", re.IGNORECASE
+)
+"""Names of arguments that are not kept."""
 
 Method: TypeAlias = Literal["semantic", "recent"]
 """How interactions were found: by meaning and age; or, where no embedding can be had, the latest."""
+
+Redact: TypeAlias = Callable[[str], str]
+"""Removes secrets from a text."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,169 +83,272 @@ class Recollection:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """What a search through interactions found."""
+    """The answer of a search for interactions."""
 
     results: tuple[Recollection, ...]
     """Best first."""
     method: Method
     known: int
-    """Interactions there are, of the agent and type that were asked for."""
+    """Number of interactions of the agent and type in question."""
     without_embedding: int
-    """How many of them have none, so that they were left out of a search by meaning."""
+    """Number of those without an embedding, which a search by meaning leaves out."""
     note: str | None = None
-    """What whoever asked should know about how this was found."""
+    """A remark for the client on how these were found."""
 
 
-def agent_named(name: str | None) -> str:
-    """The name of an agent as it is kept: on one line, without what nobody sees."""
-    return " ".join(clean(name or "").split())[:AGENT_CHARACTERS].strip() or UNNAMED
+class Model(Protocol):
+    """Gives access to an embedder."""
 
-
-DECAY_PER_DAY: Final = 0.95
-"""What is left of a score after a day, unless a search says otherwise: 0.21 after 30 days."""
-
-SECONDS_A_DAY: Final = 86_400.0
-
-
-def aged(
-    cosines: NDArray[np.float64], times: NDArray[np.float64], now: float, factor: float
-) -> NDArray[np.float64]:
-    """The scores of interactions: ``cosine * factor ** days``.
-
-    A cosine below zero counts as zero, so that what is unlike a query gains nothing by being old. `times` and
-    `now` are seconds since 1970; what lies ahead of `now`, by another clock, counts as new.
-    """
-    days = np.maximum(now - times, 0.0) / SECONDS_A_DAY
-    scores: NDArray[np.float64] = np.maximum(cosines, 0.0) * np.power(factor, days)
-    return scores
-
-
-READ_AT_ONCE = 1_000
-"""Embeddings of one reading, 1.5 MB: others who use the store wait a few milliseconds at most."""
-
-FORGOTTEN_SHARE = 0.25
-"""Of all rows, from which on those that were forgotten are taken out: that copies all others."""
-
-_FACTS = np.dtype(
-    [("seq", "i8"), ("id", "i8"), ("time", "f8"), ("agent", "i4"), ("type", "i4"), ("there", "?")]
-)
+    def used(self, use: Callable[[Embedder], T]) -> T:
+        """Call a function with the embedder, and return its result; raises `ModelError`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
-    """An interaction that is near to a query."""
+class InteractionRetention:
+    """Bounds of the interactions that are kept."""
 
-    id: int
-    score: float
-    cosine: float
+    rows: int
+    days: float
+    characters: int
+    """Length of one content."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the configured bounds."""
+        kept = config.interactions
+        return cls(kept.keep, kept.keep_days, config.limits.interaction_characters)
 
 
-class InteractionVectors:
-    """Embeddings of one model. Not thread-safe."""
+class InteractionMemory:
+    """The interactions of agents. Blocking and thread-safe."""
 
-    def __init__(self, store: InteractionStore) -> None:
-        self._store = store
-        self._names: dict[str, int] = {}
-        self._begin("", 0)
+    def __init__(
+        self,
+        model: Model,
+        store: InteractionStore,
+        retention: InteractionRetention,
+        redact: Redact,
+        clock: Callable[[], float] = time_of_day,
+    ) -> None:
+        """Use a store.
 
-    def follow(self, model_id: str, dimensions: int) -> None:
-        """Have what the store has, of one model.
+        Args:
+            model: Makes embeddings.
+            store: Keeps the interactions and their embeddings.
+            retention: Bounds of the interactions that are kept.
+            redact: Removes secrets from a text.
+            clock: Seconds since 1970.
+        """
+        self._model, self._store, self._retention = model, store, retention
+        self._redact, self._clock = redact, clock
+        self._vectors, self._comparing = InteractionVectors(store), threading.Lock()
+
+    def redact_with(self, redact: Redact) -> None:
+        """Remove other secrets from now on."""
+        self._redact = redact
+
+    def add(self, interactions: Sequence[Interaction]) -> list[Interaction]:
+        """Keep interactions, and return them as they are in the store.
+
+        Raises:
+            StoreError: nothing was kept.
+        """
+        return self.keep([self.presentable(one) for one in interactions])
+
+    def presentable(self, interaction: Interaction) -> Interaction:
+        """Return an interaction as it is kept: without secrets, and of a bounded length."""
+        return replace(
+            interaction,
+            agent_name=agent_named(interaction.agent_name),
+            content=plain(interaction.content, self._redact, self._retention.characters),
+            time=min(interaction.time, self._clock()),
+        )
+
+    def keep(self, presentable: Sequence[Interaction]) -> list[Interaction]:
+        """Keep presentable interactions, and return them with their ids.
+
+        Raises:
+            StoreError: nothing was kept.
+        """
+        now = self._clock()
+        oldest = now - self._retention.days * DAY
+        return self._store.put(presentable, now, self._retention.rows, oldest)
+
+    def embed(self, interactions: Sequence[Interaction]) -> None:
+        """Embed interactions.
+
+        Raises:
+            ModelError: the model makes no embeddings.
+            EmbeddingCancelledError: the proxy is stopping.
+            StoreError: the embeddings cannot be stored.
+        """
+        texts = list(dict.fromkeys(one.content for one in interactions))
+        model_id, rows = self._model.used(lambda model: (model.model_id, model.embed(texts)))
+        by_text = dict(zip(texts, rows, strict=True))
+        self._store.put_vectors(model_id, {one.id: by_text[one.content] for one in interactions})
+
+    def unembedded(self, after: int, limit: int) -> list[Interaction]:
+        """Return interactions with a greater id that the model in use has not embedded, by id.
+
+        Raises:
+            ModelError: there is no model.
+            StoreError: the store cannot be read.
+        """
+        model_id = self._model.used(lambda model: model.model_id)
+        return self._store.unembedded(model_id, after, limit)
+
+    def unembedded_count(self) -> int:
+        """Return the number of interactions that the model in use has not embedded.
+
+        Raises:
+            ModelError: there is no model.
+            StoreError: the store cannot be read.
+        """
+        model_id = self._model.used(lambda model: model.model_id)
+        return max(self._store.count(InteractionScope()) - self._store.vector_count(model_id), 0)
+
+    def semantic_search_interactions(
+        self,
+        query: str,
+        agent_name: str | None = None,
+        top_k: int = TOP_K,
+        time_decay_factor: float = DECAY_PER_DAY,
+        interaction_type: str | None = None,
+    ) -> Recall:
+        """Find interactions that are like a query; old ones count less.
+
+        Without an embedding of the query, this finds the latest ones. The answer says which method was used.
+
+        Args:
+            query: Free text.
+            agent_name: Only interactions of this agent; by default of all.
+            top_k: Number of results.
+            time_decay_factor: Share of a score that is left after a day.
+            interaction_type: Only interactions of this type.
 
         Raises:
             StoreError: the store cannot be read.
         """
-        if (model_id, dimensions) != (self._model_id, self._matrix.shape[1]):
-            self._begin(model_id, dimensions)
-        while fresh := self._store.vectors(model_id, self._latest, READ_AT_ONCE):
-            self._append(fresh)
-        if self._store.vector_count(model_id) != np.count_nonzero(self._known["there"]):
-            self._known["there"] = np.isin(self._known["seq"], self._store.vector_seqs(model_id))
-            self._take_out()
+        scope = InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type)
+        try:
+            model_id, (vector,) = self._model.used(
+                lambda model: (model.model_id, model.embed_queries([query]))
+            )
+        except (ModelError, EmbeddingCancelledError) as error:
+            note = f"The query has no embedding, so these are the latest interactions: {error}."
+            return replace(self._latest(scope, top_k), note=note)
+        with self._comparing:
+            self._vectors.follow(model_id, len(vector))
+            near, compared = self._vectors.nearest(vector, scope, top_k, time_decay_factor, self._clock())
+        by_id = {one.id: one for one in self._store.get([one.id for one in near])}
+        results = [Recollection(by_id[one.id], one.score, one.cosine) for one in near if one.id in by_id]
+        known = self._store.count(scope)
+        left_out = max(known - compared, 0)
+        return Recall(tuple(results), "semantic", known, left_out, _left_out(left_out))
 
-    def nearest(
-        self, query: Vector, scope: InteractionScope, top_k: int, factor: float, now: float
-    ) -> tuple[list[Near], int]:
-        """Those with the best scores, the best first and of equals the latest, and how many were compared."""
-        facts = self._known
-        (at,) = np.nonzero(self._within(scope))
-        cosines = dots(self._matrix[: self._count], query)[at].astype(np.float64)
-        scores = aged(cosines, facts["time"][at], now, factor)
-        best = np.lexsort((-facts["id"][at], -facts["time"][at], -scores))[:top_k]
-        near = [
-            Near(int(facts["id"][at[each]]), float(scores[each]), float(cosines[each]))
-            for each in best
-            if scores[each] > 0
-        ]
-        return near, len(at)
+    def recent(
+        self, agent_name: str | None = None, limit: int = TOP_K, interaction_type: str | None = None
+    ) -> Recall:
+        """Return the latest interactions, newest first.
 
-    def _within(self, scope: InteractionScope) -> NDArray[np.bool_]:
-        facts = self._known
-        within: NDArray[np.bool_] = facts["there"].copy()
-        if scope.agent_name is not None:
-            within &= facts["agent"] == self._names.get(scope.agent_name, -1)
-        if scope.interaction_type is not None:
-            within &= facts["type"] == self._names.get(scope.interaction_type, -1)
-        if scope.before is not None:
-            within &= facts["time"] < scope.before
-        return within
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        scope = InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type)
+        return self._latest(scope, limit)
 
-    @property
-    def _known(self) -> NDArray[np.void]:
-        return self._facts[: self._count]
+    def forget(self, scope: InteractionScope) -> int:
+        """Forget interactions for good; return how many.
 
-    def _begin(self, model_id: str, dimensions: int) -> None:
-        self._model_id, self._latest, self._count = model_id, 0, 0
-        self._facts = np.zeros(0, _FACTS)
-        self._matrix = np.zeros((0, dimensions), np.float32)
+        Raises:
+            StoreError: nothing was forgotten.
+        """
+        return self._store.forget(scope)
 
-    def _append(self, fresh: list[InteractionVector]) -> None:
-        count, dimensions = self._count + len(fresh), self._matrix.shape[1]
-        if count > len(self._facts):
-            # Twice the room: rows are copied a few times in all, not with each change.
-            facts, matrix = np.zeros(2 * count, _FACTS), np.empty((2 * count, dimensions), np.float32)
-            facts[: self._count], matrix[: self._count] = self._known, self._matrix[: self._count]
-            self._facts, self._matrix = facts, matrix
-        for at, one in enumerate(fresh, self._count):
-            agent, kind = self._number(one.agent_name), self._number(one.interaction_type)
-            self._facts[at] = (one.seq, one.interaction, one.time, agent, kind, True)
-            # A damaged one is near to nothing.
-            self._matrix[at] = one.vector if is_unit(one.vector, dimensions) else 0
-        self._count, self._latest = count, fresh[-1].seq
+    def forget_one(self, interaction: int) -> bool:
+        """Forget one for good; return whether it was there.
 
-    def _take_out(self) -> None:
-        there = self._known["there"]
-        if np.count_nonzero(there) < (1 - FORGOTTEN_SHARE) * self._count:
-            self._facts, self._matrix = self._known[there], self._matrix[: self._count][there]
-            self._count = len(self._facts)
+        Raises:
+            StoreError: it was not forgotten.
+        """
+        return self._store.forget_one(interaction)
 
-    def _number(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
+    def _latest(self, scope: InteractionScope, limit: int) -> Recall:
+        results = tuple(Recollection(one, None, None) for one in self._store.latest(limit, scope))
+        return Recall(results, "recent", self._store.count(scope), 0)
 
 
-ARGUMENTS_BYTES: Final = 64 * 1024
-"""Arguments of a call that are looked into: what is longer is a file, and would be cut to nothing telling."""
+def _left_out(count: int) -> str | None:
+    if count == 0:
+        return None
+    subject = "1 interaction has" if count == 1 else f"{count:,} interactions have"
+    return f"{subject} no embedding and could not be compared; mcp-context-proxy backfill embeds them."
 
-LEVELS: Final = 32
-"""Of arguments that are looked into; deeper ones are left out."""
 
-LEFT_OUT: Final = "..."
+class Interactions(InteractionMemory):
+    """A memory of interactions for programs without a proxy, with a store and a model of its own.
 
-_SECRET_NAME: Final = re.compile(
-    r"passw|passphrase|secret|token|api_?-?key|private_?-?key|credential|authorization|cookie", re.IGNORECASE
-)
-"""Arguments with such names are not kept."""
+    Blocking and thread-safe. Close it, or use it as a context manager.
+    """
 
-Redact = Callable[[str], str]
+    def __init__(self, store: Path | str = IN_MEMORY, config: Config | None = None) -> None:
+        """Open a memory.
+
+        Args:
+            store: A file that keeps it, such as a proxy's; by default nothing is kept after closing.
+            config: Bounds of the interactions kept, and the embedding model; by default as in the proxy.
+        """
+        config = config or Config()
+        self._opened = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
+        self._lazy = LazyModel(partial(open_model, config))
+        redact = Redactor(all_secrets_of(config))
+        super().__init__(self._lazy, self._opened.interactions, InteractionRetention.of(config), redact)
+
+    def record(
+        self, agent_name: str, interaction_type: str, content: str, when: float | None = None
+    ) -> Interaction:
+        """Keep and embed an interaction; return it as it is kept.
+
+        Args:
+            agent_name: Name of the agent.
+            interaction_type: Such as ``search``, ``call`` or ``message``.
+            content: The text of the interaction.
+            when: Seconds since 1970; by default now.
+
+        Raises:
+            StoreError: it was not kept.
+            ModelError: it was kept, and has no embedding.
+        """
+        moment = time_of_day() if when is None else when
+        (kept,) = self.add([Interaction(agent_name, interaction_type, content, moment)])
+        self.embed([kept])
+        return kept
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the model and the store."""
+        self._lazy.close()
+        self._opened.close()
+
+
+def agent_named(name: str | None) -> str:
+    """Return the name of an agent as it is kept: on one line, without invisible characters."""
+    return " ".join(clean(name or "").split())[:AGENT_CHARACTERS].strip() or UNNAMED
 
 
 def plain(text: str, redact: Redact, most: int) -> str:
-    """Anybody's text as it is kept."""
-    # A secret that was cut in two would not be known any more.
+    """Return a text as it is kept: without secrets and invisible characters, and of a bounded length."""
+    # Cut afterwards: a secret that is cut in two is not recognized.
     return clean(redact(clean(text)))[:most].strip()
 
 
 def call(name: str, arguments: bytes, goal: str | None) -> str:
-    """What a call says: its goal, the tool, its arguments."""
+    """Return the content of a call: its goal, the tool, its arguments."""
     said = f"{name} {_arguments(arguments)}".rstrip()
     return f"{goal}\n{said}" if goal else said
 
@@ -258,202 +378,3 @@ def _without_secrets(value: Any, levels: int) -> Any:
     if isinstance(value, list):
         return [_without_secrets(member, levels - 1) for member in value]
     return value
-
-
-T = TypeVar("T")
-
-TOP_K: Final = 10
-"""Interactions that a search finds, unless it says how many."""
-
-
-class Model(Protocol):
-    """Lends an embedder."""
-
-    def used(self, use: Callable[[Embedder], T]) -> T:
-        """What ``use`` makes of it; raises `ModelError`."""
-
-
-@dataclass(frozen=True, slots=True)
-class InteractionRetention:
-    """How much is kept."""
-
-    rows: int
-    days: float
-    characters: int
-    """Of one content."""
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """As configured."""
-        kept = config.interactions
-        return cls(kept.keep, kept.keep_days, config.limits.interaction_characters)
-
-
-class InteractionMemory:
-    """What agents searched, called and said."""
-
-    def __init__(
-        self,
-        model: Model,
-        store: InteractionStore,
-        retention: InteractionRetention,
-        redact: Callable[[str], str],
-        clock: Callable[[], float] = time_of_day,
-    ) -> None:
-        """Remember in a store.
-
-        Args:
-            model: Makes embeddings.
-            store: Keeps them, and the interactions.
-            retention: How much is kept.
-            redact: Takes secrets out of a text.
-            clock: Seconds since 1970.
-        """
-        self._model, self._store, self._retention = model, store, retention
-        self._redact, self._clock = redact, clock
-        self._vectors, self._comparing = InteractionVectors(store), threading.Lock()
-
-    def redact_with(self, redact: Callable[[str], str]) -> None:
-        """Know other secrets from now on."""
-        self._redact = redact
-
-    def add(self, interactions: Sequence[Interaction]) -> list[Interaction]:
-        """Keep interactions, and return them as they are kept: they are in the store by then.
-
-        Raises:
-            StoreError: nothing was kept.
-        """
-        return self.keep(self.presentable(interactions))
-
-    def presentable(self, interactions: Sequence[Interaction]) -> list[Interaction]:
-        """Interactions as they are kept: without secrets, and of a bounded length."""
-        now = self._clock()
-        return [self._presentable(one, now) for one in interactions]
-
-    def keep(self, presentable: Sequence[Interaction]) -> list[Interaction]:
-        """Keep such, and return them with the ids they have then.
-
-        Raises:
-            StoreError: nothing was kept.
-        """
-        now = self._clock()
-        oldest = now - self._retention.days * SECONDS_A_DAY
-        return self._store.put(presentable, now, self._retention.rows, oldest)
-
-    def embed(self, interactions: Sequence[Interaction]) -> None:
-        """Give interactions their embeddings.
-
-        Raises:
-            ModelError: there are none to be had.
-            EmbeddingCancelledError: the proxy stops.
-            StoreError: they cannot be kept.
-        """
-        texts = list(dict.fromkeys(one.content for one in interactions))
-        model_id, rows = self._model.used(lambda model: (model.model_id, model.embed(texts)))
-        by_text = dict(zip(texts, rows, strict=True))
-        self._store.put_vectors(model_id, {one.id: by_text[one.content] for one in interactions})
-
-    def unembedded(self, after: int, limit: int) -> list[Interaction]:
-        """Interactions with a greater id that the model in use has not embedded, in the order of ids.
-
-        Raises:
-            ModelError: there is no model.
-            StoreError: the store cannot be read.
-        """
-        model_id = self._model.used(lambda model: model.model_id)
-        return self._store.unembedded(model_id, after, limit)
-
-    def unembedded_count(self) -> int:
-        """How many those are.
-
-        Raises:
-            ModelError: there is no model.
-            StoreError: the store cannot be read.
-        """
-        model_id = self._model.used(lambda model: model.model_id)
-        return max(self._store.count(InteractionScope()) - self._store.vector_count(model_id), 0)
-
-    def semantic_search_interactions(
-        self,
-        query: str,
-        agent_name: str | None = None,
-        top_k: int = TOP_K,
-        time_decay_factor: float = DECAY_PER_DAY,
-        interaction_type: str | None = None,
-    ) -> Recall:
-        """Interactions that are like a query, those long past counting less.
-
-        Where no embedding can be had, the latest ones; the answer says which of the two it is.
-
-        Args:
-            query: In anybody's words.
-            agent_name: Only what this agent did; None searches across all.
-            top_k: How many.
-            time_decay_factor: What is left of a score after a day.
-            interaction_type: Only of this type.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        scope = InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type)
-        try:
-            model_id, (vector,) = self._model.used(
-                lambda model: (model.model_id, model.embed_queries([query]))
-            )
-        except (ModelError, EmbeddingCancelledError) as error:
-            note = f"The query has no embedding, so these are the latest interactions: {error}."
-            return replace(self._latest(scope, top_k), note=note)
-        with self._comparing:
-            self._vectors.follow(model_id, len(vector))
-            near, compared = self._vectors.nearest(vector, scope, top_k, time_decay_factor, self._clock())
-        by_id = {one.id: one for one in self._store.get([one.id for one in near])}
-        results = [Recollection(by_id[one.id], one.score, one.cosine) for one in near if one.id in by_id]
-        known = self._store.count(scope)
-        left_out = max(known - compared, 0)
-        return Recall(tuple(results), "semantic", known, left_out, _left_out(left_out))
-
-    def recent(
-        self, agent_name: str | None = None, limit: int = TOP_K, interaction_type: str | None = None
-    ) -> Recall:
-        """The latest interactions, newest first.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        scope = InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type)
-        return self._latest(scope, limit)
-
-    def forget(self, scope: InteractionScope) -> int:
-        """Forget interactions for good; how many.
-
-        Raises:
-            StoreError: nothing was forgotten.
-        """
-        return self._store.forget(scope)
-
-    def forget_one(self, interaction: int) -> bool:
-        """Forget one for good; whether it was there.
-
-        Raises:
-            StoreError: it was not forgotten.
-        """
-        return self._store.forget_one(interaction)
-
-    def _latest(self, scope: InteractionScope, limit: int) -> Recall:
-        results = tuple(Recollection(one, None, None) for one in self._store.latest(limit, scope))
-        return Recall(results, "recent", self._store.count(scope), 0)
-
-    def _presentable(self, one: Interaction, now: float) -> Interaction:
-        return replace(
-            one,
-            agent_name=agent_named(one.agent_name),
-            content=plain(one.content, self._redact, self._retention.characters),
-            time=min(one.time, now),
-        )
-
-
-def _left_out(count: int) -> str | None:
-    if count == 0:
-        return None
-    subject = "1 interaction has" if count == 1 else f"{count:,} interactions have"
-    return f"{subject} no embedding and could not be compared; mcp-context-proxy backfill gives them one."

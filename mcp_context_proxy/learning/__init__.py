@@ -1,1 +1,1 @@
-"""What use teaches: which tools were used for which queries, and how that raises them in later searches."""
+"""Learning from use: tools that were called for a query rank higher in later searches like it."""

@@ -1,20 +1,21 @@
-"""Learned pairs, query and tool, and their arithmetic. Pure: the time is passed in.
+"""Learned pairs of query and tool: how much one call says about them, and when they are forgotten.
 
-Confidence is a moving average of what uses say, and halves in two weeks without one.
-
-What a call says about the query it was made for, and how much that weighs.
+The confidence of a pair is a moving average of the signals of its uses; without a use it halves in two weeks.
+Everything here is pure: the time is passed in.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final
 
-from mcp_context_proxy.items import Vector
+from mcp_context_proxy.items import ToolKey, Vector
+from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId
 
 
 class Signal(StrEnum):
@@ -27,7 +28,7 @@ class Signal(StrEnum):
     UNLISTED = "unlisted"
     """It was used though no search had found it and no list had it: search can learn most from it."""
     PASSED_OVER = "passed_over"
-    """It was shown while another one was used."""
+    """It was shown while another tool was used."""
 
 
 WEIGHTS: Final[Mapping[Signal, float]] = {
@@ -36,7 +37,7 @@ WEIGHTS: Final[Mapping[Signal, float]] = {
     Signal.UNLISTED: 0.5,
     Signal.PASSED_OVER: -0.2,
 }
-"""The proportions are what counts: the largest stands for full confidence."""
+"""Only the proportions count: the largest weight stands for full confidence."""
 
 STRONGEST: Final = max(WEIGHTS.values())
 
@@ -46,109 +47,130 @@ class Use:
     """A successful call, and the query that it was made for."""
 
     query: str
-    """In the words of whoever asked."""
-    tool: tuple[str, str]
-    """Server, and the tool's own name."""
+    """The query in the words of the client."""
+    tool: ToolKey
     signal: Signal
     session: str
-    """Who used it: within one session, a repetition says nothing new."""
-    shown: tuple[tuple[str, str], ...] = ()
+    """The session or client that made the call: within one, a repetition says nothing new."""
+    shown: tuple[ToolKey, ...] = ()
     """The tools that were shown for the query."""
 
 
-ToolKey: TypeAlias = tuple[str, str]
-"""Server, and the tool's own name."""
-
-DECAY_PER_DAY: Final = 0.95
-"""What is left of a confidence after a day: 0.21 after 30 days."""
 FIRST: Final = 0.75
-"""Of the weight of a first use that counts at once: one use may be a mistake."""
+"""Share of the weight of a first use that counts at once: one use may be a mistake."""
 RATE: Final = 0.3
 """How far a further use moves the average."""
 RATE_AGAINST: Final = 0.1
-"""How far it is moved by having been passed over, which says little: one need can have several tools."""
+"""How far the average moves when the tool was passed over: a little, as several tools can do one thing."""
 
 FORGET_BELOW: Final = 0.1
-"""A confidence that is no longer worth its place."""
+"""A pair with less confidence is not worth its place."""
 FORGET_AFTER_DAYS: Final = 30.0
-"""Without a use."""
+"""Days without a use after which a pair is forgotten."""
 MOST_PAIRS: Final = 5_000
-"""Compared with every query in a fraction of a millisecond."""
+"""Pairs that are kept; so many are compared with a query in a fraction of a millisecond."""
 KEPT_OF_TOO_MANY: Final = 0.9
-"""The best of them, so that not every further pair makes a selection necessary."""
+"""Share of `MOST_PAIRS` that stays when there are more, so that not every further pair causes a pruning."""
 MOST_OF_A_TOOL: Final = 200
-"""Pairs of one tool: however often it is used, it cannot drive out what was learned of others."""
+"""Pairs of one tool: however often it is used, it cannot drive out the pairs of others."""
 
-SECONDS_A_DAY: Final = 86_400.0
+NEW_IN_A_SESSION: Final = 20
+"""Pairs of one tool that one session can begin: a loop teaches no more than a person does."""
+SESSIONS_KEPT: Final = 1_000
+"""Sessions whose uses are remembered, so that a repetition counts once."""
+QUERY_CHARACTERS: Final = 1_000
+"""Characters of a query that are kept."""
 
 _WORD = re.compile(r"\w+")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pair:
-    """A query for which a tool was used."""
+class PairUpdates:
+    """Turns uses into changed or new pairs."""
 
-    key: bytes
-    """SHA-256 of the query."""
-    tool: ToolKey
-    query: str | None
-    """None where queries are not stored."""
-    vector: Vector
-    model_id: str
-    """Whose vector it is."""
-    confidence: float
-    """When it was last used; see `confidence_at`."""
-    uses: int
-    first: float
-    """Seconds since 1970, as is `last`."""
-    last: float
+    def __init__(self, store_queries: bool) -> None:
+        """Remember no session yet; without `store_queries` pairs do not keep the text of their query."""
+        self._store_queries = store_queries
+        self._seen: OrderedDict[str, dict[ToolKey, set[bytes]]] = OrderedDict()
+        self._taught: dict[PairId, str] = {}
 
-    def confidence_at(self, now: float) -> float:
-        """The confidence that is left of it."""
-        return decayed(self.confidence, (now - self.last) / SECONDS_A_DAY)
+    def of(
+        self, use: Use, near: Mapping[ToolKey, Pair], model_id: str, vector: Vector, now: float
+    ) -> list[Pair]:
+        """Return the pairs that a use changes or begins.
+
+        Args:
+            use: A use of a tool.
+            near: The pair of each tool whose query means the same.
+            model_id: The model that made the vector.
+            vector: The vector of the query.
+            now: Seconds since 1970.
+        """
+        # A tool that was shown and not used loses a little, but never in the session that taught its pair:
+        # whoever uses two tools for one query does not contradict himself.
+        changed = [
+            passed_over(pair, now)
+            for tool, pair in near.items()
+            if tool in use.shown and tool != use.tool and self._taught.get(pair.id) != use.session
+        ]
+        known = near.get(use.tool)
+        key = key_of(use.query) if known is None else known.key
+        seen = self._of_session(use.session).setdefault(use.tool, set())
+        if key in seen or (known is None and len(seen) >= NEW_IN_A_SESSION):
+            return changed
+        seen.add(key)
+        self._taught[key, use.tool] = use.session
+        if known is not None:
+            return [used_again(known, use.signal, now), *changed]
+        query = use.query[:QUERY_CHARACTERS] if self._store_queries else None
+        begun = Pair(key, use.tool, query, vector, model_id, first_confidence(use.signal), 1, now, now)
+        return [begun, *changed]
+
+    def _of_session(self, session: str) -> dict[ToolKey, set[bytes]]:
+        seen = self._seen.setdefault(session, {})
+        self._seen.move_to_end(session)
+        if len(self._seen) > SESSIONS_KEPT:
+            forgotten, _ = self._seen.popitem(last=False)
+            self._taught = {pair: by for pair, by in self._taught.items() if by != forgotten}
+        return seen
 
 
 def key_of(query: str) -> bytes:
-    """What a query is known by where its text is not kept; case, spaces and punctuation do not matter."""
+    """Return the hash of a query's words; case, spaces and punctuation do not matter."""
     words = " ".join(_WORD.findall(query.lower())) or query
     return hashlib.sha256(words.encode("utf-8", "replace")).digest()
 
 
-def decayed(confidence: float, days: float) -> float:
-    """What is left of a confidence after some days."""
-    return float(confidence * DECAY_PER_DAY ** max(days, 0.0))
-
-
 def first_confidence(signal: Signal) -> float:
-    """Of a new pair."""
+    """Return the confidence of a new pair."""
     return FIRST * WEIGHTS[signal] / STRONGEST
 
 
 def moved(confidence: float, signal: Signal) -> float:
-    """A confidence after one more signal; never below zero, where nothing is added to a search."""
+    """Return a confidence after one more signal; never below zero, where nothing is added to a search."""
     target = WEIGHTS[signal] / STRONGEST
     rate = RATE_AGAINST if target < 0 else RATE
     return max(confidence + rate * (target - confidence), 0.0)
 
 
 def used_again(pair: Pair, signal: Signal, now: float) -> Pair:
-    """A pair after another use."""
+    """Return a pair after another use."""
     return replace(
         pair, confidence=moved(pair.confidence_at(now), signal), uses=pair.uses + 1, last=max(now, pair.last)
     )
 
 
 def passed_over(pair: Pair, now: float) -> Pair:
-    """A pair after its tool was shown while another one was used; that is no use, so it ages on."""
-    # The average is moved as it is now, and told as of the last use.
+    """Return a pair after its tool was shown while another one was used; that is no use, so it ages on."""
+    # The average moves at the confidence that is left now. A pair stores that of its last use, from which
+    # `confidence_at` subtracts the decay, so the decay since then is taken out again.
     left = moved(pair.confidence_at(now), Signal.PASSED_OVER)
-    days = min((now - pair.last) / SECONDS_A_DAY, FORGET_AFTER_DAYS)
-    return replace(pair, confidence=left / decayed(1.0, days))
+    days = min((now - pair.last) / DAY, FORGET_AFTER_DAYS)
+    return replace(pair, confidence=left / DECAY_PER_DAY ** max(days, 0.0))
 
 
 def pruned(pairs: Iterable[Pair], now: float) -> list[Pair]:
-    """Those worth keeping, in their order."""
-    oldest = now - FORGET_AFTER_DAYS * SECONDS_A_DAY
+    """Return the pairs worth keeping, in their order."""
+    oldest = now - FORGET_AFTER_DAYS * DAY
     alive = [pair for pair in pairs if pair.last >= oldest and pair.confidence_at(now) >= FORGET_BELOW]
     best_first = sorted(alive, key=lambda pair: (-pair.confidence_at(now), -pair.last))
     kept: set[int] = set()

@@ -1,114 +1,186 @@
-"""The learned tier: the pairs there are, compared with a query, and taught by uses.
+"""The learned tier: compares a query with the learned pairs, and learns from uses.
 
-Blocking and thread-safe: searches read an immutable state, one thread at a time writes.
-
-What one use of a tool says of pairs; a repetition says nothing new.
-
-How much is known of requests like one: near in meaning, and often served. Pure.
-
-Nothing is said before enough was learned in all: that a new installation knows little tells nothing of a
-request.
+Searches read an immutable index. Uses are learned one after the other, in a thread; no call waits for it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+import anyio
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import is_unit
-from mcp_context_proxy.items import Vector
-from mcp_context_proxy.learning import pairs as arithmetic
-from mcp_context_proxy.learning.pair_store import PairIndex, PairStore, QueryModel
-from mcp_context_proxy.learning.pairs import Pair, ToolKey, Use, key_of
+from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
+from mcp_context_proxy.items import ToolKey, Vector
+from mcp_context_proxy.learning.pair_store import PairStore, QueryModel
+from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairUpdates, Use, key_of
 from mcp_context_proxy.retrieval.results import Support
-from mcp_context_proxy.store import LearnedStore
+from mcp_context_proxy.store import BatchWriter, LearnedStore, Pair
 from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.threads import in_thread
 
-NEW_IN_A_SESSION: Final = 20
-"""Pairs of one tool that one session can begin: a loop teaches no more than a person does."""
-SESSIONS_KEPT: Final = 1_000
-"""Whose uses are remembered, so that a repetition counts once."""
-QUERY_CHARACTERS: Final = 1_000
-"""Kept of a query."""
+logger = logging.getLogger(__name__)
 
-
-class PairUpdates:
-    """Pairs as uses change them."""
-
-    def __init__(self, store_queries: bool) -> None:
-        """Remember no session yet; `store_queries` says whether pairs keep the text of their query."""
-        self._store_queries = store_queries
-        self._seen: OrderedDict[str, dict[ToolKey, set[bytes]]] = OrderedDict()
-        self._taught: dict[tuple[bytes, ToolKey], str] = {}
-
-    def of(
-        self, use: Use, near: Mapping[ToolKey, Pair], model_id: str, vector: Vector, now: float
-    ) -> list[Pair]:
-        """The pairs that a use changes, or begins.
-
-        Args:
-            use: Of a tool.
-            near: The pair of each tool whose query is the same.
-            model_id: Of the model that made the vector.
-            vector: Of the query.
-            now: Seconds since 1970.
-        """
-        return [*self._used(use, near, model_id, vector, now), *self._passed_over(use, near, now)]
-
-    def _used(
-        self, use: Use, near: Mapping[ToolKey, Pair], model_id: str, vector: Vector, now: float
-    ) -> list[Pair]:
-        """The pair that the use is about, if it says anything new."""
-        known = near.get(use.tool)
-        key = key_of(use.query) if known is None else known.key
-        of_session = self._of_session(use.session).setdefault(use.tool, set())
-        if key in of_session or (known is None and len(of_session) >= NEW_IN_A_SESSION):
-            return []
-        of_session.add(key)
-        self._taught[key, use.tool] = use.session
-        if known is not None:
-            return [arithmetic.used_again(known, use.signal, now)]
-        query = use.query[:QUERY_CHARACTERS] if self._store_queries else None
-        confidence = arithmetic.first_confidence(use.signal)
-        return [Pair(key, use.tool, query, vector, model_id, confidence, 1, now, now)]
-
-    def _passed_over(self, use: Use, near: Mapping[ToolKey, Pair], now: float) -> list[Pair]:
-        """Pairs of tools that were shown and not used, by another session than the one that taught them."""
-        return [
-            arithmetic.passed_over(pair, now)
-            for tool, pair in near.items()
-            if tool in use.shown and tool != use.tool and self._taught.get((pair.key, tool)) != use.session
-        ]
-
-    def _of_session(self, session: str) -> dict[ToolKey, set[bytes]]:
-        seen = self._seen.setdefault(session, {})
-        self._seen.move_to_end(session)
-        if len(self._seen) > SESSIONS_KEPT:
-            forgotten, _ = self._seen.popitem(last=False)
-            self._taught = {pair: by for pair, by in self._taught.items() if by != forgotten}
-        return seen
-
+SAME: Final = 0.95
+"""Cosine from which on two queries count as one: they differ in a word or in punctuation."""
+GATE: Final = 0.5
+"""Cosine from which on a past query says something about another one."""
+DISCOUNT: Final = 0.10
+"""Subtracted from the cosine with a past query; a tool's own text is worth more than a memory."""
+DOUBT: Final = 0.10
+"""Further discount, all of it without confidence: 0.15 in all after one use."""
 
 ENOUGH: Final = 50
-"""Learned queries, before which nothing is said: a few weeks of one person's use."""
-
+"""Learned queries before which the tier states no confidence: a few weeks of one person's use. That a new
+installation knows little says nothing about a request."""
 NEAREST: Final = 3
-"""Learned queries that are looked at: one may be near by chance."""
+"""Learned queries on which a confidence is based: one may be near by chance."""
+
+WAITING: Final = 1_000
+"""Uses that wait to be learned; of more, the oldest are dropped."""
+AT_ONCE: Final = 10
+"""Uses that are learned in one go: some ten milliseconds, for which a proxy that stops has to wait."""
+REFRESH_SECONDS: Final = 2.0
+"""Time between two looks at the pairs that other processes have learned or forgotten."""
+
+
+class LearnedTier:
+    """Support for tools from past uses. Blocking and thread-safe."""
+
+    def __init__(
+        self,
+        model: QueryModel,
+        store: LearnedStore,
+        store_queries: bool = True,
+        clock: Callable[[], float] = time_of_day,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            model: Makes vectors of queries, as search does.
+            store: Keeps the pairs.
+            store_queries: Keep the text of queries; otherwise only hash and vector.
+            clock: Seconds since 1970.
+        """
+        self._model, self._clock = model, clock
+        self._writing = threading.Lock()
+        self._pairs, self._updates = PairStore(model, store, clock), PairUpdates(store_queries)
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """All pairs."""
+        return self._pairs.index.pairs
+
+    def tools(self) -> Collection[ToolKey]:
+        """Return the tools that have pairs."""
+        return self._pairs.index.topics.keys()
+
+    def generation(self) -> object:
+        """Return an object that is the same as long as the pairs are the same."""
+        return self._pairs.index
+
+    def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
+        """Return the support that each tool has for a query, from its best pair.
+
+        A pair counts as ``cosine - DISCOUNT - DOUBT * (1 - confidence)``.
+        """
+        index = self._pairs.index
+        if (cosines := index.cosines(query)) is None:
+            return {}
+        near = np.flatnonzero(cosines >= GATE)
+        nearest_first = near[np.argsort(-cosines[near], kind="stable")]
+        best: dict[ToolKey, tuple[float, Pair]] = {}
+        now = self._clock()
+        for at, cosine in zip(nearest_first.tolist(), cosines[nearest_first].tolist(), strict=True):
+            pair = index.pairs[at]
+            known = best.get(pair.tool)
+            # The cosine alone rules out most pairs, without their confidence; thousands can be near.
+            if known is None or cosine - DISCOUNT > known[0]:
+                counted = cosine - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
+                if known is None or counted > known[0]:
+                    best[pair.tool] = counted, pair
+        return {
+            tool: Support(counted, pair.query, pair.uses, index.topics[tool].general)
+            for tool, (counted, pair) in best.items()
+        }
+
+    def confidence(self, query: NDArray[np.float32]) -> float | None:
+        """Return how much is known of requests like this, 0 to 1; None before enough was learned to tell."""
+        index = self._pairs.index
+        cosines = index.cosines(query)
+        return None if cosines is None else confidence(index.pairs, cosines)
+
+    def learn(self, use: Use) -> None:
+        """Learn from a use; the changed pairs are in the store when this returns.
+
+        Raises:
+            ModelError: the query has no vector; nothing is learned.
+        """
+        model_id, (vector,) = self._model.vectors([use.query])
+        with self._writing:
+            index, now = self._pairs.index, self._clock()
+            near: dict[ToolKey, Pair] = {}
+            if (cosines := index.cosines(vector)) is not None:
+                same = sorted(np.flatnonzero(cosines >= SAME), key=lambda at: cosines[at])
+                near = {index.pairs[at].tool: index.pairs[at] for at in same}  # the nearest of each tool
+            if (at := index.at.get((key_of(use.query), use.tool))) is not None:
+                near[use.tool] = index.pairs[at]
+            if changed := self._updates.of(use, near, model_id, vector, now):
+                self._pairs.put(changed)
+            if len(self._pairs.index.pairs) > MOST_PAIRS:
+                self._pairs.prune()
+
+    def forget(self, unwanted: Callable[[Pair], bool]) -> int:
+        """Forget pairs; return how many."""
+        with self._writing:
+            gone = [pair for pair in self._pairs.index.pairs if unwanted(pair)]
+            self._pairs.remove(gone)
+            return len(gone)
+
+    def forget_query(self, vector: Vector, query: str) -> int:
+        """Forget the pairs of a query, and of queries that mean the same; return how many."""
+        key = key_of(query)
+
+        def is_same(pair: Pair) -> bool:
+            near = pair.vector.shape == vector.shape and float(pair.vector @ vector) >= SAME
+            return pair.key == key or near
+
+        return self.forget(is_same)
+
+    def take(self, pairs: Sequence[Pair]) -> None:
+        """Add pairs from elsewhere; a known pair is replaced if its confidence is lower."""
+        with self._writing:
+            index, now = self._pairs.index, self._clock()
+            dimensions = self._model.vectors([])[1].shape[1]
+            better = []
+            for pair in pairs:
+                at = index.at.get(pair.id)
+                is_better = at is None or index.pairs[at].confidence_at(now) < pair.confidence_at(now)
+                if is_better and is_unit(pair.vector, dimensions):
+                    better.append(pair)
+            self._pairs.put(better)
+            self._pairs.prune()
+
+    def refresh(self) -> None:
+        """Read the pairs that another process has learned or forgotten, and prune once a day."""
+        with self._writing:
+            self._pairs.refresh()
 
 
 def confidence(pairs: Sequence[Pair], cosines: NDArray[np.float32]) -> float | None:
-    """From 0, nothing like it was asked before, to 1; None where too little was learned to tell.
+    """Return how much is known of queries like one: from 0, nothing like it was asked before, to 1.
 
-    The mean cosine of the nearest learned queries, times ``n / (n + 1)`` for the mean number ``n`` of uses.
+    That is the mean cosine of the nearest learned queries, times ``n / (n + 1)`` for the mean number ``n`` of
+    their uses. None where too little was learned to tell.
 
     Args:
-        pairs: All there are.
-        cosines: Of their queries with the one that is asked about.
+        pairs: All pairs.
+        cosines: Cosine of each pair's query with the one that is asked about.
     """
     if len(pairs) < ENOUGH or len({pair.key for pair in pairs}) < ENOUGH:
         return None
@@ -124,144 +196,38 @@ def confidence(pairs: Sequence[Pair], cosines: NDArray[np.float32]) -> float | N
     return likeness * used / (used + 1)
 
 
-SAME: Final = 0.95
-"""Cosine from which on two queries are one: they differ in a word or in punctuation."""
-GATE: Final = 0.5
-"""Cosine from which on a past query says something about another one."""
-DISCOUNT: Final = 0.10
-"""From the cosine with a past query that is beyond doubt; a tool's own text is worth more than a memory."""
-DOUBT: Final = 0.10
-"""Further discount, all of it at no confidence: 0.15 in all after one use."""
+class UseRecorder:
+    """Takes uses of tools on the event loop, and has the tier learn from them. Its `run` owns the work."""
 
-
-class LearnedTier:
-    """What use has taught."""
-
-    def __init__(
-        self,
-        model: QueryModel,
-        store: LearnedStore,
-        store_queries: bool = True,
-        clock: Callable[[], float] = time_of_day,
-    ) -> None:
-        """Begin with what the store has, once it is first asked.
-
-        Args:
-            model: Makes vectors of queries, as search does.
-            store: Keeps the pairs.
-            store_queries: Whether their text is kept, or its hash and vector only.
-            clock: Seconds since 1970.
-        """
-        self._model, self._clock = model, clock
-        self._writing = threading.Lock()
-        self._kept, self._lessons = PairStore(model, store, clock), PairUpdates(store_queries)
-
-    @property
-    def pairs(self) -> tuple[Pair, ...]:
-        """All there are."""
-        return self._kept.state.pairs
-
-    def tools(self) -> Collection[ToolKey]:
-        """Server and own name of those that something was learned of."""
-        return self._kept.state.topics.keys()
-
-    def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
-        """What speaks for tools, for a query."""
-        state = self._kept.state
-        if state.matrix.shape[-1] != query.shape[-1] or not state.pairs:
-            return {}
-        cosines = state.cosines(query)
-        near = np.flatnonzero(cosines >= GATE)
-        nearest_first = near[np.argsort(-cosines[near], kind="stable")]
-        best: dict[ToolKey, tuple[float, Pair]] = {}
-        now = self._clock()
-        for at, cosine in zip(nearest_first.tolist(), cosines[nearest_first].tolist(), strict=True):
-            pair = state.pairs[at]
-            known = best.get(pair.tool)
-            # Most are ruled out by their cosine alone; thousands of pairs can be near to one query.
-            if known is None or cosine - DISCOUNT > known[0]:
-                counted = cosine - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
-                if known is None or counted > known[0]:
-                    best[pair.tool] = counted, pair
-        return {
-            tool: Support(counted, pair.query, pair.uses, state.is_general(tool))
-            for tool, (counted, pair) in best.items()
-        }
-
-    def confidence(self, query: NDArray[np.float32]) -> float | None:
-        """How much is known of requests like this; None where too little was learned to tell."""
-        state = self._kept.state
-        if state.matrix.shape[-1] != query.shape[-1] or not state.pairs:
-            return None
-        return confidence(state.pairs, state.cosines(query))
-
-    def generation(self) -> object:
-        """Equal to that of another time as long as the pairs are the same."""
-        return self._kept.state
+    def __init__(self, tier: LearnedTier) -> None:
+        self._tier = tier
+        self._uses = BatchWriter(self._learn_all, seconds=0, limit=WAITING, at_once=AT_ONCE)
 
     def learn(self, use: Use) -> None:
-        """Take in a use; what it changes is in the store when this returns.
+        """Learn from a use soon. Does not block."""
+        self._uses.add(use)
 
-        Raises:
-            ModelError: the query has no vector; nothing is learned.
-        """
-        model_id, (vector,) = self._model.vectors([use.query])
-        with self._writing:
-            state, now = self._kept.state, self._clock()
-            near = self._near(state, vector)
-            if (at := state.at.get((key_of(use.query), use.tool))) is not None:
-                near[use.tool] = state.pairs[at]
-            if changed := self._lessons.of(use, near, model_id, vector, now):
-                self._kept.put(changed)
-            if len(self._kept.state.pairs) > arithmetic.MOST_PAIRS:
-                self._kept.prune()
+    async def flush(self) -> None:
+        """Wait until every use is learned that was recorded before."""
+        await self._uses.flush()
 
-    def forget(self, unwanted: Callable[[Pair], bool]) -> int:
-        """Forget pairs; how many."""
-        with self._writing:
-            state = self._kept.state
-            gone = [pair for pair in state.pairs if unwanted(pair)]
-            self._kept.remove(gone)
-            return len(gone)
+    async def run(self) -> None:
+        """Learn until cancelled, and then from the uses that are left."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._uses.run)
+            while True:
+                await anyio.sleep(REFRESH_SECONDS)
+                try:
+                    await in_thread(self._tier.refresh)
+                except (ModelError, EmbeddingCancelledError) as error:
+                    logger.debug("the pairs of other processes could not be read: %s", error)
 
-    def forget_query(self, vector: Vector, query: str) -> int:
-        """Forget what was learned of a query, and of those that mean the same; how many pairs."""
-        key = key_of(query)
-
-        def same(pair: Pair) -> bool:
-            near = pair.vector.shape == vector.shape and float(pair.vector @ vector) >= SAME
-            return pair.key == key or near
-
-        return self.forget(same)
-
-    def take(self, pairs: Sequence[Pair]) -> None:
-        """Take in pairs from elsewhere; one that is known keeps the higher confidence of both."""
-        with self._writing:
-            state, now = self._kept.state, self._clock()
-            known = {(pair.key, pair.tool): pair for pair in state.pairs}
-            dimensions = self._model.vectors([])[1].shape[1]
-            better = [
-                pair
-                for pair in pairs
-                if is_unit(pair.vector, dimensions)
-                and _is_better(pair, known.get((pair.key, pair.tool)), now)
-            ]
-            self._kept.put(better)
-            self._kept.prune()
-
-    def refresh(self) -> None:
-        """See what another process has learned or forgotten, and prune once a day."""
-        with self._writing:
-            self._kept.refresh()
-
-    def _near(self, state: PairIndex, vector: Vector) -> dict[ToolKey, Pair]:
-        """The pair of each tool whose query is the same as this one."""
-        if state.matrix.shape[-1] != vector.shape[-1]:
-            return {}
-        cosines = state.cosines(vector)
-        same = sorted(np.flatnonzero(cosines >= SAME), key=lambda at: cosines[at])
-        return {state.pairs[at].tool: state.pairs[at] for at in same}
-
-
-def _is_better(pair: Pair, known: Pair | None, now: float) -> bool:
-    return known is None or known.confidence_at(now) < pair.confidence_at(now)
+    def _learn_all(self, uses: Sequence[Use]) -> None:
+        for use in uses:
+            try:
+                self._tier.learn(use)
+            except (ModelError, EmbeddingCancelledError) as error:
+                logger.debug("nothing was learned from a use: %s", error)
+            except Exception:
+                # boundary: a use that cannot be learned must not keep others from being learned
+                logger.exception("a use could not be learned")

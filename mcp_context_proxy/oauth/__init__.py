@@ -1,1 +1,1 @@
-"""OAuth with servers at a URL: logging in, and the bearer token that every request of ours then carries."""
+"""OAuth for servers at a URL: logs in, and puts the bearer token on every request."""

@@ -1,7 +1,7 @@
-"""The token of a server on each of our requests: renewed before it expires, once, by whoever comes first.
+"""Puts the bearer token of a server on each request, and renews it once before it expires.
 
-The SDK's provider would do this, too, but holds a lock from the sending of a request to its answer, so that
-one slow call would hold up all others, and forgets over a restart when a token expires.
+The SDK's provider does this, too, but holds a lock while it waits for a response, so that one slow call would
+delay all others, and it does not remember over a restart when a token expires.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 import anyio
 import httpx2
@@ -24,34 +24,34 @@ from mcp_context_proxy.system.threads import in_thread, load_oauth
 logger = logging.getLogger(__name__)
 
 RENEWAL_SECONDS: Final = 20.0
-"""For a renewal; less than others wait for its lock."""
+"""Timeout of a renewal; less than other processes wait for its lock."""
 
 PAUSE_SECONDS: Final = 5.0
-"""After an authorization server could not be asked: those who wait for it meanwhile hear the same."""
+"""Time after a failed renewal in which further requests fail with the same error."""
 
-LOOK_SECONDS: Final = 1.0
-"""After which a login that a person made anew, or ended, is noticed: it is one short read of a file."""
+REREAD_SECONDS: Final = 1.0
+"""Time after which a new login or a logout is noticed, by one short read of a file."""
 
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 
-LACKING = re.compile(r'error="?insufficient_scope\b')
-WANTED = re.compile(r'\bscope="([^"]{1,200})"')
-"""In ``WWW-Authenticate``: the login is good, but not for this, and for what it would be."""
+INSUFFICIENT_SCOPE = re.compile(r'error="?insufficient_scope\b')
+NEEDED_SCOPE = re.compile(r'\bscope="([^"]{1,200})"')
+"""Parts of ``WWW-Authenticate``: the login is valid but lacks a scope, and the scope that is needed."""
 
 
-Learn = Callable[[Iterable[tuple[str, str]]], None]
-"""Takes secrets that must not be told: pairs of a name and a value."""
+Learn: TypeAlias = Callable[[Iterable[tuple[str, str]]], None]
+"""Takes secrets to redact: pairs of a name and a value."""
 
 
 def authorization(config: ServerConfig, learn: Learn) -> httpx2.Auth | None:
-    """What puts a token on the requests to a server; None where its configured headers have one."""
+    """Return the authorization of requests to a server; None if its configured headers contain one."""
     given = any(name.lower() == "authorization" for name in config.headers)
     return None if given else BearerAuth(config, CredentialFile(config), learn)
 
 
 class BearerAuth(httpx2.Auth):
-    """Puts the current token on each request, and a new one where the server refuses it."""
+    """Puts the current token on each request, and a new one if the server refuses it."""
 
     def __init__(
         self,
@@ -60,29 +60,29 @@ class BearerAuth(httpx2.Auth):
         learn: Learn = lambda secrets: None,
         clock: Callable[[], float] = time_of_day,
     ) -> None:
-        """Know no token yet.
+        """Prepare; the file is read with the first request.
 
         Args:
-            config: Of the server.
-            file: Where its credentials are kept.
-            learn: Told of every token, before it is used.
-            clock: The time, in seconds since 1970.
+            config: Configuration of the server.
+            file: Holds its credentials.
+            learn: Called with every token before it is used.
+            clock: Returns the time in seconds since 1970.
         """
         self._config, self._file, self._learn, self._clock = config, file, learn, clock
-        self._itself = config.oauth is not None and config.oauth.grant == "client_credentials"
+        self._without_person = config.oauth is not None and config.oauth.grant == "client_credentials"
         self._known: OAuthCredentials | None = None
         self._filed: OAuthCredentials | None = None
-        """What the file held when it was last looked at, or written; it may not be possible to write it."""
-        self._look_again_at = 0.0
-        self._looking = anyio.Lock()
+        """Content of the file when it was last read or written; a file may be unwritable."""
+        self._read_again_at = 0.0
+        self._reading = anyio.Lock()
         self._lock = anyio.Lock()
         self._failure: AuthorizationError | None = None
-        self._ask_again_at = 0.0
+        self._try_again_at = 0.0
 
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Send with a token; where that is refused, once more with another."""
+        """Send a request with a token; if it is refused, once more with another."""
         token = await self._token()
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
@@ -92,34 +92,34 @@ class BearerAuth(httpx2.Auth):
             return
         renewed = await self._renewed(token)
         request.headers["authorization"] = f"Bearer {renewed}"
-        # A refused request was not run: to send it again does nothing twice.
+        # A refused request was not run, so it may be sent again.
         response = yield request
         if response.status_code == UNAUTHORIZED:
             raise LoginRequiredError(self._config.name, "it refuses the token that it was sent")
 
     def _check_scope(self, response: httpx2.Response) -> None:
-        """Tell what a login lacks that is good, but not for this request."""
+        """Raise an error if the login is valid but lacks the scope for this request."""
         said = response.headers.get("www-authenticate", "")
-        if response.status_code == FORBIDDEN and LACKING.search(said):
-            scope = WANTED.search(said)
+        if response.status_code == FORBIDDEN and INSUFFICIENT_SCOPE.search(said):
+            scope = NEEDED_SCOPE.search(said)
             wanted = "another scope" if scope is None else f"the scope {scope[1]!r}"
             raise LoginRequiredError(
                 self._config.name,
-                f"what is there is not enough, {wanted} is needed: "
+                f"the login is not enough, {wanted} is needed: "
                 f"name it in oauth.scope under servers.{self._config.name}",
             )
 
     async def _token(self) -> str | None:
-        async with self._looking:
-            if self._look_again_at <= self._clock():
-                await self._look()
-                self._look_again_at = self._clock() + LOOK_SECONDS
+        async with self._reading:
+            if self._read_again_at <= self._clock():
+                await self._read()
+                self._read_again_at = self._clock() + REREAD_SECONDS
         known = self._known
         if known is None:
-            return await self._renewed(None) if self._itself else None
+            return await self._renewed(None) if self._without_person else None
         if known.expires_at is None or known.renew_at is None or known.renew_at > self._clock():
             return known.access_token
-        if known.refresh_token is None and not self._itself:
+        if known.refresh_token is None and not self._without_person:
             return known.access_token
         try:
             return await self._renewed(known.access_token)
@@ -132,7 +132,7 @@ class BearerAuth(httpx2.Auth):
             return known.access_token
 
     async def _renewed(self, refused: str | None) -> str:
-        """Another token than the one that is of no use any more.
+        """Return another token than the one that was refused.
 
         Raises:
             LoginRequiredError: only a person can get one.
@@ -141,76 +141,78 @@ class BearerAuth(httpx2.Auth):
         async with self._lock:
             if self._known is not None and self._known.access_token != refused:
                 return self._known.access_token
-            if self._failure is not None and self._clock() < self._ask_again_at:
+            if self._failure is not None and self._clock() < self._try_again_at:
                 raise self._failure
-            # Not given up half way: the new tokens would be lost, and the old ones are void.
+            # Never cancelled half way: the new tokens would be lost, and the old ones are void.
             with anyio.CancelScope(shield=True):
                 try:
                     renewed = await self._renew(refused)
-                    self._know(renewed)
+                    self._use(renewed)
                 except LoginRequiredError:
                     raise
                 except AuthorizationError as error:
-                    self._failure, self._ask_again_at = error, self._clock() + PAUSE_SECONDS
+                    self._failure, self._try_again_at = error, self._clock() + PAUSE_SECONDS
                     raise
             return renewed.access_token
 
-    async def _look(self) -> OAuthCredentials | None:
-        """What the file holds; what is new there since the last look is used from now on."""
+    async def _read(self) -> OAuthCredentials | None:
+        """Read the file, and use its credentials from now on if they have changed."""
         found = await in_thread(self._file.read)
         if found != self._filed:
             self._filed = found
-            self._know(found)
+            self._use(found)
         return found
 
-    def _know(self, credentials: OAuthCredentials | None) -> None:
+    def _use(self, credentials: OAuthCredentials | None) -> None:
         self._known = credentials
         if credentials is not None:
             self._learn(credentials.secrets())
 
     async def _renew(self, refused: str | None) -> OAuthCredentials:
-        """What another proxy or a new login has brought meanwhile, else what we get ourselves."""
-        found = await self._look()
+        """Return the credentials that another proxy or a new login has stored meanwhile, or get new ones."""
+        found = await self._read()
         if found is not None and found.access_token != refused:
             return found
-        if not self._itself:
+        if not self._without_person:
             self._check_renewable(found)
         async with self._file.locked():
             with anyio.move_on_after(RENEWAL_SECONDS):
-                found = await self._look()
+                found = await self._read()
                 if found is not None and found.access_token != refused:
                     return found
-                return await self._another(found)
+                return await self._request_new(found)
         raise AuthorizationError(self._config.name, f"no token came within {RENEWAL_SECONDS:g} s")
 
-    async def _another(self, old: OAuthCredentials | None) -> OAuthCredentials:
+    async def _request_new(self, old: OAuthCredentials | None) -> OAuthCredentials:
         name = self._config.name
         await load_oauth()
         from mcp_context_proxy.oauth import login, token_endpoint  # noqa: PLC0415 - many servers want no token
 
-        if self._itself:
-            new = await login.prove_ourselves(self._config)
+        if self._without_person:
+            new = await login.log_in_as_client(self._config)
         else:
             renewable = self._check_renewable(old)
             try:
                 new = await token_endpoint.refresh(self._config, renewable)
             except token_endpoint.GrantRefusedError as error:
                 logger.debug("%s", error)
-                await self._keep(msgspec.structs.replace(renewable, refresh_token=None))
+                await self._store(msgspec.structs.replace(renewable, refresh_token=None))
                 raise LoginRequiredError(name, "the login has expired or was revoked") from None
-        await self._keep(new)
+        await self._store(new)
         return new
 
     def _check_renewable(self, found: OAuthCredentials | None) -> OAuthCredentials:
         if found is None:
-            raise LoginRequiredError(self._config.name, "it wants to know who you are")
+            raise LoginRequiredError(self._config.name, "it requires a login")
         if found.refresh_token is None:
             raise LoginRequiredError(self._config.name, "the login has expired or was revoked")
         return found
 
-    async def _keep(self, new: OAuthCredentials) -> None:
+    async def _store(self, new: OAuthCredentials) -> None:
         try:
             await in_thread(self._file.write, new)
             self._filed = new
         except OSError as error:
-            logger.warning("the new token of %s is not kept: %s", self._config.name, error.strerror or error)
+            logger.warning(
+                "the new token of %s cannot be stored: %s", self._config.name, error.strerror or error
+            )

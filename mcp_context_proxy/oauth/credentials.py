@@ -1,8 +1,8 @@
-"""What a login gave, in one file for each server: readable by its owner alone, written whole or not at all.
+"""Credentials from a login, in one file for each server: readable by its owner alone, replaced atomically.
 
-A file and no keyring: a proxy that a host starts often has no desktop session to ask, and a prompt that
-nobody sees hangs it. A file is bound to the server's name and URL and to the issuer that made its tokens; it
-is of no use to any other.
+There is no keyring, because a proxy that a host starts often has no desktop session, and a prompt that nobody
+sees would hang it. A file is bound to the server's name and URL and to the issuer of its tokens, and ignored
+for any other.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from mcp_context_proxy.system.threads import in_thread
 logger = logging.getLogger(__name__)
 
 LOCK_SECONDS: Final = 30.0
-"""How long another process may take to renew a token before its lock is passed over: it must be stuck."""
+"""Time that another process may hold the lock to renew a token; then it must be stuck, and is ignored."""
 
 LOCK_POLL_SECONDS: Final = 0.05
-"""Between two tries to get the lock."""
+"""Time between two attempts to get the lock."""
 
 
 class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one server, and all that is needed to renew them."""
+    """Tokens of one server, and everything that is needed to renew them."""
 
     server: str
     resource: str
-    """The URL that they are for."""
+    """URL of the server that the tokens are for."""
     issuer: str
     token_endpoint: str
     revocation_endpoint: str | None = None
     client_id: str
     client_secret: str | None = None
     auth_method: str | None = None
-    """How the client proves itself to the token endpoint."""
+    """Authentication method of the client at the token endpoint."""
     indicator: str | None = None
     """The ``resource`` parameter of token requests (RFC 8707)."""
     reach: int = 0
-    """How near to this machine its endpoints may be, as a `Reach`."""
+    """How near to this machine the endpoints may be, as a `NetworkReach`."""
     access_token: str
     expires_at: float | None = None
     """In seconds since 1970; None when the issuer does not say."""
     renew_at: float | None = None
-    """When to get another one: it must still be good when it arrives."""
+    """Time to renew the token, early enough for it to be valid when a request arrives."""
     refresh_token: str | None = None
     scope: str | None = None
 
     def secrets(self) -> Iterator[tuple[str, str]]:
-        """What of it nobody must be told, with a name for each."""
+        """Yield the values to redact, with a name for each."""
         yield "access token", self.access_token
         if self.refresh_token is not None:
             yield "refresh token", self.refresh_token
@@ -74,14 +74,14 @@ class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CredentialFile:
-    """The file of one server. Its methods block, except those to be awaited."""
+    """The credential file of one server. Methods block unless they are coroutines."""
 
     def __init__(self, config: ServerConfig, folder: Path | None = None) -> None:
-        """Name the file; nothing is touched.
+        """Compute the path; nothing is read or written.
 
         Args:
-            config: Of the server.
-            folder: Where the files are; by default ``oauth`` in the user's data folder.
+            config: Configuration of the server.
+            folder: Folder of the files; by default ``oauth`` in the user's data folder.
         """
         self._server, self._resource = config.name, config.url or ""
         self._issuer = None if config.oauth is None else config.oauth.issuer
@@ -90,9 +90,11 @@ class CredentialFile:
         self.path = folder / f"{config.name}-{digest}.json"
 
     def read(self) -> OAuthCredentials | None:
-        """What is kept for the server as it is configured; None when there is nothing usable."""
+        """Return the credentials for the server as it is configured; None if there are no usable ones."""
         if process.make_private(self.path):
-            logger.warning("others could read the login in %s, and no longer can; log in again", self.path)
+            logger.warning(
+                "other users could read the login in %s; they no longer can, but log in again", self.path
+            )
         try:
             found = msgspec.json.decode(self.path.read_bytes(), type=OAuthCredentials)
         except FileNotFoundError:
@@ -105,13 +107,13 @@ class CredentialFile:
         return found if fits else None
 
     def write(self, credentials: OAuthCredentials) -> None:
-        """Replace what is kept.
+        """Replace the stored credentials.
 
         Raises:
-            OSError: it cannot be written; what was kept is still there.
+            OSError: the file cannot be written; the old credentials are still there.
         """
         process.make_private_folder(self.path.parent)
-        # mkstemp makes files that only their owner may read.
+        # mkstemp creates files that only their owner may read.
         descriptor, whole = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -125,7 +127,7 @@ class CredentialFile:
             raise
 
     def delete(self) -> bool:
-        """Forget what is kept; whether there was anything."""
+        """Delete the credentials; return False if there were none."""
         try:
             self.path.unlink()
         except FileNotFoundError:
@@ -134,11 +136,11 @@ class CredentialFile:
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """Hold what two proxies must not do at once; a refresh token is often good for one use only."""
+        """Lock out other proxies during a renewal: a refresh token is often valid for one use only."""
         try:
             file = await in_thread(self._open_lock)
         except OSError as error:
-            # Where nothing can be written, nothing is shared with another proxy either.
+            # If nothing can be written, nothing is shared with another proxy either.
             logger.debug("%s cannot be locked: %s", self.path, error)
             yield
             return
@@ -146,21 +148,21 @@ class CredentialFile:
             with anyio.move_on_after(LOCK_SECONDS):
                 while not _lock(file):  # noqa: ASYNC110 - another process
                     await anyio.sleep(LOCK_POLL_SECONDS)
-            # The lock goes with the file, also when the process dies.
+            # The lock ends with the open file, also when the process dies.
             yield
 
     async def replaced(self) -> None:
-        """Wait until it has other credentials than now."""
-        before, looked = await in_thread(self.read), anyio.Event()
+        """Wait until the file has other credentials than now."""
+        before, changed = await in_thread(self.read), anyio.Event()
 
-        def look() -> None:
-            looked.set()
+        def note_change() -> None:
+            changed.set()
 
         async with anyio.create_task_group() as group:
-            group.start_soon(watch_file, self.path, look)
+            group.start_soon(watch_file, self.path, note_change)
             while True:
-                await looked.wait()
-                looked = anyio.Event()
+                await changed.wait()
+                changed = anyio.Event()
                 found = await in_thread(self.read)
                 if found is not None and found != before:
                     break
@@ -173,12 +175,12 @@ class CredentialFile:
 
 
 def _plain(issuer: str) -> str:
-    """Issuers are compared as they are, except that a root is the same with and without its slash."""
+    """Return an issuer for comparison: only a root URL is the same with and without its slash."""
     return issuer.rstrip("/") if issuer.count("/") <= 3 else issuer
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Try to lock an open file without waiting."""
+    """Try to lock an open file without waiting; return whether it is locked."""
     try:
         if sys.platform == "win32":
             import msvcrt  # noqa: PLC0415

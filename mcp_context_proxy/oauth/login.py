@@ -1,12 +1,9 @@
-"""Getting tokens from an authorization server: by having a person log in, or by a client's own secret.
+"""Gets tokens from an authorization server: by the login of a person, or with the client's own secret.
 
-Takes the SDK's OAuth providers through their flow, one request at a time, up to the tokens.
-
-Discovery (RFC 9728, RFC 8414), registration, PKCE and the checks of state and issuer are theirs. They are
-driven here so that nothing goes out unencrypted and a login can be done with a server that would answer
-without one.
-
-Receives what a browser brings back after a login: one request to a port of this machine.
+The SDK's OAuth providers do discovery (RFC 9728, RFC 8414), registration, PKCE and the checks of state and
+issuer. They are driven here, one request at a time, so that nothing is sent unencrypted and a login is
+possible with a server that would respond without one. The browser of the person returns the result to a port
+of this machine.
 """
 
 from __future__ import annotations
@@ -46,9 +43,89 @@ from mcp_context_proxy.oauth.token_endpoint import (
 )
 from mcp_context_proxy.system import threads
 
+CLIENT_NAME: Final = "MCP Context Proxy"
+
+NO_OAUTH: Final = OAuthConfig()
+
+HOST: Final = "127.0.0.1"
+PATH: Final = "/callback"
+
+HEAD_BYTES: Final = 32 * 1024
+"""Limit of the head of a browser's request; codes are long, but not that long."""
+
+HEAD_SECONDS: Final = 10.0
+"""Time for the browser to send it."""
+
+_PAGE: Final = (
+    "<!doctype html><meta charset=utf-8><title>MCP Context Proxy</title>"
+    "<p style='font: 1.2em sans-serif; margin: 3em'>{}</p>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Ways to reach the person who logs in."""
+
+    redirect_uri: str
+    send: Callable[[str], Awaitable[None]]
+    """Shows a URL to the person, or opens it in a browser."""
+    answer: Callable[[], Awaitable[AuthorizationCodeResult]]
+    """Waits for the result that the browser returns."""
+
+
+async def log_in(config: ServerConfig, person: Person) -> OAuthCredentials:
+    """Log in as a person, with the authorization code grant and PKCE.
+
+    Raises:
+        AuthorizationError: the login was refused, or is not possible.
+    """
+    settings = config.oauth or NO_OAUTH
+    redirect = AnyUrl(person.redirect_uri)
+    method: TokenEndpointAuthMethod | None = None
+    if settings.client_id is not None:
+        method = "client_secret_post" if settings.client_secret else "none"
+    metadata = OAuthClientMetadata(
+        redirect_uris=[redirect],
+        client_name=CLIENT_NAME,
+        scope=settings.scope,
+        token_endpoint_auth_method=method,
+    )
+    kept = InMemoryTokenStorage()
+    if settings.client_id is not None:
+        kept.client = OAuthClientInformationFull(
+            client_id=settings.client_id,
+            client_secret=settings.client_secret,
+            redirect_uris=[redirect],
+            token_endpoint_auth_method=method,
+        )
+    provider = LoginProvider(
+        config.url or "", metadata, kept, redirect_handler=person.send, callback_handler=person.answer
+    )
+    provider.issuer, provider.scope = settings.issuer, settings.scope
+    return await _drive(config, provider, kept)
+
+
+async def log_in_as_client(config: ServerConfig) -> OAuthCredentials:
+    """Log in with the client's own secret, without a person: the client credentials grant.
+
+    Raises:
+        AuthorizationError: the login was refused, or is not possible.
+    """
+    settings = config.oauth or NO_OAUTH
+    kept = InMemoryTokenStorage()
+    provider = SecretProvider(
+        config.url or "",
+        kept,
+        settings.client_id or "",
+        settings.client_secret or "",
+        scope=settings.scope,
+        issuer=settings.issuer,
+    )
+    return await _drive(config, provider, kept)
+
 
 class LoginProvider(OAuthClientProvider):
-    """The SDK's provider, held to what is configured."""
+    """The SDK's provider, bound to the configured issuer and scope."""
 
     issuer: str | None = None
     scope: str | None = None
@@ -68,7 +145,7 @@ class LoginProvider(OAuthClientProvider):
 
 
 class SecretProvider(ClientCredentialsOAuthProvider):
-    """The SDK's provider; a scope that is configured is asked for."""
+    """The SDK's provider for client credentials, with the configured scope."""
 
     async def _exchange_token_client_credentials(self) -> httpx2.Request:
         wanted = self._fixed_client_info.scope
@@ -76,13 +153,13 @@ class SecretProvider(ClientCredentialsOAuthProvider):
         return await super()._exchange_token_client_credentials()
 
 
-async def driven(
+async def _drive(
     config: ServerConfig, provider: OAuthClientProvider, kept: InMemoryTokenStorage
 ) -> OAuthCredentials:
-    """Take a provider through its flow as if the server had refused us, up to the tokens.
+    """Take a provider through its flow, as if the server had refused a request, up to the tokens.
 
     Raises:
-        AuthorizationError: it was refused, or is not possible.
+        AuthorizationError: the login was refused, or is not possible.
     """
     url, destinations = config.url or "", Destinations(config)
     try:
@@ -101,13 +178,13 @@ async def driven(
     except AuthorizationError:
         raise
     except Exception as error:
-        # boundary: the SDK's flow, the network, and whatever the authorization server answered
+        # boundary: the SDK's flow, the network, and any response of the authorization server
         raise AuthorizationError(config.name, explained(error)) from None
     return _credentials(config, provider.context, kept.tokens, destinations)
 
 
 async def _challenge(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
-    """How the server refuses a request without a token; one that does not refuse is taken to."""
+    """Return the server's refusal of a request without a token; made up if it does not refuse."""
     async with httpx2.AsyncClient(
         timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates()
     ) as client:
@@ -144,91 +221,9 @@ def _credentials(
     return with_tokens(bare, tokens)
 
 
-CLIENT_NAME: Final = "MCP Context Proxy"
-
-NO_OAUTH: Final = OAuthConfig()
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    """How the person who logs in is reached."""
-
-    redirect_uri: str
-    send: Callable[[str], Awaitable[None]]
-    """Shows the person, or the person's browser, an address."""
-    answer: Callable[[], Awaitable[AuthorizationCodeResult]]
-    """Waits for what the browser brings back."""
-
-
-async def log_in(config: ServerConfig, person: Person) -> OAuthCredentials:
-    """Have a person allow us to use the server: the authorization code grant with PKCE.
-
-    Raises:
-        AuthorizationError: it was refused, or is not possible.
-    """
-    settings = config.oauth or NO_OAUTH
-    redirect = AnyUrl(person.redirect_uri)
-    method: TokenEndpointAuthMethod | None = None
-    if settings.client_id is not None:
-        method = "client_secret_post" if settings.client_secret else "none"
-    metadata = OAuthClientMetadata(
-        redirect_uris=[redirect],
-        client_name=CLIENT_NAME,
-        scope=settings.scope,
-        token_endpoint_auth_method=method,
-    )
-    kept = InMemoryTokenStorage()
-    if settings.client_id is not None:
-        kept.client = OAuthClientInformationFull(
-            client_id=settings.client_id,
-            client_secret=settings.client_secret,
-            redirect_uris=[redirect],
-            token_endpoint_auth_method=method,
-        )
-    provider = LoginProvider(
-        config.url or "", metadata, kept, redirect_handler=person.send, callback_handler=person.answer
-    )
-    provider.issuer, provider.scope = settings.issuer, settings.scope
-    return await driven(config, provider, kept)
-
-
-async def prove_ourselves(config: ServerConfig) -> OAuthCredentials:
-    """Get a token with the client's own secret, without a person: the client credentials grant.
-
-    Raises:
-        AuthorizationError: it was refused, or is not possible.
-    """
-    settings = config.oauth or NO_OAUTH
-    kept = InMemoryTokenStorage()
-    provider = SecretProvider(
-        config.url or "",
-        kept,
-        settings.client_id or "",
-        settings.client_secret or "",
-        scope=settings.scope,
-        issuer=settings.issuer,
-    )
-    return await driven(config, provider, kept)
-
-
-HOST: Final = "127.0.0.1"
-PATH: Final = "/callback"
-
-HEAD_BYTES: Final = 32 * 1024
-"""Of a browser's request; codes are long, but not that long."""
-
-HEAD_SECONDS: Final = 10.0
-"""For a browser to send it."""
-
-_PAGE: Final = (
-    "<!doctype html><meta charset=utf-8><title>MCP Context Proxy</title>"
-    "<p style='font: 1.2em sans-serif; margin: 3em'>{}</p>"
-)
-
-
 @dataclass(slots=True)
 class Loopback:
-    """A port that waits for one answer."""
+    """A port of this machine that waits for the result of a login."""
 
     server: str
     redirect_uri: str
@@ -236,22 +231,22 @@ class Loopback:
     _came: anyio.Event = field(default_factory=anyio.Event)
 
     async def answer(self) -> AuthorizationCodeResult:
-        """Wait for the browser.
+        """Wait for the browser to return the result.
 
         Raises:
-            AuthorizationError: the person, or the authorization server, has refused.
+            AuthorizationError: the person or the authorization server has refused.
         """
         await self._came.wait()
         query = self._query
         if "error" in query:
-            told = ": ".join(query[key] for key in ("error", "error_description") if query.get(key))
-            raise AuthorizationError(self.server, f"it was refused ({told})")
+            reason = ": ".join(query[key] for key in ("error", "error_description") if query.get(key))
+            raise AuthorizationError(self.server, f"the login was refused ({reason})")
         return AuthorizationCodeResult(
             code=query.get("code", ""), state=query.get("state"), iss=query.get("iss")
         )
 
     async def serve(self, stream: SocketStream) -> None:
-        """Take one request; what is no answer is sent away."""
+        """Answer one request of a browser, and note the result of a login in it."""
         async with stream:
             with anyio.move_on_after(HEAD_SECONDS):
                 target = await _target(stream)
@@ -259,8 +254,8 @@ class Loopback:
                     await stream.send(_response("404 Not Found", "There is nothing here."))
                     return
                 query = {key: values[0] for key, values in parse_qs(urlsplit(target).query).items()}
-                told = "The login was refused." if "error" in query else "You can close this page."
-                await stream.send(_response("200 OK", f"{told} The terminal says more."))
+                outcome = "The login was refused." if "error" in query else "You can close this page."
+                await stream.send(_response("200 OK", f"{outcome} See the terminal for details."))
                 if not self._came.is_set():
                     self._query = query
                     self._came.set()
@@ -268,15 +263,17 @@ class Loopback:
 
 @asynccontextmanager
 async def listening(server: str, port: int) -> AsyncIterator[Loopback]:
-    """A port on which the answer is awaited; 0 takes a free one.
+    """Open a port for the result of a login; 0 takes a free one.
 
     Raises:
-        AuthorizationError: the port cannot be had.
+        AuthorizationError: the port cannot be opened.
     """
     try:
         listener = await anyio.create_tcp_listener(local_host=HOST, local_port=port)
     except OSError as error:
-        raise AuthorizationError(server, f"port {port} cannot be had ({error.strerror or error})") from None
+        raise AuthorizationError(
+            server, f"port {port} cannot be opened ({error.strerror or error})"
+        ) from None
     try:
         async with listener, anyio.create_task_group() as group:
             bound = listener.extra(SocketAttribute.local_port)
@@ -285,12 +282,12 @@ async def listening(server: str, port: int) -> AsyncIterator[Loopback]:
             yield loopback
             group.cancel_scope.cancel()
     except BaseExceptionGroup as failed:
-        # A failed login comes out as itself, not wrapped by the task that served the port.
+        # A failed login is raised as it is, not wrapped by the task group that serves the port.
         raise failed.exceptions[0] from None
 
 
 async def _target(stream: SocketStream) -> str | None:
-    """The path and query of a GET request; None for anything else."""
+    """Return the path and query of a GET request; None for anything else."""
     head = bytearray()
     while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
         try:
@@ -301,8 +298,8 @@ async def _target(stream: SocketStream) -> str | None:
     return rest.partition(b" ")[0].decode("ascii", "replace") if method == b"GET" else None
 
 
-def _response(status: str, told: str) -> bytes:
-    body = _PAGE.format(told).encode()
+def _response(status: str, text: str) -> bytes:
+    body = _PAGE.format(text).encode()
     head = (
         f"HTTP/1.1 {status}\r\ncontent-type: text/html; charset=utf-8\r\ncontent-length: {len(body)}\r\n"
         "cache-control: no-store\r\nreferrer-policy: no-referrer\r\nconnection: close\r\n\r\n"

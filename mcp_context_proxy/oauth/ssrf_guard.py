@@ -1,9 +1,10 @@
-"""How far into the network a server may lead: no nearer to this machine than it is itself.
+"""Guard against server-side request forgery: a server may lead no nearer to this machine than it is itself.
 
-Where to log in is found by discovery: a server names addresses, and those name more. A server elsewhere could
-thereby have this machine connect to what only this machine can reach. So the address that a name stands for
-is looked at where the connection is made, and that one is connected to: what the name stands for a moment
-later is of no use. Hosts that the configuration names are connected to wherever they are.
+The authorization server is found by discovery: a server names URLs, and those name more. A server elsewhere
+could thereby have this machine connect to addresses that only this machine can reach. So each host is
+resolved once, its addresses are checked, and the connection is made to a checked address: a name that
+resolves to something else a moment later (DNS rebinding) has no effect. Hosts that the configuration names
+are connected to wherever they are.
 """
 
 from __future__ import annotations
@@ -29,51 +30,51 @@ METADATA: Final = frozenset(
     ipaddress.ip_address(address)
     for address in ("168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254")
 )
-"""Where clouds tell a machine its own credentials, beside the link-local addresses."""
+"""Addresses at which clouds give a machine its own credentials, beside the link-local ones."""
 
 NAT64: Final = IPv6Network("64:ff9b::/96")
-"""An IPv4 address as IPv6 networks write it, in the last four bytes."""
+"""Prefix of IPv6 addresses that hold an IPv4 address in their last four bytes."""
 
 
 class NetworkReach(IntEnum):
-    """How near to this machine an address is."""
+    """Nearness of an address to this machine."""
 
     PUBLIC = 0
     PRIVATE = 1
-    """Of this machine's own networks."""
+    """An address in this machine's own networks."""
     LOOPBACK = 2
-    """This machine."""
+    """An address of this machine itself."""
     NOWHERE = 3
-    """Nothing that a server may lead to: link-local addresses, those of a cloud's metadata, groups."""
+    """An address never allowed: link-local, multicast, or a cloud's metadata service."""
 
 
 class Destinations:
-    """What may be connected to on behalf of one server."""
+    """Addresses that may be connected to on behalf of one server."""
 
     def __init__(self, config: ServerConfig, reach: NetworkReach = NetworkReach.PUBLIC) -> None:
-        """Allow the hosts of the configuration, and others no nearer than ``reach``."""
+        """Allow the hosts of the configuration, and others no nearer than `reach`."""
         issuer = None if config.oauth is None else config.oauth.issuer
         self._configured = {_host(url) for url in (config.url, issuer) if url}
         self.reach = reach
 
     def heard_from(self, answer: httpx2.Response) -> None:
-        """Allow what is as near as a configured host, by the connection on which that has answered.
+        """Allow addresses as near as a configured host, judged by the connection it responded on.
 
-        Not by what its name stands for: whoever owns the name can have it stand for anything.
+        The address that its name resolves to is no evidence: the owner of the name can choose any.
         """
         stream = answer.extensions.get("network_stream")
         peer = None if stream is None else stream.get_extra_info("server_addr")
         url = answer.request.url
         if peer and _host(url) in self._configured and not _through_proxy(url):
             found = _reach(ipaddress.ip_address(peer[0].partition("%")[0]))
-            # A host of the same cable is in this network, and not this machine.
+            # A link-local host is in this network, and not this machine.
             self.reach = max(self.reach, NetworkReach.PRIVATE if found is NetworkReach.NOWHERE else found)
 
     async def pinned(self, request: httpx2.Request) -> list[httpx2.Request]:
-        """The request to each address that its host stands for and that may be connected to.
+        """Return the request once for each allowed address of its host.
 
         Raises:
-            OAuthFlowError: there is none that may be.
+            OAuthFlowError: no address is allowed.
             OSError: the host is not known.
         """
         url = request.url
@@ -81,7 +82,7 @@ class Destinations:
             return [request]
         literal = _literal(url.host)
         if literal is None and _through_proxy(url):
-            # The proxy of the network looks the name up, and connects.
+            # The HTTP proxy of the network resolves the name, and connects.
             return [request]
         found = [literal] if literal is not None else await _resolved(url)
         allowed = [address for address in found if _reach(address) <= self.reach]
@@ -95,7 +96,7 @@ def _host(url: str | httpx2.URL) -> str:
 
 
 def _name(url: httpx2.URL) -> str:
-    """The host as it goes over the wire."""
+    """Return the host as it is sent, in ASCII."""
     return url.raw_host.decode("ascii")
 
 
@@ -113,7 +114,7 @@ async def _resolved(url: httpx2.URL) -> list[Address]:
 
 
 def _to(address: Address, request: httpx2.Request) -> httpx2.Request:
-    """The request to one address; the name that it is for stays in its headers and its encryption."""
+    """Return the request to one address; its headers and its TLS handshake still name the host."""
     extensions = {**request.extensions, "sni_hostname": _name(request.url)}
     return httpx2.Request(
         request.method,
@@ -134,7 +135,7 @@ def _reach(address: Address) -> NetworkReach:
 
 
 def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
-    """The addresses that networks between the two versions take such a one for."""
+    """Yield the IPv4 addresses that an address stands for in NAT64, 6to4 and Teredo."""
     if address in NAT64:
         yield IPv4Address(int(address) & 0xFFFFFFFF)
     if address.sixtofour is not None:

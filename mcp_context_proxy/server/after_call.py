@@ -20,7 +20,7 @@ from mcp_context_proxy.context.records import RequestContext, RequestRecords
 from mcp_context_proxy.context.session import SessionContext
 from mcp_context_proxy.errors import AuthorizationError, DownstreamError, ServerUnavailableError
 from mcp_context_proxy.interactions import memory
-from mcp_context_proxy.interactions.memory import CALL, SEARCH, Interaction
+from mcp_context_proxy.interactions.memory import CALL, SEARCH
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import IncludeMode, Kind, Tool
 from mcp_context_proxy.learning.pairs import Signal, Use
@@ -29,6 +29,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
+from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.clock import time_of_day
 
 WINDOW_SECONDS: Final = 600.0

@@ -219,7 +219,7 @@ class MetaTools:
         if self._recorder is None:
             return failure(f"{RECALL} is switched off; [interactions] recall_tool switches it on")
         try:
-            await self._recorder.caught_up()
+            await self._recorder.wait_for_recent()
             search = partial(
                 self._recorder.memory.semantic_search_interactions,
                 wanted.query,

@@ -1,1 +1,1 @@
-"""How tools and searches do: what was called, how long it took, what came of it."""
+"""Statistics: the calls of each tool, the searches, and the tokens that they saved."""

@@ -1,52 +1,44 @@
-"""What is known of a tool from its calls, as values; where they come from is not told here.
+"""Figures of tools from their calls, and the histogram of latencies on which percentiles are based.
 
-Latencies as counts by bucket: bounded memory, added up by adding counts, percentiles within a known error.
-
-The buckets grow by a constant factor (as in DDSketch, Masson, Rim and Lee, VLDB 2019), so that the error of
-every percentile is relative: the same for a microsecond and for a minute.
-
-How far back somebody looks: ``24h``, ``30d``.
-
-What this process has counted since it began, by server and never by tool: for those who collect figures.
-
-The number of servers is what somebody configured; the number of tools is what strangers decide.
-
-Notices when the event loop does not get its turn: whatever keeps it busy then keeps everyone waiting.
+The buckets of the histogram grow by a constant factor (as in DDSketch: Masson, Rim and Lee, VLDB 2019), so
+that the relative error of a percentile is the same for a microsecond and for a minute. Histograms take
+bounded memory, and are summed by adding counts.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import time
-from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, Self
 
-import anyio
-
-from mcp_context_proxy.store.rows import DAY, HOUR, Counts, ToolUsage
+from mcp_context_proxy.items import ToolKey
+from mcp_context_proxy.store import DAY, HOUR, Counts, StatisticsStore, ToolUsage
 
 ERROR: Final = 0.02
-"""Of a percentile, relative and at most: nobody decides by less."""
+"""Largest relative error of a percentile: nobody decides by less."""
 
 FASTEST_MS: Final = 0.01
 SLOWEST_MS: Final = 3_600_000.0
-"""What is faster or slower is counted as if it were not: under it a clock tells nothing, and no call may take
-longer. That makes at most some 670 buckets, and a few tens for a real tool."""
+"""Durations beyond these are counted as these: below, a clock says nothing, and no call may take longer. That
+makes at most some 670 buckets, and a few tens for a real tool."""
 
 _GROWTH: Final = (1 + ERROR) / (1 - ERROR)
 _PER_BUCKET: Final = math.log(_GROWTH)
 
+PATTERN: Final = "^[1-9][0-9]{0,3}[hd]$"
+"""Syntax of a period."""
+DEFAULT: Final = "30d"
+
 
 def bucket_of(ms: float) -> int:
-    """The bucket that a duration is counted in."""
+    """Return the bucket of a duration: bucket b is from ``growth ** (b - 1)`` to ``growth ** b``."""
     return math.ceil(math.log(min(max(ms, FASTEST_MS), SLOWEST_MS)) / _PER_BUCKET)
 
 
 def percentile(counts: Counts, share: float) -> float:
-    """The duration that a share of all does not exceed, in milliseconds; 0 where nothing was counted."""
+    """Return the duration in milliseconds that a share of all does not exceed; 0 if nothing was counted."""
     rank = math.ceil(share * sum(counts.values()))
     for bucket in sorted(counts):
         rank -= counts[bucket]
@@ -58,23 +50,23 @@ def percentile(counts: Counts, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ToolFigures:
-    """How a tool has done: all its calls that are remembered, of every proxy that shares the store."""
+    """Figures of a tool over all its calls in the store, of every proxy that shares it."""
 
     calls: int
-    """Answered or failed; at least one."""
+    """Calls that were answered or failed; at least one."""
     errors: int
-    """Of the calls: answered as an error by the tool, or not answered at all."""
+    """Calls that the tool answered with an error, or that were not answered at all."""
     mean_ms: float
     p50_ms: float
     p95_ms: float
     last_used: float
     """Seconds since 1970."""
     result_bytes: float
-    """Of a result, on average."""
+    """Mean size of a result."""
 
     @classmethod
     def of(cls, usage: ToolUsage) -> Self:
-        """The figures of what was counted; percentiles within `histogram.ERROR`."""
+        """Return the figures of counted calls; percentiles are within `ERROR`."""
         return cls(
             calls=usage.calls,
             errors=usage.errors,
@@ -91,117 +83,52 @@ class ToolFigures:
         return 1.0 - self.errors / self.calls if self.calls else 1.0
 
 
-PATTERN: Final = "^[1-9][0-9]{0,3}[hd]$"
-DEFAULT: Final = "30d"
+class Summed:
+    """The figures of every tool in memory, for searches.
+
+    One thread at a time writes. Readers take no lock, and get values that do not change.
+    """
+
+    def __init__(self, store: StatisticsStore) -> None:
+        self._store = store
+        self._usage: dict[ToolKey, ToolUsage] = {}
+        self._figures: dict[ToolKey, ToolFigures] = {}
+        self._version: int | None = None
+
+    def all_figures(self) -> Mapping[ToolKey, ToolFigures]:
+        """Return the figures of every tool that was called, as they are now. Does not block."""
+        return self._figures
+
+    def add(self, usages: Iterable[ToolUsage]) -> None:
+        """Add calls that were just counted."""
+        changed = {}
+        for usage in usages:
+            known = self._usage.get(usage.key)
+            total = self._usage[usage.key] = usage if known is None else known.plus(usage)
+            changed[usage.key] = ToolFigures.of(total)
+        self._figures = {**self._figures, **changed}
+
+    def refresh(self, unwritten: Iterable[ToolUsage]) -> None:
+        """Read the store, if another process has changed it, and add the calls that are not in it yet.
+
+        Raises:
+            StoreError: it cannot be read; the former figures stay.
+        """
+        version = self._store.version()
+        if version == self._version:
+            return
+        usage = {one.key: one for one in self._store.tools()}
+        self._version, self._usage = version, usage
+        self._figures = {key: ToolFigures.of(one) for key, one in usage.items()}
+        self.add(unwritten)
 
 
 def seconds_of(period: str) -> int:
-    """How long a period is.
+    """Return the length of a period such as ``24h`` or ``30d``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a period.
     """
     if re.fullmatch(PATTERN, period) is None:
         raise ValueError(f"{period!r} is no period; write hours or days, such as 24h or 30d")
     return int(period[:-1]) * (HOUR if period.endswith("h") else DAY)
-
-
-TICK_SECONDS: Final = 0.25
-"""Between two looks; a stall is seen for certain from this length on, a shorter one only by chance."""
-
-STALL_SECONDS: Final = 0.1
-"""Of lateness that counts: less is what a busy machine does to everyone."""
-
-
-class LoopStalls:
-    """Stalls since `run` began."""
-
-    def __init__(self) -> None:
-        self.count, self.seconds = 0, 0.0
-
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        while True:
-            before = time.perf_counter()
-            await anyio.sleep(TICK_SECONDS)
-            self.late(time.perf_counter() - before - TICK_SECONDS)
-
-    def late(self, seconds: float) -> None:
-        """Take how late a look was."""
-        if seconds >= STALL_SECONDS:
-            self.count += 1
-            self.seconds += seconds
-
-
-SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds of what latencies are counted in: from a local server's answer to the longest usual call."""
-
-
-class Timings:
-    """Durations, counted by `SECONDS`."""
-
-    __slots__ = ("counts", "sum")
-
-    def __init__(self) -> None:
-        self.counts, self.sum = [0] * (len(SECONDS) + 1), 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.sum += seconds
-
-
-class ServerCounts:
-    """Calls of one server's tools."""
-
-    __slots__ = ("calls", "errors", "latency")
-
-    def __init__(self) -> None:
-        self.calls = self.errors = 0
-        self.latency = Timings()
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCounts:
-    """How often a cache had what it was asked for."""
-
-    hits: int
-    misses: int
-
-
-@dataclass(slots=True)
-class Counters:
-    """All that is counted. Written on the event loop alone; who reads it may see a moment that never was."""
-
-    servers: dict[str, ServerCounts] = field(default_factory=dict)
-    searches: dict[str, Timings] = field(default_factory=dict)
-    """By what asked: there are four."""
-    found: int = 0
-    used: int = 0
-    top_used: int = 0
-    reranked: int = 0
-    shown: int = 0
-    """Tokens of what was selected."""
-    saved: int = 0
-    """Tokens of what was not."""
-    caches: dict[str, Callable[[], CacheCounts]] = field(default_factory=dict)
-    """By name, each with what tells how it does."""
-    learned_pairs: Callable[[], int] | None = None
-    """How many there are now. May block; None where nothing is learned."""
-    stalls: LoopStalls = field(default_factory=LoopStalls)
-
-    def called(self, server: str, ms: float | None, failed: bool) -> None:
-        """Count a call."""
-        counts = self.servers.get(server)
-        if counts is None:
-            counts = self.servers[server] = ServerCounts()
-        counts.calls += 1
-        counts.errors += failed
-        if ms is not None:
-            counts.latency.add(ms / 1000)
-
-    def searched(self, origin: str, ms: float, found: bool, reranked: bool) -> None:
-        """Count a search."""
-        self.searches.setdefault(origin, Timings()).add(ms / 1000)
-        self.found += found
-        self.reranked += reranked

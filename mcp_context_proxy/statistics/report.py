@@ -1,10 +1,6 @@
-"""What the statistics say over a period, from the store: the same for the API, the page and the terminal.
+"""Reports on a period from the store, for the API, the page and the terminal; and the catalog's tokens.
 
-A period is told by whole hours, and beyond the hours that are kept by whole days (UTC).
-
-What there is to be used, and what its definitions cost a model: counted once for each version of a tool.
-
-Nobody waits for that, so it is done bit by bit, with pauses in which calls go on.
+A period is reported by whole hours, and beyond the hours that are kept by whole days (UTC).
 """
 
 from __future__ import annotations
@@ -19,59 +15,69 @@ from typing import Final
 
 from mcp_context_proxy.items import Item, Snapshot
 from mcp_context_proxy.statistics.figures import ToolFigures, percentile
-from mcp_context_proxy.store import StatisticsStore
-from mcp_context_proxy.store.rows import DAY, HOUR, DefinitionRow, SearchRow, SearchUsage, UsageSlot
+from mcp_context_proxy.store import (
+    DAY,
+    HOUR,
+    DefinitionRow,
+    SearchRow,
+    SearchUsage,
+    StatisticsStore,
+    UsageSlot,
+)
 from mcp_context_proxy.system.clock import time_of_day
 
+PAUSE_SECONDS: Final = 0.001
+"""Pause after each definition that is counted, in which other threads run: so 3,000 definitions take 4 s."""
+
 HOURLY_AT_MOST: Final = 2 * DAY
-"""Longer periods are told by the day: some fifty points are what a person can see."""
+"""Longer periods are reported by the day: a person can see some fifty points."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolReport:
-    """How a tool did."""
+    """The figures of a tool in a period."""
 
     server: str
     tool: str
     """The name the server itself uses."""
     figures: ToolFigures
     tokens: int | None
-    """Of its definition; None where it is not there any more."""
+    """Tokens of its definition; None where it is not in the catalog any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """How searches did, together."""
+    """The figures of all searches in a period."""
 
     usage: SearchUsage
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Share after which the first tool that was found was called; None without searches."""
+        """Share of searches after which the first tool found was called; None without searches."""
         return self._share(self.usage.top_used)
 
     @property
     def use_rate(self) -> float | None:
-        """Share after which any tool that was found was called; None without searches."""
+        """Share of searches after which any tool found was called; None without searches."""
         return self._share(self.usage.used)
 
     @property
     def mean_ms(self) -> float | None:
-        """Of a search; None without any."""
+        """Mean duration of a search; None without searches."""
         return self.usage.ms / self.usage.searches if self.usage.searches else None
 
     def percentile_ms(self, share: float) -> float | None:
-        """What a share of the searches did not exceed; None without any."""
+        """Return the duration that a share of the searches did not exceed; None without searches."""
         return percentile(self.usage.latency, share) if self.usage.latency else None
 
     def _share(self, count: int) -> float | None:
-        # A use is counted where its search was, which may have been forgotten since.
+        # A use counts in the slot of its search, whose own count may have been forgotten since.
         return min(count / self.usage.searches, 1.0) if self.usage.searches else None
 
 
 @dataclass(frozen=True, slots=True)
 class UsageStretch:
-    """An hour or a day of a period."""
+    """An hour or a day of a timeline."""
 
     slot: UsageSlot
     calls: int
@@ -86,24 +92,24 @@ class Reports:
         self._store = store
 
     def tools(self, since: float) -> list[ToolReport]:
-        """Every tool that was called, the most called first."""
-        tokens = {(row.server, row.tool): row.tokens for row in self._store.definitions()}
+        """Return every tool that was called, the most called first."""
+        tokens = {row.key: row.tokens for row in self._store.definitions()}
         reports = [
-            ToolReport(one.server, one.tool, ToolFigures.of(one), tokens.get((one.server, one.tool)))
+            ToolReport(one.server, one.tool, ToolFigures.of(one), tokens.get(one.key))
             for one in self._store.tools(since)
         ]
         return sorted(reports, key=lambda one: (-one.figures.calls, one.server, one.tool))
 
     def searches(self, since: float) -> SearchReport:
-        """All searches together."""
+        """Return the figures of all searches."""
         return SearchReport(reduce(SearchUsage.plus, self._store.searched(since).values(), SearchUsage()))
 
     def latest(self, limit: int) -> list[SearchRow]:
-        """The latest searches one by one, newest first."""
+        """Return the latest searches one by one, newest first."""
         return self._store.searches(limit)
 
     def timeline(self, since: float, until: float) -> list[UsageStretch]:
-        """The whole period, stretch by stretch, also those in which nothing happened."""
+        """Return the period by the hour or day, including stretches without calls and searches."""
         seconds = HOUR if until - since <= HOURLY_AT_MOST else DAY
         calls, searched = self._store.calls(since), self._store.searched(since)
         found: dict[int, UsageStretch] = {}
@@ -120,27 +126,26 @@ class Reports:
         return [found.get(at, UsageStretch(UsageSlot(seconds, at), 0, 0, SearchUsage())) for at in starts]
 
     def known(self, offered: Callable[[str, str], bool]) -> list[DefinitionRow]:
-        """Tools that there were at the last look and are `offered`; that is asked with server and tool."""
+        """Return the tools of the last count for which `offered(server, tool)` is true."""
         return [row for row in self._store.definitions() if offered(row.server, row.tool)]
 
     def unused(self, known: Iterable[DefinitionRow]) -> list[DefinitionRow]:
-        """Those of which no call is remembered, the dearest first."""
-        used = {(one.server, one.tool) for one in self._store.tools()}
-        found = (row for row in known if (row.server, row.tool) not in used)
+        """Return the tools without a call in the store, those with most tokens first."""
+        used = {one.key for one in self._store.tools()}
+        found = (row for row in known if row.key not in used)
         return sorted(found, key=lambda row: (-row.tokens, row.server, row.tool))
 
 
 def tokens_of(rows: Iterable[DefinitionRow]) -> int:
-    """What definitions cost together."""
+    """Return the tokens of definitions together."""
     return sum(row.tokens for row in rows)
 
 
-PAUSE_SECONDS: Final = 0.001
-"""After each definition that is counted, in which others can have the interpreter: 3,000 take 4 s so."""
-
-
 class Inventory:
-    """The definitions of a snapshot. Blocking, but for `behind` and `outdated`."""
+    """Counts the tokens of the catalog: of each definition once, and again when it changes.
+
+    Nobody waits for that, so it pauses after each definition, and calls go on.
+    """
 
     def __init__(
         self,
@@ -151,32 +156,32 @@ class Inventory:
         clock: Callable[[], float] = time_of_day,
         known: Callable[[Mapping[str, int]], None] = lambda _: None,
     ) -> None:
-        """Prepare to count.
+        """Count nothing yet.
 
         Args:
-            store: Remembers what was counted.
-            snapshot: All there is now.
-            tokens: What an item costs a model to read.
-            listed_whole: Whether everything is listed, so that nothing is saved.
+            store: Keeps the tokens of definitions.
+            snapshot: Returns the catalog.
+            tokens: Returns the tokens that an item costs a model.
+            listed_whole: Returns whether all of a snapshot is listed, so that nothing is saved.
             clock: Seconds since 1970.
-            known: Told what was counted in earlier runs, by fingerprint, so that nobody counts it again.
+            known: Gets the tokens counted in earlier runs, by fingerprint, so that nobody counts again.
         """
         self._store, self._snapshot, self._tokens, self._known = store, snapshot, tokens, known
         self._listed_whole, self._clock = listed_whole, clock
         self._counted: Snapshot | None = None
         self.behind: int | None = None
-        """What a model would read if everything were listed; None where it is, and until it is counted."""
+        """Tokens of all items, if they are not listed; None if they are, and until they are counted."""
 
     @property
     def outdated(self) -> bool:
-        """Whether there is something else now than what was counted."""
+        """True when the catalog has changed since it was counted."""
         return self._counted is not self._snapshot()
 
     def count(self, check: Callable[[], None]) -> None:
-        """Count what is new, and remember it. `check` is called often, and raises when that is to end.
+        """Count new definitions. Blocks; `check` is called often, and raises to end it.
 
         Raises:
-            StoreError: it could not be remembered; it is known all the same.
+            StoreError: the counts could not be stored; they are known all the same.
         """
         snapshot, now = self._snapshot(), self._clock()
         before = self._store.definitions()
@@ -198,9 +203,6 @@ class Inventory:
         self.behind = None if self._listed_whole(snapshot) else everything
         self._counted = snapshot
         for server, of_server in rows.items():
-            if _versions(of_server) != _versions(row for row in before if row.server == server):
+            versions = {(row.tool, row.fingerprint) for row in before if row.server == server}
+            if versions != {(row.tool, row.fingerprint) for row in of_server}:
                 self._store.put_definitions(server, of_server)
-
-
-def _versions(rows: Iterable[DefinitionRow]) -> set[tuple[str, str]]:
-    return {(row.tool, row.fingerprint) for row in rows}

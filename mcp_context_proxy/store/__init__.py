@@ -1,17 +1,34 @@
-"""What is remembered between two starts, in one SQLite file; without one, in memory."""
+"""The store: everything that is kept between two starts, in one SQLite file or in memory."""
 
-from mcp_context_proxy.store.opening import IN_MEMORY, Store, default_path, open_store
-from mcp_context_proxy.store.rows import (
-    InteractionRow,
+from mcp_context_proxy.store.batch_writer import BatchWriter
+from mcp_context_proxy.store.interactions import (
+    Interaction,
     InteractionScope,
     InteractionStore,
     InteractionVector,
-    LearnedRow,
+)
+from mcp_context_proxy.store.opening import IN_MEMORY, Store, default_path, open_store
+from mcp_context_proxy.store.statistics import (
+    DAY,
+    HOUR,
+    Counts,
+    DefinitionRow,
+    SearchRow,
+    SearchUsage,
+    StatisticsStore,
+    ToolUsage,
+    UsageSlot,
+    added,
+)
+from mcp_context_proxy.store.tables import (
+    DECAY_PER_DAY,
+    SECONDS_A_DAY,
     LearnedStore,
     ListingStore,
+    Pair,
+    PairId,
     RequestRow,
     RequestStore,
-    StatisticsStore,
     ToolSession,
     ToolSessions,
     ToolSessionStore,
@@ -19,22 +36,35 @@ from mcp_context_proxy.store.rows import (
 )
 
 __all__ = [
+    "DAY",
+    "DECAY_PER_DAY",
+    "HOUR",
     "IN_MEMORY",
-    "InteractionRow",
+    "SECONDS_A_DAY",
+    "BatchWriter",
+    "Counts",
+    "DefinitionRow",
+    "Interaction",
     "InteractionScope",
     "InteractionStore",
     "InteractionVector",
-    "LearnedRow",
     "LearnedStore",
     "ListingStore",
+    "Pair",
+    "PairId",
     "RequestRow",
     "RequestStore",
+    "SearchRow",
+    "SearchUsage",
     "StatisticsStore",
     "Store",
     "ToolSession",
     "ToolSessionStore",
     "ToolSessions",
+    "ToolUsage",
+    "UsageSlot",
     "VectorStore",
+    "added",
     "default_path",
     "open_store",
 ]

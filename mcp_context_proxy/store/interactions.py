@@ -1,30 +1,68 @@
-"""Interactions in SQLite: what agents searched, called and said, with embeddings in a table beside them."""
+"""Interactions of agents, and their embeddings, which are in a table of their own."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.rows import InteractionRow, InteractionScope, InteractionVector
 from mcp_context_proxy.store.sqlite import StoreDatabase
-from mcp_context_proxy.store.tables import KEYS_PER_QUERY, STORED, decoded_vector, is_vector
+from mcp_context_proxy.store.tables import KEYS_PER_QUERY, decoded_vector, encoded_vector, is_vector
 
 _COLUMNS = "agent_name, interaction_type, content, time, id"
 
 
-class SqliteInteractions:
-    """The tables of interactions of a store."""
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """An interaction: a search, a call or a message of an agent."""
+
+    agent_name: str
+    interaction_type: str
+    content: str
+    time: float
+    """When it happened, in seconds since 1970."""
+    id: int = 0
+    """0 until the store has given it one."""
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionScope:
+    """A choice of interactions; None in a field leaves it open."""
+
+    agent_name: str | None = None
+    interaction_type: str | None = None
+    before: float | None = None
+    """Only interactions before this time, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InteractionVector:
+    """The embedding of an interaction, with the facts by which searches filter."""
+
+    seq: int
+    """Greater than that of every earlier change."""
+    interaction: int
+    agent_name: str
+    interaction_type: str
+    time: float
+    vector: Vector
+    """Empty where it is damaged."""
+
+
+class InteractionStore:
+    """The tables of interactions. Every method raises `StoreError` when the store fails."""
 
     def __init__(self, database: StoreDatabase) -> None:
         self._database = database
 
-    def put(
-        self, rows: Sequence[InteractionRow], now: float, keep: int, since: float
-    ) -> list[InteractionRow]:
-        """Keep the rows, then only the latest ``keep`` to arrive, and none that arrived before ``since``."""
+    def put(self, rows: Sequence[Interaction], now: float, keep: int, since: float) -> list[Interaction]:
+        """Keep interactions, all or none, and return them with their ids.
+
+        Then all but the latest ``keep`` to arrive, and those that arrived before ``since``, are forgotten.
+        """
         insert = (
             "INSERT INTO interactions (agent_name, interaction_type, content, time, recorded) "
             "VALUES (?, ?, ?, ?, ?)"
@@ -33,7 +71,7 @@ class SqliteInteractions:
         with self._database.transaction() as connection:
             for row in rows:
                 facts = (row.agent_name, row.interaction_type, row.content, row.time)
-                kept.append(InteractionRow(*facts, connection.execute(insert, (*facts, now)).lastrowid or 0))
+                kept.append(Interaction(*facts, connection.execute(insert, (*facts, now)).lastrowid or 0))
             connection.execute("DELETE FROM interactions WHERE recorded < ?", (since,))
             connection.execute(
                 "DELETE FROM interactions WHERE id <= "
@@ -43,8 +81,8 @@ class SqliteInteractions:
         return kept
 
     def put_vectors(self, model_id: str, vectors: Mapping[int, Vector]) -> None:
-        """Keep embeddings of interactions that are still there, in one transaction."""
-        values = [(model_id, vector.astype(STORED).tobytes(), id_) for id_, vector in vectors.items()]
+        """Keep embeddings by id of the interaction, all or none; a forgotten interaction gets none."""
+        values = [(model_id, encoded_vector(vector), id_) for id_, vector in vectors.items()]
         with self._database.transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO interaction_vectors (interaction, model_id, vector) "
@@ -53,7 +91,7 @@ class SqliteInteractions:
             )
 
     def vectors(self, model_id: str, after: int, limit: int) -> list[InteractionVector]:
-        """Embeddings with a greater ``seq``, in its order; a damaged one is empty."""
+        """Return embeddings of a model with a greater ``seq`` than ``after``, in its order."""
         rows = self._database.rows(
             "SELECT seq, id, agent_name, interaction_type, time, vector FROM interaction_vectors "
             "JOIN interactions ON id = interaction WHERE model_id = ? AND seq > ? ORDER BY seq LIMIT ?",
@@ -65,51 +103,51 @@ class SqliteInteractions:
         ]
 
     def vector_count(self, model_id: str) -> int:
-        """How many embeddings of a model there are."""
+        """Return the number of embeddings of a model."""
         statement = "SELECT COUNT(*) FROM interaction_vectors WHERE model_id = ?"
         return int(self._database.rows(statement, (model_id,))[0][0])
 
     def vector_seqs(self, model_id: str) -> list[int]:
-        """The ``seq`` of each."""
+        """Return the ``seq`` of every embedding of a model."""
         statement = "SELECT seq FROM interaction_vectors WHERE model_id = ?"
         return [seq for (seq,) in self._database.rows(statement, (model_id,))]
 
-    def unembedded(self, model_id: str, after: int, limit: int) -> list[InteractionRow]:
-        """Interactions without an embedding of a model."""
+    def unembedded(self, model_id: str, after: int, limit: int) -> list[Interaction]:
+        """Return interactions without an embedding of a model whose id is greater than ``after``, by id."""
         rows = self._database.rows(
             f"SELECT {_COLUMNS} FROM interactions WHERE id > ? AND NOT EXISTS "
             "(SELECT 1 FROM interaction_vectors WHERE interaction = id AND model_id = ?) "
             "ORDER BY id LIMIT ?",
             (after, model_id, limit),
         )
-        return [InteractionRow(*row) for row in rows]
+        return [Interaction(*row) for row in rows]
 
-    def get(self, ids: Sequence[int]) -> list[InteractionRow]:
-        """Those of some ids that are there."""
-        found: list[InteractionRow] = []
+    def get(self, ids: Sequence[int]) -> list[Interaction]:
+        """Return the interactions by some ids that are still there, in any order."""
+        found: list[Interaction] = []
         for start in range(0, len(ids), KEYS_PER_QUERY):
             some = ids[start : start + KEYS_PER_QUERY]
             marks = ",".join("?" * len(some))
             rows = self._database.rows(f"SELECT {_COLUMNS} FROM interactions WHERE id IN ({marks})", some)
-            found += [InteractionRow(*row) for row in rows]
+            found += [Interaction(*row) for row in rows]
         return found
 
-    def latest(self, limit: int, scope: InteractionScope) -> list[InteractionRow]:
-        """The latest to happen, newest first."""
+    def latest(self, limit: int, scope: InteractionScope) -> list[Interaction]:
+        """Return the latest interactions, newest first."""
         where, parameters = _where(scope)
         rows = self._database.rows(
             f"SELECT {_COLUMNS} FROM interactions{where} ORDER BY time DESC, id DESC LIMIT ?",
             [*parameters, limit],
         )
-        return [InteractionRow(*row) for row in rows]
+        return [Interaction(*row) for row in rows]
 
     def count(self, scope: InteractionScope) -> int:
-        """How many there are."""
+        """Return the number of interactions."""
         where, parameters = _where(scope)
         return int(self._database.rows(f"SELECT COUNT(*) FROM interactions{where}", parameters)[0][0])
 
     def kinds(self) -> list[tuple[str, str, int, float]]:
-        """Agents, types, how many of each, and when the latest happened."""
+        """Return agents and types, each with the number of interactions and the time of the latest."""
         rows = self._database.rows(
             "SELECT agent_name, interaction_type, COUNT(*), MAX(time) FROM interactions "
             "GROUP BY agent_name, interaction_type ORDER BY COUNT(*) DESC, agent_name, interaction_type"
@@ -117,17 +155,17 @@ class SqliteInteractions:
         return [(agent, kind, count, latest) for agent, kind, count, latest in rows]
 
     def forget(self, scope: InteractionScope) -> int:
-        """Forget what is meant."""
+        """Forget interactions for good; return how many."""
         return self._deleted(*_where(scope))
 
     def forget_one(self, interaction: int) -> bool:
-        """Forget one."""
+        """Forget one for good; return whether it was there."""
         return self._deleted(" WHERE id = ?", [interaction]) == 1
 
     def _deleted(self, where: str, parameters: list[Any]) -> int:
         with self._database.transaction() as connection:
             gone = connection.execute(f"DELETE FROM interactions{where}", parameters).rowcount
-        # The log of changes still has the text. Where another process is reading, the next one takes care.
+        # The write-ahead log still has the text. While another process reads, the next checkpoint removes it.
         with contextlib.suppress(StoreError):
             self._database.rows("PRAGMA wal_checkpoint(TRUNCATE)")
         return gone

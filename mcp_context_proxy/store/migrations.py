@@ -1,4 +1,4 @@
-"""The schema is its history: a store at version n has had the first n migrations. Append, never edit."""
+"""The schema as its history: a store at version n has had the first n migrations. Append, never edit."""
 
 from __future__ import annotations
 

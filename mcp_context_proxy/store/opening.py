@@ -1,4 +1,4 @@
-"""Opening the store never fails: a damaged file is set aside, an unusable one replaced by memory."""
+"""Opening the store, which never fails: a damaged file is set aside, an unusable one replaced by memory."""
 
 from __future__ import annotations
 
@@ -18,52 +18,43 @@ from typing import Final, Literal, Self
 import platformdirs
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.interactions import SqliteInteractions
-from mcp_context_proxy.store.rows import (
-    InteractionStore,
-    LearnedStore,
-    ListingStore,
-    RequestStore,
-    StatisticsStore,
-    ToolSessionStore,
-    VectorStore,
-)
+from mcp_context_proxy.store.interactions import InteractionStore
 from mcp_context_proxy.store.sqlite import (
     MEMORY,
     ReopeningConnection,
     StoreDamagedError,
     StoreDatabase,
-    StoreHinderedError,
-    connected,
+    StoreUnavailableError,
+    open_connection,
 )
-from mcp_context_proxy.store.statistics import SqliteStatistics
+from mcp_context_proxy.store.statistics import StatisticsStore
 from mcp_context_proxy.store.tables import (
-    SqliteLearned,
-    SqliteListings,
-    SqliteRequests,
-    SqliteToolSessions,
-    SqliteVectors,
+    LearnedStore,
+    ListingStore,
+    RequestStore,
+    ToolSessionStore,
+    VectorStore,
 )
 from mcp_context_proxy.system import process
 
 logger = logging.getLogger(__name__)
 
 IN_MEMORY: Final = "memory"
-"""The path that keeps nothing."""
-ATTEMPTS = 3
-"""Openings before memory is used: the first, one after a damaged file was set aside, and one more for when
-another process did that at the same moment."""
-COMPANIONS = ("-wal", "-shm")
-"""What SQLite keeps beside a file, by the end of its name."""
-KEPT_ASIDE = 3
-"""Damaged files, the latest, for whoever wants to save something of them."""
+"""The path of a store that keeps nothing after it is closed."""
+ATTEMPTS: Final = 3
+"""Attempts to open before memory is used: the first, one after a damaged file was set aside, and one more in
+case another process did that at the same moment."""
+COMPANIONS: Final = ("-wal", "-shm")
+"""Suffixes of the files that SQLite keeps beside a database."""
+KEPT_ASIDE: Final = 3
+"""Damaged files that are kept, the latest, for whoever wants to save some of their content."""
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """An open store: its tables, and where it is."""
+    """An open store: its tables, and its path."""
 
     vectors: VectorStore
     requests: RequestStore
@@ -75,7 +66,7 @@ class Store:
     path: Path | None
     """None when nothing is kept."""
     warning: str | None
-    """What a person should know about this store; None when all is well. Already logged."""
+    """A problem of this store, for a person; None when all is well. Already logged."""
     database: StoreDatabase
 
     def __enter__(self) -> Self:
@@ -90,70 +81,69 @@ class Store:
 
 
 def default_path() -> Path:
-    """The store in the user's data folder."""
+    """Return the path of the store in the user's data folder."""
     return Path(platformdirs.user_data_dir("mcp-context-proxy", appauthor=False)) / "store.sqlite3"
 
 
 def open_store(path: Path | Literal["memory"] | None = None) -> Store:
     """Open the store, at the default path if none is given. Blocking; never fails.
 
-    A damaged file is moved aside and an empty one begun. One that is held by another process, or has no room,
-    is tried again whenever it is needed. When there can be no file, the store is in memory.
+    A damaged file is moved aside and a new one created. A file that another process holds, or for which there
+    is no room on the disk, is retried whenever it is needed. When there can be no file, the store is in
+    memory.
     """
     if path == IN_MEMORY:
         return _in_memory(None)
     file = Path(path) if path is not None else default_path()
-    opening = _Opening(file)
-    writing, reading = (
-        ReopeningConnection(file, opening),
-        ReopeningConnection(file, partial(opening, check=False)),
-    )
+    opener = _Opener(file)
+    writing = ReopeningConnection(file, opener)
+    reading = ReopeningConnection(file, partial(opener, check=False))
     try:
         writing.open()
-    except StoreHinderedError as e:
-        opening.warning = f"store {file} cannot be used now: {e.reason}. It is tried again"
-        logger.warning("%s.", opening.warning)
+    except StoreUnavailableError as e:
+        opener.warning = f"store {file} cannot be used now: {e.reason}. It is tried again when it is needed"
+        logger.warning("%s.", opener.warning)
     except StoreError as e:
         warning = f"store {file} cannot be used: {e.reason}. Nothing is kept after this run"
         logger.warning("%s.", warning)
         return _in_memory(warning)
-    return _store(StoreDatabase(writing, reading), file, opening.warning)
+    return _store(StoreDatabase(writing, reading), file, opener.warning)
 
 
 def _in_memory(warning: str | None) -> Store:
-    line = ReopeningConnection(MEMORY, partial(connected, MEMORY))
-    return _store(StoreDatabase(line, line), None, warning)
+    connection = ReopeningConnection(MEMORY, partial(open_connection, MEMORY))
+    return _store(StoreDatabase(connection, connection), None, warning)
 
 
 def _store(database: StoreDatabase, path: Path | None, warning: str | None) -> Store:
     return Store(
-        SqliteVectors(database),
-        SqliteRequests(database),
-        SqliteListings(database),
-        SqliteLearned(database),
-        SqliteStatistics(database),
-        SqliteToolSessions(database),
-        SqliteInteractions(database),
-        path,
-        warning,
-        database,
+        vectors=VectorStore(database),
+        requests=RequestStore(database),
+        listings=ListingStore(database),
+        learned=LearnedStore(database),
+        statistics=StatisticsStore(database),
+        tool_sessions=ToolSessionStore(database),
+        interactions=InteractionStore(database),
+        path=path,
+        warning=warning,
+        database=database,
     )
 
 
-class _Opening:
-    """Opens the file, as often as that is needed."""
+class _Opener:
+    """Opens the file, now and whenever it has to be reopened; sets a damaged one aside."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opened = False
         self.warning: str | None = None
-        """What a person should know of the last time; already logged."""
+        """A problem of the latest attempt, for a person; already logged."""
 
     def __call__(self, check: bool = True) -> sqlite3.Connection:
         for attempt in range(1, ATTEMPTS + 1):
             identity = self._create(expected=self._opened and attempt == 1)
             try:
-                connection = connected(self._path, check)
+                connection = open_connection(self._path, check)
                 self._opened = True
                 return connection
             except StoreDamagedError as e:
@@ -163,32 +153,32 @@ class _Opening:
         raise AssertionError("unreachable")
 
     def _create(self, expected: bool) -> int:
-        """Make sure there is a file that only its owner may read; return its identity."""
+        """Make sure there is a file that only its owner may read; return its inode."""
         path = self._path
         try:
             process.make_private_folder(path.parent)
-            # Only a new file may be opened here: closing it again would drop the locks of another connection
-            # of ours.
+            # Only a new file may be opened here: closing an existing one would drop the locks that another
+            # connection of this process has on it.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
                 if expected:
-                    logger.warning("store %s was taken away; an empty one is begun.", path)
+                    logger.warning("store %s was removed; a new one has been created.", path)
             status = path.stat()
         except OSError as e:
-            kind = StoreHinderedError if e.errno in _NO_ROOM else StoreError
+            kind = StoreUnavailableError if e.errno in _NO_ROOM else StoreError
             raise kind(path, e.strerror or str(e)) from e
         if not stat.S_ISREG(status.st_mode):
             raise StoreError(path, "it is not a regular file")
         if not os.access(path, os.R_OK | os.W_OK):
-            raise StoreError(path, "it may not be read and written")
-        # One that was copied, say.
+            raise StoreError(path, "it cannot be read and written by this user")
+        # A copied file may be readable by others.
         for suffix in ("", *COMPANIONS):
             process.make_private(path.with_name(path.name + suffix))
         return status.st_ino
 
 
 def _set_aside(path: Path, identity: int, reason: str) -> str | None:
-    """Rename the damaged file and what belongs to it, unless another process has done so already."""
+    """Rename the damaged file and its companions, unless another process has done so already."""
     if not path.exists() or path.stat().st_ino != identity:
         return None
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
@@ -201,6 +191,6 @@ def _set_aside(path: Path, identity: int, reason: str) -> str | None:
     for old in sorted(path.parent.glob(f"{glob.escape(path.stem)}.corrupt-*Z"))[:-KEPT_ASIDE]:
         for suffix in ("", *COMPANIONS):
             old.with_name(old.name + suffix).unlink(missing_ok=True)
-    warning = f"store {path} was damaged ({reason}); it was moved to {aside.name} and an empty one begun"
+    warning = f"store {path} was damaged ({reason}); it was moved to {aside.name} and a new one created"
     logger.warning("%s.", warning)
     return warning

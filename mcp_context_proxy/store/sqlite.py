@@ -1,18 +1,7 @@
-"""A connection to one SQLite file that several processes write: checked, and of the current schema.
+"""SQLite connections to the store file, which several processes may write at the same time.
 
-Every sqlite3 error leaves here as a `StoreError`; damage to the file as its subclass `StoreDamagedError`,
-what will pass by itself as `StoreHinderedError`.
-
-One connection to the store, for one thread at a time, that stands by what is at its path.
-
-Where the file is replaced, deleted or damaged while it is open, it is opened anew. Whoever finds it held by
-another process waits once; until that is over, the next ones hardly wait.
-
-The database of a store: what reads does not wait for what writes, and what fails is told once in a while.
-
-A part that writes keeps what is refused, within bounds, and writes it when that is over.
-
-Says that the store fails, to a person: once in a while, not with everything that fails.
+Reads do not wait for writes: there is a connection for each. A connection reopens when its file is replaced,
+deleted or corrupt. Every `sqlite3.Error` is raised as a `StoreError`, and logged, but not each time.
 """
 
 from __future__ import annotations
@@ -29,88 +18,252 @@ from typing import Any, Final
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.migrations import MIGRATIONS
 
-OPENING_TIMEOUT_S = 1.0
+logger = logging.getLogger(__name__)
+
+MEMORY: Final = Path(":memory:")
+"""SQLite's name for a database without a file."""
+
+OPENING_TIMEOUT_S: Final = 1.0
 """How long to wait for another process while the file is opened: the proxy does not serve before that."""
-CHECK_BUDGET_S = 0.5
+CHECK_BUDGET_S: Final = 0.5
 """For the integrity check at the start. A store too large to check in this time is used as it is: damage that
 was not seen is found, at the latest, when it is read."""
-CACHE_KIB = 512
-"""Of each connection, which fills and stays: what is read again is in the system's cache. By itself SQLite
-takes 2 MiB."""
-CHECK_STEPS = 5_000
+CHECK_STEPS: Final = 5_000
 """SQLite instructions between two looks at the clock: a fraction of a millisecond."""
-MEMORY = Path(":memory:")
-"""SQLite's name for a database without a file."""
+CACHE_KIB: Final = 512
+"""Page cache of each connection, which fills and stays; pages that are read again are in the system's cache,
+too. SQLite's default is 2 MiB."""
+
+BUSY_TIMEOUT_S: Final = 5.0
+"""How long to wait for another process's transaction; ours take milliseconds."""
+BUSY_AGAIN_S: Final = 0.05
+"""The timeout after one wait was in vain: requests must not wait for a lock that is held for minutes."""
+REOPEN_SECONDS: Final = 1.0
+"""Time between two attempts to open a file that cannot be opened."""
+REOPEN_DAMAGED_SECONDS: Final = 60.0
+"""Time between two attempts to reopen a damaged file: each costs a check, which may not find the damage."""
+
+WARN_AGAIN_SECONDS: Final = 600.0
+"""Time between two warnings: a disk stays full until a person has read that it is."""
+CONSEQUENCE: Final = "New data waits in memory, the latest of it, until the store works again"
 
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_FULL}
 _NO_ROOM_TO_BEGIN = sqlite3.SQLITE_IOERR_SHMSIZE
-"""What a full disk looks like to a connection that is opened."""
+"""The code with which a connection fails to open on a full disk."""
 
 
 class StoreDamagedError(StoreError):
-    """The file is there, but it is not, or no longer, a sound database."""
+    """The file is not a sound database, or no longer one."""
 
 
-class StoreHinderedError(StoreError):
-    """It cannot be used for the moment: another process holds it, or the disk is full."""
+class StoreUnavailableError(StoreError):
+    """The store cannot be used for the moment: another process holds it, or the disk is full."""
 
 
-def connected(
+class StoreDatabase:
+    """An open store of the current schema. Blocking and thread-safe."""
+
+    def __init__(self, writing: ReopeningConnection, reading: ReopeningConnection) -> None:
+        """Use two connections, which are the same one for a database in memory."""
+        self._writing, self._reading = writing, reading
+        self._failures = FailureLog()
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of one query."""
+        with self._logging_failures(), self._reading.acquire() as connection:
+            return connection.execute(statement, parameters).fetchall()
+
+    def version(self) -> int:
+        """Return a number that changes when another process has written."""
+        with self._logging_failures(), self._writing.acquire() as connection:
+            return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Write, all or nothing. Nothing else may use the database inside the block."""
+        with self._logging_failures(), self._writing.acquire() as connection, _immediate(connection):
+            yield connection
+        self._failures.recovered()
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._reading.close()
+        self._writing.close()
+
+    @contextlib.contextmanager
+    def _logging_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            self._failures.failed(error)
+            raise
+
+
+class FailureLog:
+    """Logs that the store fails: at most one warning in ten minutes, and each time that it works again."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._warned_at: float | None = None
+        self._lasting: StoreError | None = None
+
+    def failed(self, error: StoreError) -> None:
+        """Log a failure: a warning, or a debug message soon after one."""
+        with self._lock:
+            now, self._lasting = self._clock(), error
+            lately = self._warned_at is not None and now - self._warned_at < WARN_AGAIN_SECONDS
+            if not lately:
+                self._warned_at = now
+        logger.log(logging.DEBUG if lately else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
+
+    def recovered(self) -> None:
+        """Log that something was written, if the last attempt had failed."""
+        if self._lasting is not None:
+            with self._lock:
+                lasted, self._lasting = self._lasting, None
+            if lasted is not None:
+                logger.info("store %s can be written again", lasted.path)
+
+
+class ReopeningConnection:
+    """A SQLite connection, for one thread at a time, that reopens when its file is replaced or damaged.
+
+    The first thread that finds the file locked by another process waits for `BUSY_TIMEOUT_S`. Until a wait
+    succeeds, the next ones give up after `BUSY_AGAIN_S`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        connect: Callable[[], sqlite3.Connection],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            path: The file.
+            connect: Opens it, or creates it; raises `StoreError` or `OSError`.
+            clock: Seconds, of any kind.
+        """
+        self._path, self._connect, self._clock = path, connect, clock
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._failure: StoreError | None = None
+        self._retry_at = self._retry_damaged_at = 0.0
+        self._patient = True
+        self._closed = False
+
+    def open(self) -> None:
+        """Open the file now.
+
+        Raises:
+            StoreError: it cannot be used.
+        """
+        with self._lock:
+            self._usable()
+
+    @contextlib.contextmanager
+    def acquire(self) -> Iterator[sqlite3.Connection]:
+        """Use the connection alone, until the end of the block.
+
+        Raises:
+            StoreError: it cannot be used.
+        """
+        if not self._lock.acquire(timeout=-1 if self._patient else BUSY_AGAIN_S):
+            raise StoreUnavailableError(self._path, "another thread is waiting for it")
+        try:
+            with _translating_errors(self._path):
+                yield self._usable()
+        except StoreUnavailableError:
+            self._set_patient(False)
+            raise
+        except StoreDamagedError:
+            if self._path != MEMORY and self._clock() >= self._retry_damaged_at:
+                self._retry_damaged_at = self._clock() + REOPEN_DAMAGED_SECONDS
+                self._drop()
+            raise
+        else:
+            self._set_patient(True)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Close the file for good; may be called twice."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    def _usable(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreError(self._path, "it is closed")
+        if self._connection is not None and self._identity != _identity(self._path):
+            self._drop()
+        if self._connection is None:
+            self._connection = self._opened()
+            self._identity = _identity(self._path)
+            self._patient = False
+            self._set_patient(True)
+        return self._connection
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._failure is not None and self._clock() < self._retry_at:
+            raise self._failure.with_traceback(None)
+        try:
+            connection = self._connect()
+        except (StoreError, OSError) as error:
+            if isinstance(error, StoreError):
+                found = error
+            else:
+                found = StoreError(self._path, error.strerror or str(error))
+            self._failure, self._retry_at = found, self._clock() + REOPEN_SECONDS
+            raise found from error
+        self._failure = None
+        return connection
+
+    def _set_patient(self, patient: bool) -> None:
+        if self._connection is not None and patient is not self._patient:
+            self._patient = patient
+            seconds = BUSY_TIMEOUT_S if patient else BUSY_AGAIN_S
+            self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            # SQLite itself notices that the file was moved, and does not touch the log of the new one.
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+
+def open_connection(
     path: Path, check: bool = True, clock: Callable[[], float] = time.monotonic
 ) -> sqlite3.Connection:
-    """Open or create the file, check it if asked to, and bring it to the current schema.
+    """Open or create the file, check it if asked to, and migrate it to the current schema.
 
     Raises:
         StoreDamagedError: the file is not a sound database.
-        StoreHinderedError: it cannot be used for the moment.
+        StoreUnavailableError: it cannot be used for the moment.
         StoreError: the file cannot be used for another reason.
     """
-    with translated(path), contextlib.ExitStack() as undo:
+    with _translating_errors(path), contextlib.ExitStack() as undo:
         connection = sqlite3.connect(
             path, timeout=OPENING_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         undo.callback(connection.close)
         if check:
             _check(connection, path, clock)
-        _configure(connection)
+        # The mode stays with the file. Two processes that create it may collide here; one of them sets it.
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        # Deleted rows are overwritten, not merely unlinked: queries and interactions are somebody's words.
+        connection.execute("PRAGMA secure_delete = ON")
         _migrate(connection, path)
         undo.pop_all()
     return connection
-
-
-@contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Turn sqlite3's errors into ours."""
-    try:
-        yield
-    except sqlite3.Error as e:
-        raise _kind(getattr(e, "sqlite_errorcode", 0))(path, str(e)) from e
-    except UnicodeDecodeError as e:
-        # SQLite's own words quote what is in the file.
-        raise StoreDamagedError(path, "there are bytes in it where only text can be") from e
-
-
-def _kind(extended: int) -> type[StoreError]:
-    """By SQLite's code; an error raised by the module itself has none."""
-    primary = extended & 0xFF
-    if primary in _DAMAGE:
-        return StoreDamagedError
-    return StoreHinderedError if primary in _PASSING or extended == _NO_ROOM_TO_BEGIN else StoreError
-
-
-@contextlib.contextmanager
-def immediate(connection: sqlite3.Connection) -> Iterator[None]:
-    """Write; all or nothing."""
-    # IMMEDIATE: a transaction that begins as a reader cannot wait for the write lock, it fails.
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _check(connection: sqlite3.Connection, path: Path, clock: Callable[[], float]) -> None:
@@ -128,22 +281,15 @@ def _check(connection: sqlite3.Connection, path: Path, clock: Callable[[], float
         raise StoreDamagedError(path, str(verdict))
 
 
-def _configure(connection: sqlite3.Connection) -> None:
-    # The mode stays with the file. Two processes that create it may collide here; the other one sets it then.
-    with contextlib.suppress(sqlite3.OperationalError):
-        connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    # What is forgotten is overwritten, not merely unlinked: queries and interactions are somebody's words.
-    connection.execute("PRAGMA secure_delete = ON")
-
-
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    if _version(connection) == len(MIGRATIONS):
+    def schema_version() -> int:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+    if schema_version() == len(MIGRATIONS):
         return
-    with immediate(connection):
-        # Again, now that nobody else can write: another process may have been faster.
-        version = _version(connection)
+    with _immediate(connection):
+        # Read again, now that nobody else can write: another process may have been faster.
+        version = schema_version()
         if version > len(MIGRATIONS):
             raise StoreError(
                 path, f"a newer version wrote it (schema {version}, this one knows {len(MIGRATIONS)})"
@@ -155,125 +301,39 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         except sqlite3.OperationalError as e:
             if e.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                 raise
-            raise StoreDamagedError(path, f"it is not what schema {version} says: {e}") from e
+            raise StoreDamagedError(path, f"its tables are not those of schema {version}: {e}") from e
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+@contextlib.contextmanager
+def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run a write transaction: all or nothing."""
+    # IMMEDIATE: a transaction that begins as a reader cannot wait for the write lock, it fails.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
-BUSY_TIMEOUT_S: Final = 5.0
-"""How long to wait for another process's transaction; ours take milliseconds."""
-BUSY_AGAIN_S: Final = 0.05
-"""... after that was in vain: what is served must not wait for a lock that somebody holds for minutes."""
-REOPEN_SECONDS: Final = 1.0
-"""Before a file that could not be opened is tried again."""
-REOPEN_DAMAGED_SECONDS: Final = 60.0
-"""Before a file is opened anew because it is damaged: that costs a check, which may not find the damage."""
-
-Connect = Callable[[], sqlite3.Connection]
-
-
-class ReopeningConnection:
-    """A connection that is made when it is needed, and again when it is no good any more."""
-
-    def __init__(self, path: Path, connect: Connect, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open nothing yet.
-
-        Args:
-            path: The file.
-            connect: Opens it, or creates it; raises `StoreError` or `OSError`.
-            clock: Seconds, of any kind.
-        """
-        self._path, self._connect, self._clock = path, connect, clock
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None
-        self._failure: StoreError | None = None
-        self._again_at = self._damaged_again_at = 0.0
-        self._patient = True
-        self._closed = False
-
-    def open(self) -> None:
-        """Open the file now.
-
-        Raises:
-            StoreError: it cannot be used.
-        """
-        with self._lock:
-            self._usable()
-
-    @contextlib.contextmanager
-    def used(self) -> Iterator[sqlite3.Connection]:
-        """Use the connection; nobody else does meanwhile.
-
-        Raises:
-            StoreError: it cannot be used.
-        """
-        if not self._lock.acquire(timeout=-1 if self._patient else BUSY_AGAIN_S):
-            raise StoreHinderedError(self._path, "another thread waits for it")
-        try:
-            with translated(self._path):
-                yield self._usable()
-        except StoreHinderedError:
-            self._be_patient(False)
-            raise
-        except StoreDamagedError:
-            self._begin_anew_if_damaged()
-            raise
-        else:
-            self._be_patient(True)
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """Close the file for good; harmless when done twice."""
-        with self._lock:
-            self._closed = True
-            self._drop()
-
-    def _usable(self) -> sqlite3.Connection:
-        if self._closed:
-            raise StoreError(self._path, "it is closed")
-        if self._connection is not None and self._identity != _identity(self._path):
-            self._drop()
-        if self._connection is None:
-            self._connection = self._opened()
-            self._identity = _identity(self._path)
-            self._patient = False
-            self._be_patient(True)
-        return self._connection
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._failure is not None and self._clock() < self._again_at:
-            raise self._failure.with_traceback(None)
-        try:
-            connection = self._connect()
-        except (StoreError, OSError) as error:
-            found = error if isinstance(error, StoreError) else StoreError(self._path, _words(error))
-            self._failure, self._again_at = found, self._clock() + REOPEN_SECONDS
-            raise found from error
-        self._failure = None
-        return connection
-
-    def _be_patient(self, patient: bool) -> None:
-        if self._connection is not None and patient is not self._patient:
-            self._patient = patient
-            seconds = BUSY_TIMEOUT_S if patient else BUSY_AGAIN_S
-            self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
-
-    def _begin_anew_if_damaged(self) -> None:
-        if self._path != MEMORY and self._clock() >= self._damaged_again_at:
-            self._damaged_again_at = self._clock() + REOPEN_DAMAGED_SECONDS
-            self._drop()
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            # SQLite itself sees that the file was moved, and leaves the log of what is there now alone.
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
+@contextlib.contextmanager
+def _translating_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as e:
+        # An error that the module raises by itself has no code.
+        code = getattr(e, "sqlite_errorcode", 0)
+        if code & 0xFF in _DAMAGE:
+            raise StoreDamagedError(path, str(e)) from e
+        if code & 0xFF in _PASSING or code == _NO_ROOM_TO_BEGIN:
+            raise StoreUnavailableError(path, str(e)) from e
+        raise StoreError(path, str(e)) from e
+    except UnicodeDecodeError as e:
+        # SQLite's own message quotes the file.
+        raise StoreDamagedError(path, "it has bytes that are not text where only text can be") from e
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -282,83 +342,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-logger = logging.getLogger(__name__)
-
-WARN_AGAIN_SECONDS: Final = 600.0
-"""Between two warnings: a disk stays full until a person has read that it is."""
-
-
-CONSEQUENCE: Final = "What would be kept waits in memory, the latest of it, until that is over"
-
-
-class FailureLog:
-    """What there is to say of a store that fails."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Have nothing to say yet; `clock` has seconds, of any kind."""
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._told_at: float | None = None
-        self._lasting: StoreError | None = None
-
-    def tell(self, error: StoreError) -> None:
-        """It has failed."""
-        with self._lock:
-            now, self._lasting = self._clock(), error
-            lately = self._told_at is not None and now - self._told_at < WARN_AGAIN_SECONDS
-            if not lately:
-                self._told_at = now
-        logger.log(logging.DEBUG if lately else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
-
-    def over(self) -> None:
-        """Something was written."""
-        if self._lasting is not None:
-            with self._lock:
-                lasted, self._lasting = self._lasting, None
-            if lasted is not None:
-                logger.info("store %s can be written again", lasted.path)
-
-
-class StoreDatabase:
-    """An open store of the current schema. Blocking and thread-safe."""
-
-    def __init__(self, writing: ReopeningConnection, reading: ReopeningConnection) -> None:
-        """Use two connections; one of a database in memory, which has only that."""
-        self._writing, self._reading = writing, reading
-        self._trouble = FailureLog()
-
-    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of one query."""
-        with self._told(), self._reading.used() as connection:
-            return connection.execute(statement, parameters).fetchall()
-
-    def version(self) -> int:
-        """Another number once another process has written."""
-        with self._told(), self._writing.used() as connection:
-            return int(connection.execute("PRAGMA data_version").fetchone()[0])
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write; all or nothing. Nothing else may use the database inside the block."""
-        with self._told(), self._writing.used() as connection, immediate(connection):
-            yield connection
-        self._trouble.over()
-
-    def close(self) -> None:
-        """Close the file; harmless when done twice."""
-        self._reading.close()
-        self._writing.close()
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except StoreError as error:
-            self._trouble.tell(error)
-            raise

@@ -1,36 +1,229 @@
-"""Statistics in SQLite: usage by hour, later by day, the latest searches, and what definitions cost.
+"""Statistics: usage of tools and searches by hour, later by day, the latest searches, costs of definitions.
 
-Counts are added to what is there within one transaction, so that several proxies count into one store.
+Counts are added to those in the store within one transaction, so that several proxies count into one store.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from mcp_context_proxy.store.rows import (
-    DAY,
-    HOUR,
-    Counts,
-    DefinitionRow,
-    SearchRow,
-    SearchUsage,
-    ToolUsage,
-    UsageSlot,
-)
+from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store.sqlite import StoreDatabase
 
-_TOOL: Final = "server, tool, calls, errors, timed, ms, result_bytes, last, latency"
-_SEARCH: Final = "searches, found, used, top_used, reranked, ms, latency, shown, behind"
-_ROW: Final = "id, time, key, query, origin, results, top, chosen, rank, ms, reranked"
+HOUR: Final = 3600
+DAY: Final = 24 * HOUR
+"""Seconds of a slot: an hour or a day. Slots begin at multiples of them since 1970, so days are UTC's."""
+
+Counts: TypeAlias = Mapping[int, int]
+"""A histogram: counts by bucket. `statistics.figures` defines the buckets."""
 
 
-class SqliteStatistics:
-    """The tables of statistics of a store."""
+@dataclass(frozen=True, slots=True)
+class UsageSlot:
+    """A stretch of time that is counted as one."""
+
+    seconds: int
+    """`HOUR` or `DAY`."""
+    start: int
+    """Seconds since 1970."""
+
+    @classmethod
+    def of(cls, time: float, seconds: int = HOUR) -> UsageSlot:
+        """Return the slot of a moment."""
+        return cls(seconds, int(time // seconds) * seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUsage:
+    """Calls of one tool. Usages add up."""
+
+    server: str
+    tool: str
+    """The name the server itself uses."""
+    calls: int = 0
+    errors: int = 0
+    timed: int = 0
+    """Calls that were sent, so that they took some time."""
+    ms: float = 0.0
+    """Time of those together."""
+    result_bytes: int = 0
+    """Size of all results together."""
+    last: float = 0.0
+    """Time of the latest call, in seconds since 1970."""
+    latency: Counts = field(default_factory=dict)
+
+    @property
+    def key(self) -> ToolKey:
+        """Server and own name of the tool."""
+        return self.server, self.tool
+
+    def plus(self, other: ToolUsage) -> ToolUsage:
+        """Return the sum of both; the name is this one's."""
+        return replace(
+            self,
+            calls=self.calls + other.calls,
+            errors=self.errors + other.errors,
+            timed=self.timed + other.timed,
+            ms=self.ms + other.ms,
+            result_bytes=self.result_bytes + other.result_bytes,
+            last=max(self.last, other.last),
+            latency=added(self.latency, other.latency),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchUsage:
+    """Searches and their success. Usages add up."""
+
+    searches: int = 0
+    found: int = 0
+    """Searches that found a tool."""
+    used: int = 0
+    """Searches after which a tool that they had found was called."""
+    top_used: int = 0
+    """Searches after which the first tool that they had found was called."""
+    reranked: int = 0
+    ms: float = 0.0
+    shown: int = 0
+    """Tokens of the selected items, where the tokens of all items were known."""
+    behind: int = 0
+    """Tokens of all items, summed over the same searches."""
+    latency: Counts = field(default_factory=dict)
+
+    def plus(self, other: SearchUsage) -> SearchUsage:
+        """Return the sum of both."""
+        return SearchUsage(
+            self.searches + other.searches,
+            self.found + other.found,
+            self.used + other.used,
+            self.top_used + other.top_used,
+            self.reranked + other.reranked,
+            self.ms + other.ms,
+            self.shown + other.shown,
+            self.behind + other.behind,
+            added(self.latency, other.latency),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRow:
+    """One search."""
+
+    id: str
+    """Id of its request context."""
+    time: float
+    key: bytes
+    """Hash of the query."""
+    query: str | None
+    """None where queries are not kept."""
+    origin: str
+    results: int
+    """Number of tools that were found."""
+    top: str | None
+    """Exposed name of the first of them."""
+    chosen: str | None
+    """Exposed name of the one that was called; None until one is."""
+    rank: int | None
+    """Its place in the results, from 1."""
+    ms: float
+    reranked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionRow:
+    """A tool that is in the catalog, and the tokens of its definition."""
+
+    server: str
+    tool: str
+    fingerprint: str
+    tokens: int
+    first: float
+    """When it was first seen, in seconds since 1970."""
+
+    @property
+    def key(self) -> ToolKey:
+        """Server and own name of the tool."""
+        return self.server, self.tool
+
+
+def added(one: Counts, other: Counts) -> Counts:
+    """Return the sum of two histograms."""
+    if not other:
+        return one
+    total = Counter(one)
+    total.update(other)
+    return dict(total)
+
+
+_SEARCH_COLUMNS: Final = ", ".join(column.name for column in fields(SearchRow))
+_search_values = attrgetter(*_SEARCH_COLUMNS.split(", "))
+
+
+class _Usage(Protocol):
+    @property
+    def latency(self) -> Counts: ...
+
+    def plus(self, other: Self) -> Self: ...
+
+
+U = TypeVar("U", bound=_Usage)
+
+
+class _UsageTable(Generic[U]):
+    """A table of usage by slot; after `seconds` and `start`, its columns are the fields of a usage."""
+
+    def __init__(self, name: str, usage: type[U], key: tuple[str, ...]) -> None:
+        """Name the table, the class of its rows, and the columns that identify a row beside its slot."""
+        self.name, self._key = name, ("seconds", "start", *key)
+        self._usage: Callable[..., U] = usage
+        columns = [column.name for column in fields(usage)]  # type: ignore[arg-type]
+        assert columns[-1] == "latency"
+        self.columns = ", ".join(columns)
+        self._numbers = attrgetter(*columns[:-1])
+        self._marks = ", ".join("?" * (2 + len(columns)))
+
+    def add(self, connection: sqlite3.Connection, slot: UsageSlot, usage: U) -> None:
+        """Add usage to the row of its slot."""
+        where = " AND ".join(f"{column} = ?" for column in self._key)
+        key = (slot.seconds, slot.start, *(getattr(usage, column) for column in self._key[2:]))
+        query = f"SELECT {self.columns} FROM {self.name} WHERE {where}"
+        known = connection.execute(query, key).fetchone()
+        total = usage if known is None else self.read(known).plus(usage)
+        latency = msgspec.msgpack.encode(dict(total.latency))
+        connection.execute(
+            f"INSERT OR REPLACE INTO {self.name} (seconds, start, {self.columns}) VALUES ({self._marks})",
+            (slot.seconds, slot.start, *self._numbers(total), latency),
+        )
+
+    def read(self, values: Sequence[Any]) -> U:
+        """Return the usage in a row."""
+        return self._usage(*values[:-1], _decoded(values[-1]))
+
+    def roll_up(self, connection: sqlite3.Connection, hours_before: int, days_before: float) -> None:
+        """Turn hours before one moment into days, and delete days before another."""
+        old = (HOUR, hours_before)
+        query = f"SELECT start, {self.columns} FROM {self.name} WHERE seconds = ? AND start < ?"
+        for start, *values in connection.execute(query, old).fetchall():
+            self.add(connection, UsageSlot.of(start, DAY), self.read(values))
+        connection.execute(f"DELETE FROM {self.name} WHERE seconds = ? AND start < ?", old)
+        connection.execute(
+            f"DELETE FROM {self.name} WHERE seconds = ? AND start + seconds <= ?", (DAY, days_before)
+        )
+
+
+_TOOLS = _UsageTable("tool_usage", ToolUsage, ("server", "tool"))
+_SEARCHES = _UsageTable("search_usage", SearchUsage, ())
+
+
+class StatisticsStore:
+    """The tables of statistics. Every method raises `StoreError` when the store fails."""
 
     def __init__(self, database: StoreDatabase) -> None:
         self._database = database
@@ -41,39 +234,28 @@ class SqliteStatistics:
         searches: Mapping[UsageSlot, SearchUsage],
         rows: Iterable[SearchRow],
     ) -> None:
-        """Add to what is known, all or nothing; a search that is known is replaced."""
+        """Add counts to those in the store, and replace searches of the same id; all or nothing."""
         with self._database.transaction() as connection:
             for slot, usage in tools:
-                _add_tool(connection, slot, usage)
+                _TOOLS.add(connection, slot, usage)
             for slot, searched in searches.items():
-                _add_search(connection, slot, searched)
+                _SEARCHES.add(connection, slot, searched)
             connection.executemany(
-                f"INSERT OR REPLACE INTO searches ({_ROW}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_values(row) for row in rows],
+                f"INSERT OR REPLACE INTO searches ({_SEARCH_COLUMNS}) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_search_values(row) for row in rows],
             )
 
     def roll_up(self, hours_before: float, days_before: float) -> None:
-        """Make days of the hours before one moment, and forget the days before another."""
-        # Whole days only, so that no moment lies both in an hour and in a day that is told.
+        """Turn hours before one moment into days, and forget the days before another."""
+        # Whole days only: otherwise a report would count some hours twice, alone and as part of a day.
         before = UsageSlot.of(hours_before, DAY).start
         with self._database.transaction() as connection:
-            old = (HOUR, before)
-            for start, *values in connection.execute(
-                f"SELECT start, {_TOOL} FROM tool_usage WHERE seconds = ? AND start < ?", old
-            ).fetchall():
-                _add_tool(connection, UsageSlot.of(start, DAY), _tool(values))
-            for start, *values in connection.execute(
-                f"SELECT start, {_SEARCH} FROM search_usage WHERE seconds = ? AND start < ?", old
-            ).fetchall():
-                _add_search(connection, UsageSlot.of(start, DAY), _search(values))
-            for table in ("tool_usage", "search_usage"):
-                connection.execute(f"DELETE FROM {table} WHERE seconds = ? AND start < ?", old)
-                connection.execute(
-                    f"DELETE FROM {table} WHERE seconds = ? AND start + seconds <= ?", (DAY, days_before)
-                )
+            _TOOLS.roll_up(connection, before, days_before)
+            _SEARCHES.roll_up(connection, before, days_before)
 
     def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
-        """Forget the oldest of what is more than may be kept."""
+        """Forget searches before a moment, and the oldest of too many rows."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM searches WHERE time < ?", (searches_before,))
             for table, oldest, most in (
@@ -87,10 +269,10 @@ class SqliteStatistics:
                 )
 
     def tools(self, since: float = 0.0) -> list[ToolUsage]:
-        """Usage of every tool in the slots that end after a moment, summed up."""
+        """Return the usage of every tool in the slots that end after a moment, summed up."""
         where = "FROM tool_usage WHERE start + seconds > ?"
-        latencies: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-        # Not by adding up rows as values: a year of many tools is tens of thousands, and this is read often.
+        latencies: dict[ToolKey, dict[int, int]] = defaultdict(dict)
+        # SQL adds up the numbers: a year of many tools has tens of thousands of rows, and is read often.
         for server, tool, latency in self._database.rows(f"SELECT server, tool, latency {where}", (since,)):
             together = latencies[server, tool]
             for bucket, count in _decoded(latency).items():
@@ -103,15 +285,16 @@ class SqliteStatistics:
         return [ToolUsage(*(*values, latencies[values[0], values[1]])) for values in sums]
 
     def searched(self, since: float = 0.0) -> dict[UsageSlot, SearchUsage]:
-        """Searches by slot, those that end after a moment, oldest first."""
+        """Return searches by slot, for the slots that end after a moment, oldest first."""
         rows = self._database.rows(
-            f"SELECT seconds, start, {_SEARCH} FROM search_usage WHERE start + seconds > ? ORDER BY start",
+            f"SELECT seconds, start, {_SEARCHES.columns} FROM search_usage "
+            "WHERE start + seconds > ? ORDER BY start",
             (since,),
         )
-        return {UsageSlot(seconds, start): _search(values) for seconds, start, *values in rows}
+        return {UsageSlot(seconds, start): _SEARCHES.read(values) for seconds, start, *values in rows}
 
     def calls(self, since: float = 0.0) -> dict[UsageSlot, tuple[int, int]]:
-        """Calls and errors of all tools together by slot, those that end after a moment, oldest first."""
+        """Return calls and errors of all tools by slot, for slots that end after a moment, oldest first."""
         rows = self._database.rows(
             "SELECT seconds, start, SUM(calls), SUM(errors) FROM tool_usage WHERE start + seconds > ? "
             "GROUP BY start, seconds ORDER BY start",
@@ -120,19 +303,19 @@ class SqliteStatistics:
         return {UsageSlot(seconds, start): (calls, errors) for seconds, start, calls, errors in rows}
 
     def searches(self, limit: int) -> list[SearchRow]:
-        """The latest, newest first."""
+        """Return the latest searches, newest first."""
         rows = self._database.rows(
-            f"SELECT {_ROW} FROM searches ORDER BY time DESC, rowid DESC LIMIT ?", (limit,)
+            f"SELECT {_SEARCH_COLUMNS} FROM searches ORDER BY time DESC, rowid DESC LIMIT ?", (limit,)
         )
         return [SearchRow(*(*values[:-1], bool(values[-1]))) for values in rows]
 
     def definitions(self) -> list[DefinitionRow]:
-        """The tools that there were when they were last looked at."""
+        """Return the tools of the catalog when they were last counted."""
         columns = "server, tool, fingerprint, tokens, first"
         return [DefinitionRow(*row) for row in self._database.rows(f"SELECT {columns} FROM definitions")]
 
     def put_definitions(self, server: str, rows: Sequence[DefinitionRow]) -> None:
-        """Know these tools of a server and no others; when one was first seen stays."""
+        """Replace the tools of a server; the time at which one was first seen stays."""
         with self._database.transaction() as connection:
             known = dict(
                 connection.execute("SELECT tool, first FROM definitions WHERE server = ?", (server,))
@@ -147,87 +330,12 @@ class SqliteStatistics:
             )
 
     def version(self) -> int:
-        """Changes whenever another process has changed the store."""
+        """Return a number that changes when another process has changed the store."""
         return self._database.version()
 
 
-def _add_tool(connection: sqlite3.Connection, slot: UsageSlot, usage: ToolUsage) -> None:
-    key = (slot.seconds, slot.start, usage.server, usage.tool)
-    known = connection.execute(
-        f"SELECT {_TOOL} FROM tool_usage WHERE seconds = ? AND start = ? AND server = ? AND tool = ?", key
-    ).fetchone()
-    total = usage if known is None else _tool(known).plus(usage)
-    connection.execute(
-        f"INSERT OR REPLACE INTO tool_usage (seconds, start, {_TOOL}) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            *key,
-            total.calls,
-            total.errors,
-            total.timed,
-            total.ms,
-            total.result_bytes,
-            total.last,
-            _encoded(total.latency),
-        ),
-    )
-
-
-def _add_search(connection: sqlite3.Connection, slot: UsageSlot, usage: SearchUsage) -> None:
-    key = (slot.seconds, slot.start)
-    known = connection.execute(
-        f"SELECT {_SEARCH} FROM search_usage WHERE seconds = ? AND start = ?", key
-    ).fetchone()
-    total = usage if known is None else _search(known).plus(usage)
-    connection.execute(
-        f"INSERT OR REPLACE INTO search_usage (seconds, start, {_SEARCH}) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            *key,
-            total.searches,
-            total.found,
-            total.used,
-            total.top_used,
-            total.reranked,
-            total.ms,
-            _encoded(total.latency),
-            total.shown,
-            total.behind,
-        ),
-    )
-
-
-def _tool(values: Sequence[Any]) -> ToolUsage:
-    return ToolUsage(*(*values[:-1], _decoded(values[-1])))
-
-
-def _search(values: Sequence[Any]) -> SearchUsage:
-    before, latency, after = values[:6], values[6], values[7:]
-    return SearchUsage(*(*before, _decoded(latency), *after))
-
-
-def _values(row: SearchRow) -> tuple[object, ...]:
-    return (
-        row.id,
-        row.time,
-        row.key,
-        row.query,
-        row.origin,
-        row.results,
-        row.top,
-        row.chosen,
-        row.rank,
-        row.ms,
-        row.reranked,
-    )
-
-
-def _encoded(counts: Counts) -> bytes:
-    return msgspec.msgpack.encode(dict(counts))
-
-
 def _decoded(latency: bytes) -> Counts:
-    """A histogram; an empty one where it is damaged, so that the counts beside it still count."""
+    """Return a histogram; an empty one where it is damaged, so that the counts beside it still count."""
     try:
         return msgspec.msgpack.decode(latency, type=dict[int, int])
     except (msgspec.DecodeError, TypeError):

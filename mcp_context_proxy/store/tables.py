@@ -1,12 +1,6 @@
-"""Vectors in SQLite: float32, little-endian, by model and content hash.
+"""Tables of vectors, learned pairs, listings of servers, request contexts, and sessions by tool.
 
-Learned pairs in SQLite.
-
-What servers listed, in SQLite: by a digest of how they are connected, each with a digest of its own.
-
-Request contexts in SQLite: the latest of all processes that share the store.
-
-In which sessions each tool was used, in SQLite.
+All methods block and are thread-safe. All raise `StoreError` when the store fails; callers go on without it.
 """
 
 from __future__ import annotations
@@ -14,16 +8,17 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.rows import LearnedRow, RequestRow, ToolSession, ToolSessions
+from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.store.sqlite import StoreDatabase
 
-KEYS_PER_QUERY = 500
+KEYS_PER_QUERY: Final = 500
 """SQLite's oldest limit on parameters is 999."""
-STORED = np.dtype("<f4")
+STORED: Final = np.dtype("<f4")
 """Little-endian everywhere, so that a store can move between machines."""
 
 _UPSERT = """
@@ -33,14 +28,14 @@ WHERE vector <> excluded.vector OR checksum IS NOT excluded.checksum
 """
 
 
-class SqliteVectors:
-    """The vector table of a store."""
+class VectorStore:
+    """Vectors by model and content hash."""
 
     def __init__(self, database: StoreDatabase) -> None:
         self._database = database
 
     def get(self, model_id: str, keys: Sequence[bytes]) -> dict[bytes, Vector]:
-        """Those of ``keys`` that are known; one that is not what was put there is not."""
+        """Return the vectors of ``keys`` that are there and have the checksum with which they were put."""
         found: dict[bytes, Vector] = {}
         for start in range(0, len(keys), KEYS_PER_QUERY):
             some = keys[start : start + KEYS_PER_QUERY]
@@ -57,75 +52,116 @@ class SqliteVectors:
         return found
 
     def put(self, model_id: str, vectors: Mapping[bytes, Vector]) -> None:
-        """Keep the vectors in one transaction."""
-        blobs = [(key, vector.astype(STORED).tobytes()) for key, vector in vectors.items()]
+        """Keep vectors, all or none; another one under the same key is replaced."""
+        blobs = [(key, encoded_vector(vector)) for key, vector in vectors.items()]
         rows = [(model_id, key, blob, _checksum(model_id, key, blob)) for key, blob in blobs]
         with self._database.transaction() as connection:
             connection.executemany(_UPSERT, rows)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all vectors."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM vectors")
 
 
 def _checksum(model_id: str, key: bytes | None, blob: bytes) -> int:
-    """Of a vector in its place: one that was put beside another text is as wrong as one that was changed."""
+    """Cover the key, too: a vector beside another text is as wrong as a changed one."""
     return zlib.crc32(blob, zlib.crc32(key or b"", zlib.crc32(model_id.encode())))
 
 
 def is_vector(blob: object) -> bool:
-    """Whether a blob is an array of float32."""
+    """Return whether a blob is an array of float32."""
     return isinstance(blob, bytes) and len(blob) % STORED.itemsize == 0
 
 
+def encoded_vector(vector: Vector) -> bytes:
+    """Return a vector as a blob."""
+    return vector.astype(STORED).tobytes()
+
+
 def decoded_vector(blob: bytes) -> Vector:
-    """The array that a blob is."""
+    """Return the vector in a blob."""
     return np.frombuffer(blob, STORED).astype(np.float32)
 
 
-_PAIR_COLUMNS = "key, server, tool, query, model_id, vector, confidence, uses, first, last"
+_PAIR_COLUMNS: Final = "key, server, tool, query, vector, model_id, confidence, uses, first, last"
+
+SECONDS_A_DAY: Final = 86_400.0
+DECAY_PER_DAY: Final = 0.95
+"""The share of a confidence that is left after a day: 0.21 after 30 days."""
 
 
-class SqliteLearned:
-    """The table of learned pairs of a store."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A learned pair: a query, and a tool that was used for it."""
+
+    key: bytes
+    """SHA-256 of the query's words."""
+    tool: ToolKey
+    query: str | None
+    """None where queries are not kept."""
+    vector: Vector
+    model_id: str
+    """The model that made the vector."""
+    confidence: float
+    """The confidence at the last use; see `confidence_at`."""
+    uses: int
+    first: float
+    """Seconds since 1970, as is `last`."""
+    last: float
+
+    @property
+    def id(self) -> PairId:
+        """The key and the tool, which no other pair has both."""
+        return self.key, self.tool
+
+    def confidence_at(self, now: float) -> float:
+        """Return the confidence that is left at a time: it halves in two weeks without a use."""
+        return float(self.confidence * DECAY_PER_DAY ** max((now - self.last) / SECONDS_A_DAY, 0.0))
+
+
+PairId: TypeAlias = tuple[bytes, ToolKey]
+"""Key and tool of a pair."""
+
+
+class LearnedStore:
+    """Learned pairs."""
 
     def __init__(self, database: StoreDatabase) -> None:
         self._database = database
 
-    def all(self) -> list[LearnedRow]:
-        """Every pair, oldest first; a row with a damaged vector is left out."""
+    def all(self) -> list[Pair]:
+        """Return every pair, oldest first, except those with a damaged vector."""
         rows = self._database.rows(f"SELECT {_PAIR_COLUMNS} FROM learned ORDER BY first, key, server, tool")
         return [
-            LearnedRow(key, server, tool, query, model_id, decoded_vector(vector), *numbers)
-            for key, server, tool, query, model_id, vector, *numbers in rows
+            Pair(key, (server, tool), query, decoded_vector(vector), *rest)
+            for key, server, tool, query, vector, *rest in rows
             if is_vector(vector)
         ]
 
     def count(self) -> int:
-        """How many pairs there are."""
+        """Return the number of pairs."""
         return int(self._database.rows("SELECT COUNT(*) FROM learned")[0][0])
 
     def version(self) -> int:
-        """Changes whenever another process has changed the store."""
+        """Return a number that changes when another process has changed the store."""
         return self._database.version()
 
-    def put(self, rows: Iterable[LearnedRow]) -> None:
-        """Keep the pairs, all or none; one under the same key, server and tool is replaced."""
+    def put(self, pairs: Iterable[Pair]) -> None:
+        """Keep pairs, all or none; a pair of the same key and tool is replaced."""
         values = [
             (
-                row.key,
-                row.server,
-                row.tool,
-                row.query,
-                row.model_id,
-                row.vector.astype(STORED).tobytes(),
-                row.confidence,
-                row.uses,
-                row.first,
-                row.last,
+                pair.key,
+                *pair.tool,
+                pair.query,
+                encoded_vector(pair.vector),
+                pair.model_id,
+                pair.confidence,
+                pair.uses,
+                pair.first,
+                pair.last,
             )
-            for row in rows
+            for pair in pairs
         ]
         with self._database.transaction() as connection:
             connection.executemany(
@@ -133,24 +169,25 @@ class SqliteLearned:
                 values,
             )
 
-    def remove(self, keys: Sequence[tuple[bytes, str, str]]) -> None:
-        """Forget pairs, by key, server and tool."""
+    def remove(self, pairs: Iterable[Pair]) -> None:
+        """Forget pairs."""
+        keys = [(pair.key, *pair.tool) for pair in pairs]
         with self._database.transaction() as connection:
             connection.executemany("DELETE FROM learned WHERE key = ? AND server = ? AND tool = ?", keys)
 
 
-KEPT = 1_000
-"""Servers; those that were listed longest ago make room."""
+LISTINGS_KEPT: Final = 1_000
+"""Listings, one a server; the oldest ones make room."""
 
 
-class SqliteListings:
-    """The table of listings of a store."""
+class ListingStore:
+    """Listings of servers, by a digest of how each is connected."""
 
     def __init__(self, database: StoreDatabase) -> None:
         self._database = database
 
     def get(self, key: str) -> tuple[float, bytes] | None:
-        """When it was kept, and what; None when nothing is, or when it is not what was kept."""
+        """Return a listing and its time, in seconds since 1970; None if unknown or damaged."""
         rows = self._database.rows("SELECT time, digest, listing FROM listings WHERE key = ?", (key,))
         if not rows:
             return None
@@ -159,7 +196,7 @@ class SqliteListings:
         return (time, listing) if sound else None
 
     def put(self, key: str, time: float, listing: bytes) -> None:
-        """Keep a listing in the place of the one before it."""
+        """Keep a listing in place of the former one."""
         with self._database.transaction() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO listings (key, time, digest, listing) VALUES (?, ?, ?, ?)",
@@ -168,11 +205,11 @@ class SqliteListings:
             connection.execute(
                 "DELETE FROM listings WHERE key IN "
                 "(SELECT key FROM listings ORDER BY time DESC LIMIT -1 OFFSET ?)",
-                (KEPT,),
+                (LISTINGS_KEPT,),
             )
 
     def forget(self, key: str) -> None:
-        """Keep nothing by that key."""
+        """Forget a listing."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM listings WHERE key = ?", (key,))
 
@@ -181,17 +218,32 @@ def _digest(key: str, listing: bytes) -> bytes:
     return hashlib.sha256(key.encode() + b"\0" + listing).digest()
 
 
-_REQUEST_COLUMNS = "id, time, session, context, owner"
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A request context."""
+
+    id: str
+    time: float
+    """Seconds since 1970."""
+    session: str | None
+    """Public id of the session it belongs to."""
+    context: bytes
+    """Encoded; the store does not read it."""
+    owner: str | None = None
+    """Digest of the client's credentials; None without any."""
 
 
-class SqliteRequests:
-    """The table of request contexts of a store."""
+_REQUEST_COLUMNS: Final = "id, time, session, context, owner"
+
+
+class RequestStore:
+    """Request contexts, the latest of all processes that share the store."""
 
     def __init__(self, database: StoreDatabase) -> None:
         self._database = database
 
     def put(self, rows: Iterable[RequestRow], keep: int, since: float) -> None:
-        """Keep the rows, then only the latest ``keep`` of all and none before ``since``."""
+        """Keep rows, all or none; then forget all but the latest ``keep``, and all before ``since``."""
         values = [(row.id, row.time, row.session, row.context, row.owner) for row in rows]
         with self._database.transaction() as connection:
             connection.executemany(
@@ -205,12 +257,12 @@ class SqliteRequests:
             )
 
     def get(self, request_id: str) -> RequestRow | None:
-        """The one by that id."""
+        """Return the request context by an id; None when it is unknown or forgotten."""
         rows = self._database.rows(f"SELECT {_REQUEST_COLUMNS} FROM requests WHERE id = ?", (request_id,))
         return RequestRow(*rows[0]) if rows else None
 
     def latest(self, limit: int, session: str | None = None) -> list[RequestRow]:
-        """The latest, newest first."""
+        """Return the latest, of one session or of all, newest first."""
         where, parameters = ("WHERE session = ?", [session]) if session is not None else ("", [])
         rows = self._database.rows(
             f"SELECT {_REQUEST_COLUMNS} FROM requests {where} ORDER BY time DESC, rowid DESC LIMIT ?",
@@ -219,7 +271,7 @@ class SqliteRequests:
         return [RequestRow(*row) for row in rows]
 
     def latest_of(self, owner: str | None, limit: int) -> list[RequestRow]:
-        """The latest of one who asked, newest first."""
+        """Return the latest of one client, newest first."""
         rows = self._database.rows(
             f"SELECT {_REQUEST_COLUMNS} FROM requests WHERE owner IS ?"
             " ORDER BY time DESC, rowid DESC LIMIT ?",
@@ -228,14 +280,42 @@ class SqliteRequests:
         return [RequestRow(*row) for row in rows]
 
 
-class SqliteToolSessions:
-    """The table of sessions by tool of a store."""
+@dataclass(frozen=True, slots=True)
+class ToolSession:
+    """A session in which a tool was used."""
+
+    server: str
+    tool: str
+    """The name the server itself uses."""
+    session: str
+    time: float
+    """Time of the first use that was written, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSessions:
+    """The number of sessions in which a tool was used."""
+
+    server: str
+    tool: str
+    sessions: int
+    last: float
+    """Time of the latest of them, in seconds since 1970."""
+
+    @property
+    def key(self) -> ToolKey:
+        """Server and own name of the tool."""
+        return self.server, self.tool
+
+
+class ToolSessionStore:
+    """Sessions in which each tool was used."""
 
     def __init__(self, database: StoreDatabase) -> None:
         self._database = database
 
     def add(self, rows: Iterable[ToolSession], since: float, keep: int) -> None:
-        """Keep uses, all or none, one a session; then forget those before ``since``, and all but ``keep``."""
+        """Keep uses, all or none, one a session; then forget all before ``since``, and all but ``keep``."""
         values = [(row.server, row.tool, row.session, row.time) for row in rows]
         with self._database.transaction() as connection:
             connection.executemany(
@@ -250,7 +330,7 @@ class SqliteToolSessions:
             )
 
     def counted(self, since: float) -> list[ToolSessions]:
-        """In how many sessions each tool was used since then."""
+        """Return the number of sessions since a time in which each tool was used."""
         rows = self._database.rows(
             "SELECT server, tool, COUNT(*), MAX(time) FROM tool_sessions WHERE time >= ? "
             "GROUP BY server, tool",
@@ -258,12 +338,12 @@ class SqliteToolSessions:
         )
         return [ToolSessions(*row) for row in rows]
 
-    def tools(self) -> list[tuple[str, str]]:
-        """Server and own name of all that are known."""
+    def tools(self) -> list[ToolKey]:
+        """Return every tool that was used in a session."""
         rows = self._database.rows("SELECT DISTINCT server, tool FROM tool_sessions")
         return [(server, tool) for server, tool in rows]
 
-    def forget(self, tools: Iterable[tuple[str, str]]) -> None:
-        """Forget what is known of tools, by server and own name."""
+    def forget(self, tools: Iterable[ToolKey]) -> None:
+        """Forget the sessions of some tools."""
         with self._database.transaction() as connection:
             connection.executemany("DELETE FROM tool_sessions WHERE server = ? AND tool = ?", list(tools))

@@ -17,17 +17,14 @@ from msgspec import Meta, Struct
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.interactions.memory import (
-    DECAY_PER_DAY,
     MESSAGE,
-    SECONDS_A_DAY,
     TOP_K,
-    Interaction,
     Method,
     agent_named,
 )
 from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
 from mcp_context_proxy.server.rendering import recall_data
-from mcp_context_proxy.store import InteractionScope
+from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import WITH_BODY, BadRequestError, Count, Given, Name, Operation, Words
@@ -197,7 +194,7 @@ class InteractionsApi:
     async def _recall(self, given: Given) -> InteractionsAnswer:
         wanted: InteractionsWanted = given.query
         memory = self._remembering().memory
-        await self._remembering().caught_up()
+        await self._remembering().wait_for_recent()
         if wanted.query is None:
             search = partial(memory.recent, wanted.agent_name, wanted.top_k, wanted.interaction_type)
         else:
@@ -216,11 +213,11 @@ class InteractionsApi:
         unwanted: InteractionsUnwanted = given.query
         agent = None if unwanted.agent_name is None else agent_named(unwanted.agent_name)
         days = unwanted.older_than_days
-        before = self._clock() - days * SECONDS_A_DAY if days else None
+        before = self._clock() - days * DAY if days else None
         scope = InteractionScope(agent, unwanted.interaction_type, before)
         # What was searched a moment ago may still wait to be written: it is to be forgotten as well.
         with anyio.move_on_after(PATIENCE_SECONDS):
-            await self._remembering().settled()
+            await self._remembering().drain()
         return Forgotten(await _in_thread(partial(self._remembering().memory.forget, scope)))
 
     async def _forget_one(self, given: Given) -> Forgotten:

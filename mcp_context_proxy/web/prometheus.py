@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.statistics.figures import SECONDS, Counters, Timings
+from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.system.threads import in_thread
 
 PATH: Final = "/metrics"
@@ -126,7 +126,7 @@ def _count(name: str, meaning: str, value: float) -> Metric:
 
 def _add(family: HistogramMetricFamily, label: str, timings: Timings) -> None:
     buckets, total = [], 0
-    for bound, count in zip([*map(str, SECONDS), "+Inf"], list(timings.counts), strict=True):
+    for bound, count in zip([*map(str, TIMING_BOUNDS), "+Inf"], list(timings.counts), strict=True):
         total += count
         buckets.append((bound, float(total)))
     family.add_metric([label], buckets, timings.sum)

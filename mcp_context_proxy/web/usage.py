@@ -19,7 +19,7 @@ from mcp_context_proxy.statistics import figures
 from mcp_context_proxy.statistics.figures import ToolFigures, seconds_of
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import HOURLY_AT_MOST, Reports, SearchReport, ToolReport, tokens_of
-from mcp_context_proxy.store.rows import DAY, HOUR, SearchRow
+from mcp_context_proxy.store import DAY, HOUR, SearchRow
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import LISTED_MOST, BadRequestError, Given, Operation

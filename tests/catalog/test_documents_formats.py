@@ -162,7 +162,9 @@ def test_a_skill_that_does_not_say_what_it_is_for_is_told_and_served(write: Writ
     loaded = load(folder)
 
     assert only(loaded).description == "Fills in forms."
-    assert told(loaded, folder)[0].startswith("pdf/SKILL.md:1: a skill says by 'description'")
+    assert told(loaded, folder)[0].startswith(
+        "pdf/SKILL.md:1: the front matter of a skill needs a 'description'"
+    )
 
 
 def test_a_sentence_with_a_colon_is_kept_and_told(write: Write) -> None:

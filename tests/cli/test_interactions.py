@@ -9,7 +9,7 @@ from support.embeddings import Asked, Service, embedding_service
 from support.servers import Workshop, tool
 
 from mcp_context_proxy import Interactions
-from mcp_context_proxy.interactions.memory import Interaction
+from mcp_context_proxy.store import Interaction
 
 from .conftest import Run
 

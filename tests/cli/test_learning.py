@@ -10,8 +10,7 @@ from mcp_context_proxy.embedding import LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.store import ToolSession, open_store
-from mcp_context_proxy.store.rows import DefinitionRow
+from mcp_context_proxy.store import DefinitionRow, ToolSession, open_store
 
 from .conftest import Run
 

@@ -6,8 +6,7 @@ import pytest
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.statistics.recorder import Tally
-from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.rows import DAY, DefinitionRow, SearchUsage, UsageSlot
+from mcp_context_proxy.store import DAY, DefinitionRow, SearchUsage, UsageSlot, open_store
 
 from .conftest import Run
 
@@ -28,7 +27,7 @@ def config(workshop: Workshop) -> Path:
             for number in range(calls):
                 tally.add(ms, number < failed, 2048, at)
             store.statistics.add([(UsageSlot.of(at), tally.usage("desk", name))], {}, [])
-        searched = SearchUsage(10, 9, 8, 7, 0, 100.0, {115: 10}, 1_000, 50_000)
+        searched = SearchUsage(10, 9, 8, 7, 0, 100.0, 1_000, 50_000, {115: 10})
         store.statistics.add([], {UsageSlot.of(now): searched}, [])
         for server, names in (("desk", ["post", LONG, "never", "hidden"]), ("gone", ["other"])):
             rows = [DefinitionRow(server, name, name, 321, now - 3 * DAY) for name in names]

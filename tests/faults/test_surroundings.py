@@ -83,7 +83,7 @@ cp {0}/store.sqlite3 {1}; exit $code
 """Runs a program with a small disk that is full from ``fill`` to ``free``, and keeps its store."""
 
 
-PAUSED = "What would be kept waits in memory"
+PAUSED = "New data waits in memory"
 
 
 @needs_namespaces

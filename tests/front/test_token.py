@@ -44,7 +44,7 @@ def test_a_file_that_others_can_read_is_kept_from_them_and_that_is_told(
 
     assert credentials(path) == TOKEN
     assert mode(path) == 0o600
-    assert "others could read the token" in caplog.text
+    assert "other users could read the token" in caplog.text
     assert TOKEN not in caplog.text
 
 
@@ -61,14 +61,14 @@ def test_a_file_that_is_its_owners_alone_stays_as_it_is(
 
 
 def test_a_file_that_everyone_may_write_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="everyone may write it"):
+    with pytest.raises(ConfigError, match="everyone can write to it"):
         credentials(file(tmp_path, 0o666))
 
 
 def test_a_file_that_everyone_may_replace_is_refused(tmp_path: Path) -> None:
     path = file(tmp_path, 0o600)
     tmp_path.chmod(0o777)
-    with pytest.raises(ConfigError, match="everyone may write it"):
+    with pytest.raises(ConfigError, match="everyone can write to it"):
         credentials(path)
 
     # As in a folder for all, where each may take away only what is theirs.
@@ -85,7 +85,7 @@ def test_what_can_be_no_token_is_refused_in_words(tmp_path: Path, content: bytes
 
 
 def test_a_folder_is_no_token_and_stays_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="not a file"):
         credentials(tmp_path)
 
     assert mode(tmp_path) == 0o700

@@ -14,11 +14,10 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.interactions.memory import (
     MESSAGE,
-    Interaction,
     InteractionMemory,
     InteractionRetention,
 )
-from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store import Interaction, Store, open_store
 
 T = TypeVar("T")
 

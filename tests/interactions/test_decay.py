@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.interactions.memory import DECAY_PER_DAY, aged
+from mcp_context_proxy.interactions.vectors import aged
+from mcp_context_proxy.store import DECAY_PER_DAY
 
 from .conftest import DAY, NOW
 

@@ -39,7 +39,7 @@ async def test_what_is_noted_is_kept_and_embedded_soon(memory: InteractionMemory
     async with running(memory) as recorder:
         recorder.note(lambda: said("0.9"))
         recorder.note(lambda: said("0.5"))
-        await recorder.settled()
+        await recorder.drain()
 
         found = memory.semantic_search_interactions(QUERY)
     assert [one.interaction.content for one in found.results] == ["0.9", "0.5"]
@@ -80,7 +80,7 @@ async def test_the_content_is_made_in_another_thread(memory: InteractionMemory) 
 
     async with running(memory) as recorder:
         recorder.note(make)
-        await recorder.settled()
+        await recorder.drain()
 
     assert made != [threading.get_ident()]
 
@@ -94,7 +94,7 @@ async def test_one_that_cannot_be_told_costs_no_other(
     async with running(memory) as recorder:
         recorder.note(broken)
         recorder.note(lambda: said("0.5"))
-        await recorder.settled()
+        await recorder.drain()
 
     assert kept(memory) == ["0.5"]
     assert "an interaction could not be recorded" in caplog.text
@@ -106,11 +106,11 @@ async def test_what_came_while_there_was_no_model_is_embedded_once_it_is_back(
     words.error = ModelError("words", "it is gone", "bring it back")
     async with running(memory) as recorder:
         await recorder.post(said("0.5"))
-        await recorder.settled()
+        await recorder.drain()
         assert memory.recent().known == 1
         words.error = None
         recorder.note(lambda: said("0.7"))
-        await recorder.settled()
+        await recorder.drain()
 
     found = memory.semantic_search_interactions(QUERY)
     assert [one.interaction.content for one in found.results] == ["0.7", "0.5"]
@@ -122,7 +122,7 @@ async def test_what_an_earlier_proxy_left_without_embedding_comes_along(
     memory.add([said(f"0.{n}") for n in range(10, 60)])
     async with running(memory) as recorder:
         recorder.note(lambda: said("0.9"))
-        await recorder.settled()
+        await recorder.drain()
 
     assert memory.semantic_search_interactions(QUERY).without_embedding == 0
     assert len([text for texts in words.asked for text in texts if text != QUERY]) == 51
@@ -134,7 +134,7 @@ async def test_whoever_wants_to_find_what_was_just_said_does_not_wait_for_more_o
     async with running(memory) as recorder:
         for text in ("0.9", "0.5"):
             await recorder.post(said(text))
-            await recorder.caught_up()
+            await recorder.wait_for_recent()
 
             found = memory.semantic_search_interactions(QUERY)
             assert found.without_embedding == 0
@@ -153,7 +153,7 @@ async def test_of_too_many_that_wait_the_oldest_are_left_out(memory: Interaction
     async with running(memory) as recorder:
         for number in range(WAITING + 10):
             recorder.note(lambda number=number: said(f"number {number}"))
-        await recorder.settled()
+        await recorder.drain()
 
     assert kept(memory) == sorted(f"number {number}" for number in range(10, WAITING + 10))
 

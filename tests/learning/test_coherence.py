@@ -9,7 +9,7 @@ from mcp_context_proxy.learning.pair_store import COHERENT, Topic
 def topic(rows: np.ndarray) -> Topic:
     found = Topic.of(rows[0])
     for row in rows[1:]:
-        found = found.and_of(row)
+        found = found.with_query(row)
     return found
 
 

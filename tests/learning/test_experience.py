@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mcp_context_proxy.learning.pairs import Pair, key_of
+from mcp_context_proxy.learning.pairs import key_of
 from mcp_context_proxy.learning.tier import ENOUGH, confidence
+from mcp_context_proxy.store import Pair
 
 
 def build_pairs(*uses: int, tools: int = 1) -> list[Pair]:

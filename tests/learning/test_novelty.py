@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
 from mcp_context_proxy.learning.working_set import LOOK_SECONDS, MOST, NEW_FOR_DAYS, Novelty, addition
-from mcp_context_proxy.store import Store, open_store
-from mcp_context_proxy.store.rows import DefinitionRow
+from mcp_context_proxy.store import DAY, DefinitionRow, Store, open_store
 
 from .conftest import Clock
 
@@ -35,7 +33,7 @@ def test_it_halves_every_three_days_and_is_small():
 
 def test_what_was_there_at_the_installation_is_not_new(store, clock):
     see(store, clock, "a", "b")
-    clock.now += SECONDS_A_DAY / 2
+    clock.now += DAY / 2
     see(store, clock, "c", server="set up later that day")
 
     assert Novelty(store.statistics, set, clock).additions() == {}
@@ -47,22 +45,22 @@ def test_what_came_later_is_new_until_it_is_used_or_two_weeks_have_gone(store, c
     see(store, clock, "a")
     assert novelty.additions() == {}
 
-    clock.now += 5 * SECONDS_A_DAY
+    clock.now += 5 * DAY
     see(store, clock, "a", "b", "c")
     assert novelty.additions() == {("srv", "b"): MOST, ("srv", "c"): MOST}
 
     used.add(("srv", "b"))
-    clock.now += 3 * SECONDS_A_DAY
+    clock.now += 3 * DAY
     assert novelty.additions() == {("srv", "c"): pytest.approx(MOST / 2)}
 
-    clock.now += 12 * SECONDS_A_DAY
+    clock.now += 12 * DAY
     assert novelty.additions() == {}
 
 
 def test_the_store_is_looked_at_once_a_minute(store, clock):
     novelty = Novelty(store.statistics, set, clock)
     see(store, clock, "a")
-    clock.now += 5 * SECONDS_A_DAY
+    clock.now += 5 * DAY
     assert novelty.additions() == {}
     see(store, clock, "a", "b")
     assert novelty.additions() == {}

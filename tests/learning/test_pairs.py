@@ -11,11 +11,8 @@ from mcp_context_proxy.learning.pairs import (
     FORGET_BELOW,
     MOST_OF_A_TOOL,
     MOST_PAIRS,
-    SECONDS_A_DAY,
     WEIGHTS,
-    Pair,
     Signal,
-    decayed,
     first_confidence,
     key_of,
     moved,
@@ -23,6 +20,7 @@ from mcp_context_proxy.learning.pairs import (
     pruned,
     used_again,
 )
+from mcp_context_proxy.store import DAY, Pair
 
 VECTOR = np.array([1, 0], np.float32)
 
@@ -34,7 +32,10 @@ def build_pair(number: int = 0, confidence: float = 0.9, last: float = 0.0, tool
 
 def test_an_old_certainty_counts_less_than_a_fresh_guess():
     """Of the design this proxy grew from: 0.9 thirty days ago, 0.7 yesterday."""
-    old, fresh = decayed(0.9, 30), decayed(0.7, 1)
+    old, fresh = (
+        build_pair(confidence=0.9).confidence_at(30 * DAY),
+        build_pair(confidence=0.7).confidence_at(DAY),
+    )
 
     assert round(old, 3) == 0.193
     assert round(fresh, 3) == 0.665
@@ -53,7 +54,7 @@ def test_the_signals_weigh_as_they_should():
 
 
 def test_a_clock_that_goes_back_does_not_raise_a_confidence():
-    assert decayed(0.5, -3) == 0.5
+    assert build_pair(confidence=0.5).confidence_at(-3 * DAY) == 0.5
 
 
 @given(st.floats(0, 1), st.lists(st.sampled_from(list(Signal))))
@@ -64,15 +65,15 @@ def test_whatever_the_signals_a_confidence_stays_between_0_and_1(confidence, sig
 
 
 def test_being_used_again_renews_a_pair():
-    pair = used_again(build_pair(confidence=0.5), Signal.FOUND, 10 * SECONDS_A_DAY)
+    pair = used_again(build_pair(confidence=0.5), Signal.FOUND, 10 * DAY)
 
     left = 0.5 * 0.95**10
     assert pair.confidence == pytest.approx(left + 0.3 * (1 - left))
-    assert (pair.uses, pair.last) == (2, 10 * SECONDS_A_DAY)
+    assert (pair.uses, pair.last) == (2, 10 * DAY)
 
 
 def test_being_passed_over_is_no_use_and_lowers_what_is_left():
-    now = 5 * SECONDS_A_DAY
+    now = 5 * DAY
     before = build_pair(confidence=0.8)
     pair = passed_over(before, now)
 
@@ -90,7 +91,7 @@ def test_being_passed_over_for_ever_ends_at_nothing():
 
 
 def test_what_is_uncertain_or_unused_for_a_month_is_forgotten():
-    day = SECONDS_A_DAY
+    day = DAY
     kept = build_pair(1, confidence=0.9, last=20 * day)
     unsure = build_pair(2, confidence=FORGET_BELOW - 0.01, last=40 * day)
     unused = build_pair(3, confidence=1.0, last=9.9 * day)

@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 
 from mcp_context_proxy.learning.pair_store import PairIndex
-from mcp_context_proxy.learning.pairs import Pair, key_of
+from mcp_context_proxy.learning.pairs import key_of
+from mcp_context_proxy.store import Pair
 
 
 def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:

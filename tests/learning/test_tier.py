@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.learning.pairs import SECONDS_A_DAY, Signal, Use
-from mcp_context_proxy.learning.tier import NEW_IN_A_SESSION, LearnedTier
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.learning.pairs import NEW_IN_A_SESSION, Signal, Use
+from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.store import DAY, open_store
 
 from .conftest import Clock, Words
 
@@ -63,7 +63,7 @@ def test_support_is_less_than_the_likeness_of_the_queries_and_grows_with_certain
 def test_support_fades_with_time(tier, words, clock):
     tier.learn(use())
     before = tier.supported(words.one(QUERY))[MAIL].cosine
-    clock.now += 20 * SECONDS_A_DAY
+    clock.now += 20 * DAY
 
     assert tier.supported(words.one(QUERY))[MAIL].cosine < before
 
@@ -157,15 +157,15 @@ def test_another_process_that_forgets_is_noticed(tier, words, clock, path):
 def test_pruning_happens_at_start_and_daily_and_reaches_the_store(tier, words, clock, path):
     tier.learn(use())
     tier.refresh()
-    clock.now += 31 * SECONDS_A_DAY
+    clock.now += 31 * DAY
     tier.learn(use(tool=CHAT, query="another need of mine"))
     tier.refresh()
 
     assert [pair.tool for pair in tier.pairs] == [CHAT]
     with open_store(path) as store:
-        assert [row.tool for row in store.learned.all()] == [CHAT[1]]
+        assert [pair.tool for pair in store.learned.all()] == [CHAT]
 
-        clock.now += 31 * SECONDS_A_DAY
+        clock.now += 31 * DAY
         restarted = LearnedTier(words, store.learned, clock=clock)
         assert restarted.pairs == ()
         restarted.refresh()
@@ -194,9 +194,9 @@ def test_a_locked_store_stops_neither_learning_nor_searching(tier, words, path, 
     assert set(tier.supported(words.one(QUERY))) == {MAIL, CHAT}
     assert "waits in memory" in caplog.text
     with open_store(path) as store:
-        assert [row.tool for row in store.learned.all()] == [MAIL[1]]
+        assert [pair.tool for pair in store.learned.all()] == [MAIL]
         tier.refresh()
-        assert {row.tool for row in store.learned.all()} == {MAIL[1], CHAT[1]}, "now there is room for it"
+        assert {pair.tool for pair in store.learned.all()} == {MAIL, CHAT}, "now there is room for it"
 
 
 def test_damaged_rows_are_left_out(tier, words, clock, path):
@@ -255,14 +255,14 @@ def test_a_pair_that_was_learned_survives_kill_9(tmp_path):
         receive.close()
         with open_store(path) as store:
             assert store.warning is None
-            kept = {row.tool for row in store.learned.all()}
+            kept = {pair.tool[1] for pair in store.learned.all()}
         assert {f"tool{number}" for number in range(last + 1)} <= kept
 
 
 def test_of_many_pairs_near_a_query_each_tool_has_the_one_that_counts_most(tier, words, clock):
     """Against the definition, pair by pair."""
     for number in range(60):
-        clock.now += SECONDS_A_DAY / 3
+        clock.now += DAY / 3
         for again in range(number % 3 + 1):
             tier.learn(
                 use(f"{QUERY} number {number % 20} {number}", ("office", f"t{number % 7}"), f"s{again}")

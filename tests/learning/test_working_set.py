@@ -7,17 +7,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_context_proxy.learning.pairs import SECONDS_A_DAY
-from mcp_context_proxy.learning.recorder import SessionRecorder
-from mcp_context_proxy.learning.working_set import SEVERAL, WorkingSet, chosen
-from mcp_context_proxy.store import ToolSession, ToolSessions, open_store
-from mcp_context_proxy.store.rows import DefinitionRow
+from mcp_context_proxy.learning.working_set import SEVERAL, SessionRecorder, WorkingSet, chosen
+from mcp_context_proxy.store import DAY, DefinitionRow, ToolSession, ToolSessions, open_store
 
 from .conftest import Clock
 
 pytestmark = pytest.mark.anyio
 
-LATE = 20_000 * SECONDS_A_DAY
+LATE = 20_000 * DAY
 
 
 def used(**sessions: int) -> list[ToolSessions]:
@@ -85,7 +82,7 @@ async def test_without_sessions_days_are_counted(tmp_path):
     assert choose(path, clock) == []
 
     for _ in range(2):
-        clock.now += SECONDS_A_DAY
+        clock.now += DAY
         await record(path, clock, None)
     assert choose(path, clock) == ["a"]
 
@@ -93,13 +90,13 @@ async def test_without_sessions_days_are_counted(tmp_path):
 async def test_what_was_not_used_for_a_month_is_forgotten(tmp_path):
     path, clock = tmp_path / "store.sqlite3", Clock()
     await record(path, clock, "one", "two", "three")
-    clock.now += 29 * SECONDS_A_DAY
+    clock.now += 29 * DAY
     assert choose(path, clock) == ["a"]
 
-    clock.now += 2 * SECONDS_A_DAY
+    clock.now += 2 * DAY
     assert choose(path, clock) == []
     with open_store(path) as store:
-        store.tool_sessions.add([ToolSession("s", "b", "x", clock.now)], clock.now - SECONDS_A_DAY, 10)
+        store.tool_sessions.add([ToolSession("s", "b", "x", clock.now)], clock.now - DAY, 10)
         assert store.tool_sessions.tools() == [("s", "b")]
 
 

@@ -145,7 +145,7 @@ async def test_the_loopback_port_answers_nothing_but_the_callback(protected: Pro
 async def test_a_port_that_is_taken_is_told(protected: Protected) -> None:
     async with login.listening("one", 0) as waiting:
         port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
-        with pytest.raises(AuthorizationError, match=f"port {port} cannot be had"):
+        with pytest.raises(AuthorizationError, match=f"port {port} cannot be opened"):
             async with login.listening("two", port):
                 pass
 

@@ -13,7 +13,7 @@ from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
-from mcp_context_proxy.oauth.bearer import LOOK_SECONDS, BearerAuth
+from mcp_context_proxy.oauth.bearer import REREAD_SECONDS, BearerAuth
 from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
 
 from .conftest import fetched, logged_in, server_config
@@ -64,7 +64,7 @@ async def test_a_login_that_others_could_read_is_kept_from_them_and_that_is_told
 
     assert file.read() == credentials
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-    assert "others could read the login" in caplog.text
+    assert "other users could read the login" in caplog.text
 
 
 async def test_a_token_that_is_refused_is_renewed_and_the_request_sent_again(protected: Protected) -> None:
@@ -139,10 +139,10 @@ async def test_a_login_that_is_made_anew_or_ended_is_followed_by_a_proxy_that_ru
     sent.append(await token_sent(auth))
     second = await logged_in(config)
     sent.append(await token_sent(auth))
-    now[0] += LOOK_SECONDS
+    now[0] += REREAD_SECONDS
     sent.append(await token_sent(auth))
     CredentialFile(config).delete()
-    now[0] += LOOK_SECONDS
+    now[0] += REREAD_SECONDS
     sent.append(await token_sent(auth))
 
     bearer = [f"Bearer {each.access_token}" for each in (first, first, second)]

@@ -10,14 +10,24 @@ import pytest
 from support.stores import MODEL, vector
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.interactions import memory
+from mcp_context_proxy.interactions import vectors
 from mcp_context_proxy.learning import working_set
-from mcp_context_proxy.learning.pairs import Pair, Signal, Use
-from mcp_context_proxy.learning.recorder import SessionRecorder
+from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.learning.working_set import SessionRecorder
 from mcp_context_proxy.statistics.recorder import StatisticsRetention
-from mcp_context_proxy.store import Store, open_store
-from mcp_context_proxy.store.rows import DAY, HOUR, SearchRow, SearchUsage, ToolUsage, UsageSlot
+from mcp_context_proxy.store import (
+    DAY,
+    DECAY_PER_DAY,
+    HOUR,
+    Pair,
+    SearchRow,
+    SearchUsage,
+    Store,
+    ToolUsage,
+    UsageSlot,
+    open_store,
+)
 from mcp_context_proxy.system.clock import LEAP_SECONDS, PLAUSIBLE, TimeOfDay, time_of_day
 
 YEAR = 365.0 * DAY
@@ -142,5 +152,5 @@ def test_what_is_yet_to_come_counts_no_more_than_what_is_now(days: float) -> Non
 
     assert 0 <= pair.confidence_at(NOW + days * DAY) <= 0.75
     assert 0 <= working_set.addition(days) <= working_set.addition(0.0)
-    (score,) = memory.aged(np.array([0.5]), np.array([NOW - days * DAY]), NOW, memory.DECAY_PER_DAY)
+    (score,) = vectors.aged(np.array([0.5]), np.array([NOW - days * DAY]), NOW, DECAY_PER_DAY)
     assert 0 <= score <= 0.5

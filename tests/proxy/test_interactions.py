@@ -34,7 +34,7 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
 
 async def remembered(proxy: Proxy, query: str | None = None, **more: Any) -> Recall:
     assert proxy.remembering is not None
-    await proxy.remembering.recorder.settled()
+    await proxy.remembering.recorder.drain()
     memory = proxy.remembering.memory
     return memory.recent(**more) if query is None else memory.semantic_search_interactions(query, **more)
 

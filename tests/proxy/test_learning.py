@@ -12,7 +12,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.learning.pairs import Pair
+from mcp_context_proxy.store import Pair
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
 async def pairs(proxy: Proxy) -> list[Pair]:
     assert proxy.searching.recorder is not None
     assert proxy.searching.learned is not None
-    await proxy.searching.recorder.settled()
+    await proxy.searching.recorder.flush()
     return list(proxy.searching.learned.pairs)
 
 

@@ -17,7 +17,7 @@ from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.statistics.figures import ToolFigures
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
-from mcp_context_proxy.store.rows import SearchRow, SearchUsage
+from mcp_context_proxy.store import SearchRow, SearchUsage
 
 pytestmark = pytest.mark.anyio
 
@@ -185,7 +185,7 @@ async def test_counts_go_on_after_a_restart_and_over_two_proxies_on_one_store(wo
         await usage(one).flush()
         await Host(other, "modern").call("s__set_status")
         await usage(other).flush()
-        await usage(one).caught_up()
+        await usage(one).refresh()
         first, second = await figures(one, "set_status"), await figures(other, "set_status")
         (kept,) = one.store.statistics.tools()
 
@@ -274,7 +274,7 @@ async def test_a_store_with_nonsense_in_it_costs_statistics_and_no_call(workshop
         connection.close()
         await host.call("s__set_status")
         await usage(proxy).flush()
-        await usage(proxy).caught_up()
+        await usage(proxy).refresh()
         await host.call("s__post_message")
         found = await figures(proxy, "post_message")
 

@@ -6,8 +6,7 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.rows import DefinitionRow
+from mcp_context_proxy.store import DefinitionRow, open_store
 
 pytestmark = pytest.mark.anyio
 

@@ -98,7 +98,7 @@ async def test_using_it_teaches_nothing_of_a_query_that_had_not_found_it(worksho
         await host.call(SEARCH, {"query": "read the mails", "top_n": 1, "server": "desk"})
         await host.call(USED)
         recorder: Any = proxy.searching.recorder
-        await recorder.settled()
+        await recorder.flush()
         taught = [pair.tool[1] for pair in proxy.searching.learned.pairs]  # type: ignore[union-attr]
 
     assert taught == []

@@ -1,7 +1,7 @@
 """What waits for the store adds up and stays small, however long it waits."""
 
-from mcp_context_proxy.statistics.recorder import ROWS, Batch, Tally
-from mcp_context_proxy.store.rows import SearchRow, SearchUsage, UsageSlot
+from mcp_context_proxy.statistics.recorder import ROWS, Batch
+from mcp_context_proxy.store import SearchRow, SearchUsage, UsageSlot
 
 NOW = 1_700_000_000.0
 
@@ -11,11 +11,10 @@ def row(number: int, chosen: str | None = None) -> SearchRow:
 
 
 def batch(calls: int = 1) -> Batch:
-    made, tally = Batch(), Tally()
+    made = Batch()
     for _ in range(calls):
-        tally.add(5.0, False, 10, NOW)
-    made.add_tally(("s", "t"), tally)
-    made.add_search(UsageSlot.of(NOW), SearchUsage(searches=1))
+        made.add_call(("s", "t"), 5.0, False, 10, NOW)
+    made.add_usage(UsageSlot.of(NOW), SearchUsage(searches=1))
     return made
 
 
@@ -32,8 +31,8 @@ def test_batches_that_could_not_be_written_add_up() -> None:
 def test_of_searches_the_latest_wait_and_each_as_it_is_known_last() -> None:
     waiting = Batch()
     for number in range(ROWS + 5):
-        waiting.add_row(row(number))
-    waiting.add_row(row(10, chosen="s__b"))
+        waiting.add_search(row(number))
+    waiting.add_use(row(10, chosen="s__b"))
 
     assert len(waiting.rows) == ROWS
     assert next(iter(waiting.rows)) == "5"

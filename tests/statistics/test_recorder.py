@@ -13,8 +13,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.statistics.recorder import StatisticsRetention, UsageRecorder
 from mcp_context_proxy.statistics.report import Inventory
-from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.rows import SearchRow
+from mcp_context_proxy.store import SearchRow, open_store
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +34,7 @@ async def test_what_there_is_is_counted_for_the_first_search_after_a_long_rest()
     retention = StatisticsRetention.of(Limits())
     with anyio.fail_after(30), open_store("memory") as store:
         inventory = Inventory(store.statistics, lambda: snapshot, lambda _: 0, lambda _: False)
-        recorder = UsageRecorder(store.statistics, retention, inventory, clock, refresh_seconds=0.01)
+        recorder = UsageRecorder(store.statistics, retention, inventory, clock=clock, refresh_seconds=0.01)
         snapshot = Snapshot(0, ())
         async with anyio.create_task_group() as group:
             group.start_soon(recorder.run)

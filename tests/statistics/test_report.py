@@ -9,8 +9,16 @@ import pytest
 from mcp_context_proxy.statistics.figures import seconds_of
 from mcp_context_proxy.statistics.recorder import StatisticsRetention, Tally
 from mcp_context_proxy.statistics.report import Reports, tokens_of
-from mcp_context_proxy.store import Store, open_store
-from mcp_context_proxy.store.rows import DAY, HOUR, DefinitionRow, SearchUsage, ToolUsage, UsageSlot
+from mcp_context_proxy.store import (
+    DAY,
+    HOUR,
+    DefinitionRow,
+    SearchUsage,
+    Store,
+    ToolUsage,
+    UsageSlot,
+    open_store,
+)
 
 NOON = 20_000 * DAY + 12 * HOUR
 
@@ -51,7 +59,7 @@ def test_the_most_called_tool_comes_first(store: Store) -> None:
 def test_rates_are_shares_of_all_searches_and_none_without_any(store: Store) -> None:
     reports = Reports(store.statistics)
     before = reports.searches(0.0)
-    store.statistics.add([], {UsageSlot.of(NOON): SearchUsage(4, 4, 3, 1, 0, 100.0, {58: 4})}, [])
+    store.statistics.add([], {UsageSlot.of(NOON): SearchUsage(4, 4, 3, 1, 0, 100.0, latency={58: 4})}, [])
     after = reports.searches(0.0)
 
     assert (before.acceptance_rate, before.use_rate, before.mean_ms, before.percentile_ms(0.5)) == (None,) * 4

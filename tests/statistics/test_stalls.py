@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from mcp_context_proxy.statistics.figures import STALL_SECONDS, TICK_SECONDS, LoopStalls
+from mcp_context_proxy.statistics.recorder import STALL_SECONDS, TICK_SECONDS, LoopStalls
 
 pytestmark = pytest.mark.anyio
 

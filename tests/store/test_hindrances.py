@@ -14,8 +14,8 @@ import pytest
 from support.stores import MODEL, NOW, key, vector
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import InteractionRow, Store, open_store
-from mcp_context_proxy.store.sqlite import StoreHinderedError
+from mcp_context_proxy.store import Interaction, Store, open_store
+from mcp_context_proxy.store.sqlite import StoreUnavailableError
 
 PATIENCE = 60
 
@@ -54,7 +54,7 @@ def test_what_reads_does_not_wait_for_what_waits_to_write_and_it_is_told_once(
 
         def write() -> None:
             begun.set()
-            with pytest.raises(StoreHinderedError, match="locked"):
+            with pytest.raises(StoreUnavailableError, match="locked"):
                 keep(store, 2)
             failed.set()
 
@@ -68,7 +68,7 @@ def test_what_reads_does_not_wait_for_what_waits_to_write_and_it_is_told_once(
             # And whoever writes after one has waited in vain hardly waits.
             assert failed.wait(PATIENCE)
             for write in (keep, lambda store: store.listings.put("k", NOW, b""), keep):
-                with pytest.raises(StoreHinderedError):
+                with pytest.raises(StoreUnavailableError):
                     write(store)
         writer.join()
         keep(store, 2)
@@ -84,9 +84,9 @@ def test_a_store_that_is_held_at_the_start_is_used_once_it_is_free(
     exclusively = "PRAGMA locking_mode = EXCLUSIVE", "BEGIN EXCLUSIVE", "CREATE TABLE other (x)", "COMMIT"
     with held(path, *exclusively):
         store = open_store(path)
-        with pytest.raises(StoreHinderedError):
+        with pytest.raises(StoreUnavailableError):
             keep(store)
-        with pytest.raises(StoreHinderedError):
+        with pytest.raises(StoreUnavailableError):
             kept(store)
     with store:
         assert store.path == path
@@ -104,7 +104,7 @@ def until_kept(store: Store) -> None:
         try:
             keep(store)
             return
-        except StoreHinderedError:
+        except StoreUnavailableError:
             threading.Event().wait(0.01)
     raise AssertionError
 
@@ -127,7 +127,7 @@ def test_a_store_that_is_taken_away_is_begun_anew_and_said(
         keep(store, 2)
         with open_store(path) as again:
             assert kept(again, 2)
-    assert caplog.text.count("was taken away") == 1
+    assert caplog.text.count("was removed") == 1
 
 
 def test_another_store_in_its_place_is_used(path: Path, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_fifo_in_place_of_the_store_holds_nobody_up(path: Path) -> None:
 def test_another_process_is_noticed_and_what_this_one_writes_is_not(path: Path) -> None:
     with open_store(path) as mine, open_store(path) as theirs:
         before = mine.learned.version()
-        mine.interactions.put([InteractionRow("a", "message", "mine", NOW)], NOW, 10, 0.0)
+        mine.interactions.put([Interaction("a", "message", "mine", NOW)], NOW, 10, 0.0)
         assert mine.learned.version() == before
-        theirs.interactions.put([InteractionRow("a", "message", "theirs", NOW)], NOW, 10, 0.0)
+        theirs.interactions.put([Interaction("a", "message", "theirs", NOW)], NOW, 10, 0.0)
         assert mine.learned.version() != before

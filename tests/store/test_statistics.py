@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.store import Store, open_store
-from mcp_context_proxy.store.rows import (
+from mcp_context_proxy.store import (
     DAY,
     HOUR,
     DefinitionRow,
     SearchRow,
     SearchUsage,
+    Store,
     ToolUsage,
     UsageSlot,
+    open_store,
 )
 
 NOON = 20_000 * DAY + 12 * HOUR
@@ -60,7 +61,7 @@ def test_usage_of_an_hour_is_added_to_what_is_there(store: Store) -> None:
 
     assert tool == ToolUsage("s", "find", 4, 2, 4, 60.0, 200, NOON + 60, {7: 4})
     assert store.statistics.searched() == {
-        UsageSlot(HOUR, NOON): SearchUsage(1, 1, 1, 1, 0, 5.0, {3: 1}, 0, 9)
+        UsageSlot(HOUR, NOON): SearchUsage(1, 1, 1, 1, 0, 5.0, 0, 9, {3: 1})
     }
 
 
@@ -68,7 +69,7 @@ def test_several_processes_count_into_one_store(path: Path) -> None:
     program = f"""
 import os
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.rows import UsageSlot, ToolUsage
+from mcp_context_proxy.store import UsageSlot, ToolUsage
 others = range(2)
 first = all(os.fork() for _ in others)
 with open_store({str(path)!r}) as store:

@@ -218,7 +218,7 @@ def test_a_store_that_is_not_what_its_version_says_is_moved_aside(path: Path) ->
         assert usable(store)
         assert store.path == path
         assert store.warning is not None
-        assert "it is not what schema 1 says" in store.warning
+        assert "its tables are not those of schema 1" in store.warning
 
 
 def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:

@@ -20,9 +20,9 @@ class Clock:
 
 def test_it_warns_once_in_ten_minutes_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    trouble = FailureLog(clock)
+    log = FailureLog(clock)
     for clock.now in (0.0, 1.0, WARN_AGAIN_SECONDS - 1, WARN_AGAIN_SECONDS, WARN_AGAIN_SECONDS + 1):
-        trouble.tell(FULL)
+        log.failed(FULL)
 
     assert WARN_AGAIN_SECONDS == 600
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
@@ -32,13 +32,13 @@ def test_it_warns_once_in_ten_minutes_while_it_lasts(caplog: pytest.LogCaptureFi
 
 def test_what_comes_and_goes_is_warned_of_no_more_often(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    trouble = FailureLog(clock)
+    log = FailureLog(clock)
     with caplog.at_level(logging.INFO):
-        trouble.over()
+        log.recovered()
         for clock.now in range(5):
-            trouble.tell(FULL)
-            trouble.over()
-            trouble.over()
+            log.failed(FULL)
+            log.recovered()
+            log.recovered()
 
     levels = [record.levelname for record in caplog.records]
     assert (levels.count("WARNING"), levels.count("INFO")) == (1, 5)

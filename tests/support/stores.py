@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store import Store
-from mcp_context_proxy.store.rows import (
+from mcp_context_proxy.store import (
     HOUR,
     DefinitionRow,
-    InteractionRow,
+    Interaction,
     InteractionScope,
-    LearnedRow,
+    Pair,
     RequestRow,
     SearchRow,
     SearchUsage,
+    Store,
     ToolSession,
     ToolUsage,
     UsageSlot,
@@ -59,7 +59,7 @@ def add(store: Store, numbers: Sequence[int]) -> None:
     for n in numbers:
         store.listings.put(f"server {n}", NOW, b"listing %d" % n)
     store.learned.put(
-        LearnedRow(key(n), "s", f"t{n}", f"query {n}", MODEL, vector(n), 0.5, 1, NOW, NOW) for n in numbers
+        Pair(key(n), ("s", f"t{n}"), f"query {n}", vector(n), MODEL, 0.5, 1, NOW, NOW) for n in numbers
     )
     store.statistics.add(
         [(slot, ToolUsage("s", f"t{n}", 1, 0, 1, 2.0, 3, NOW, {n: 1})) for n in numbers],
@@ -71,7 +71,7 @@ def add(store: Store, numbers: Sequence[int]) -> None:
     )
     store.statistics.put_definitions("s", [DefinitionRow("s", f"t{n}", f"f{n}", n, NOW) for n in numbers])
     store.tool_sessions.add([ToolSession("s", f"t{n}", "session", NOW) for n in numbers], 0.0, 10_000)
-    said = [InteractionRow("agent", "message", f"said {n}", NOW + n) for n in numbers]
+    said = [Interaction("agent", "message", f"said {n}", NOW + n) for n in numbers]
     kept = store.interactions.put(said, NOW, 10_000, 0.0)
     store.interactions.put_vectors(MODEL, {row.id: vector(row.id) for row in kept})
 

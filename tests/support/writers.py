@@ -19,8 +19,7 @@ from typing import IO
 
 import numpy as np
 
-from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.rows import RequestRow, ToolUsage, UsageSlot
+from mcp_context_proxy.store import RequestRow, ToolUsage, UsageSlot, open_store
 
 TOGETHER = 8
 """Rows of one transaction, which are there together or not at all."""

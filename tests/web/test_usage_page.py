@@ -14,8 +14,7 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
 from mcp_context_proxy.statistics.recorder import Tally
-from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store.rows import DAY, SearchRow, SearchUsage, UsageSlot
+from mcp_context_proxy.store import DAY, SearchRow, SearchUsage, UsageSlot, open_store
 
 pytestmark = [
     pytest.mark.anyio,
@@ -38,7 +37,7 @@ def counted(path: Path) -> None:
                 for number in range(4):
                     tally.add(ms, number < failed, 512, at)
                 store.statistics.add([(UsageSlot.of(at), tally.usage("desk", name))], {}, [])
-            searched = SearchUsage(4, 4, 3, 2, 0, 40.0, {58: 4}, 400, 8_000)
+            searched = SearchUsage(4, 4, 3, 2, 0, 40.0, 400, 8_000, {58: 4})
             row = SearchRow(
                 f"{day}", at, b"k", HOSTILE, "search", 3, "desk__fast", "desk__failing", 2, 9.0, False
             )
