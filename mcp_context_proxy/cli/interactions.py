@@ -149,7 +149,7 @@ def recall_command(
     """Find searches, calls and messages of agents that are similar to QUERY."""
     from mcp_context_proxy.app.build import memory_of
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.server.meta_tools import as_data
+    from mcp_context_proxy.server.rendering import recall_data
 
     if not query.strip():
         raise click.UsageError("QUERY is empty: describe the interaction")
@@ -162,7 +162,7 @@ def recall_command(
         finally:
             model.close()
     if as_json:
-        echo_json({"query": query, **as_data(found)})
+        echo_json({"query": query, **recall_data(found)})
         return
     console = results()
     _note_if_off(console, config)
