@@ -224,7 +224,7 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict:
     servers = counted(enabled, "server")
     console.say()
     if problems:
-        console.note(f"{_counts(problems, warnings)}, {servers}.", style="bold red")
+        console.note(f"{_counts(problems, warnings)}: {servers}.", style="bold red")
         return 1
     if not enabled and not config.documents:
         why = "every server is switched off" if config.servers else "no server is configured"

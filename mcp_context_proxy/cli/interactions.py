@@ -82,7 +82,9 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
 @config_option
 @click.option("--agent", help="Forget those of this agent.")
 @click.option("--type", "kind", help="Forget those of this type: search, call, message.")
-@click.option("--older-than", "days", type=click.FloatRange(0), help="Forget those older than so many days.")
+@click.option(
+    "--older-than", "days", metavar="DAYS", type=click.FloatRange(0), help="Forget those older than this."
+)
 @click.option("--id", "interaction", type=click.IntRange(1), help="Forget this single interaction.")
 @click.option("--all", "everything", is_flag=True, help="Forget all interactions.")
 @click.pass_context
