@@ -347,7 +347,7 @@ async def _running(config: Config) -> list[Verdict]:
 
 async def _rerank(proxy: Proxy) -> list[Verdict]:
     """Whether the model that is to put tools in order answers; without one the client's own is asked."""
-    found = await proxy.searching.reranker.tried()
+    found = await proxy.search.reranker.tried()
     if found is None:
         return []
     if not found.used:

@@ -57,7 +57,7 @@ async def _index(config: Config, rebuild: bool) -> IndexReport:
         if rebuild:
             await anyio.to_thread.run_sync(proxy.store.vectors.clear)
         await terminal.index(proxy, console)
-        snapshot, error = proxy.catalog.snapshot, proxy.searching.model.error
+        snapshot, error = proxy.catalog.snapshot, proxy.search.model.error
         return IndexReport(
             tools=len(snapshot.tools),
             documents=len(snapshot.documents),

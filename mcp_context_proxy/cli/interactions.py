@@ -116,7 +116,7 @@ def opened_store(config: Config) -> Iterator[Store]:
 
 def opened_memory(config: Config, store: Store, model: Model) -> InteractionMemory:
     """The memory of a store."""
-    from mcp_context_proxy.app.build import memory_of
+    from mcp_context_proxy.app.parts import memory_of
 
     return memory_of(config, store, model)
 

@@ -200,7 +200,7 @@ def _data(proxy: Proxy) -> dict[str, Any]:
     tools = sorted(snapshot.tools.values(), key=lambda tool: (order[tool.server], tool.exposed_name))
     listed = proxy.tool_list.base_names(snapshot)
     default = proxy.tool_list.definitions(snapshot, listed)
-    entries = [_tool(tool, count, proxy.searching.working_set.why(tool)) for tool in tools]
+    entries = [_tool(tool, count, proxy.search.working_set.why(tool)) for tool in tools]
     return {
         "tools": entries,
         "total": {"tools": len(tools), "tokens": sum(entry["tokens"] for entry in entries)},
