@@ -21,11 +21,10 @@ from mcp_context_proxy.config import Config, DocumentsConfig
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
 from mcp_context_proxy.context.background_indexing import Indexed
-from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Handles, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party

@@ -112,7 +112,7 @@ class Prompts:
         selected = await self._contexts.select(query, session, owner=caller.principal)
         context, snapshot = selected.context, selected.snapshot
         texts = [rendering.document_message(one) for one in rendering.documents_of(context, snapshot)]
-        if tools := rendering.tools_text(rendering.tools_of(context, snapshot)):
+        if tools := rendering.tools_text(context, snapshot):
             texts.append(tools)
         messages = [{"role": "user", "content": {"type": "text", "text": text}} for text in (*texts, query)]
         return envelope.encode({"description": f"Context for: {query}", "messages": messages})
