@@ -152,7 +152,7 @@ async def _check_proxy(config: Config) -> list[Verdict]:
         for name, message in findings(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += _suspected(proxy)
-        if (reranking := await proxy.searching.reranker.try_model()) is not None:
+        if (reranking := await proxy.search.reranker.try_model()) is not None:
             if reranking.used:
                 answered = f"{reranking.reason}, answered in {reranking.seconds * 1000:,.0f} ms"
                 verdicts.append(Verdict(Level.OK, "rerank", answered))

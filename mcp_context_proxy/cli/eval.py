@@ -177,7 +177,7 @@ async def _of_servers(config: Config, queries_file: Path, method: Method, top_k:
     async with app.open_proxy(config) as proxy:
         await terminal.settle(proxy, console)
         await terminal.index(proxy, console)
-        measured = partial(evaluate, proxy.searching.engine, proxy.catalog.snapshot, queries, options, top_k)
+        measured = partial(evaluate, proxy.search.engine, proxy.catalog.snapshot, queries, options, top_k)
         return await anyio.to_thread.run_sync(measured)
 
 

@@ -149,7 +149,7 @@ def recall_command(
     as_json: bool,
 ) -> None:
     """Find searches, calls and messages of agents that are similar to QUERY."""
-    from mcp_context_proxy.app.build import memory_of
+    from mcp_context_proxy.app.parts import memory_of
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
     from mcp_context_proxy.server.rendering import recall_data
 
@@ -201,7 +201,7 @@ def backfill_command(ctx: click.Context, config_path: Path | None, batch_size: i
 
     Each batch is stored at once: after an interruption, the next run continues.
     """
-    from mcp_context_proxy.app.build import memory_of
+    from mcp_context_proxy.app.parts import memory_of
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
     from mcp_context_proxy.interactions.recorder import backfill
 

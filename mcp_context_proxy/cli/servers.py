@@ -196,7 +196,7 @@ def _tools_data(proxy: Proxy) -> dict[str, Any]:
     tools = sorted(snapshot.tools.values(), key=lambda tool: (order[tool.server], tool.exposed_name))
     listed = proxy.tool_list.base_names(snapshot)
     default = proxy.tool_list.definitions(snapshot, listed)
-    entries = [_tool_data(tool, count, proxy.searching.working_set.why(tool)) for tool in tools]
+    entries = [_tool_data(tool, count, proxy.search.working_set.why(tool)) for tool in tools]
     return {
         "tools": entries,
         "total": {"tools": len(tools), "tokens": sum(entry["tokens"] for entry in entries)},
@@ -300,7 +300,7 @@ async def _index(config: Config, rebuild: bool) -> IndexReport:
         if rebuild:
             await anyio.to_thread.run_sync(proxy.store.vectors.clear)
         await terminal.index(proxy, console)
-        snapshot, error = proxy.catalog.snapshot, proxy.searching.model.error
+        snapshot, error = proxy.catalog.snapshot, proxy.search.model.error
         return IndexReport(
             tools=len(snapshot.tools),
             documents=len(snapshot.documents),

@@ -239,7 +239,7 @@ async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
         async with anyio.create_task_group() as group:
             for client in proxy.fleet.clients.values():
                 group.start_soon(wait, client)
-        await proxy.settled()
+        await proxy.wait_first_connect()
     return seconds
 
 

@@ -50,8 +50,8 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
 
 
 def usage(proxy: Proxy) -> UsageRecorder:
-    assert proxy.measuring.usage is not None
-    return proxy.measuring.usage
+    assert proxy.statistics.usage is not None
+    return proxy.statistics.usage
 
 
 async def figures(proxy: Proxy, name: str) -> ToolFigures | None:
@@ -153,7 +153,7 @@ async def test_uses_are_attributed_also_where_nothing_is_learned(workshop: Works
         await host.call((await find(host))[0])
         counted, _ = await searches(proxy)
 
-        assert proxy.searching.recorder is None
+        assert proxy.search.use_recorder is None
         assert counted.top_used == 1
 
 
@@ -216,7 +216,7 @@ async def test_one_switch_turns_all_of_it_off(workshop: Workshop) -> None:
     ) as proxy:
         host = Host(proxy, "modern")
         await host.call((await find(host))[0])
-        assert proxy.measuring.usage is None
+        assert proxy.statistics.usage is None
     with sqlite3.connect(path) as connection:
         tables = ("tool_usage", "search_usage", "searches", "definitions")
         rows = [connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables]
