@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.items import Item
+from mcp_context_proxy.items import Item, ToolKey
 from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
 Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
@@ -83,7 +83,7 @@ class Support:
 class Learned(Protocol):
     """Tools that were used for earlier queries. Blocking and thread-safe."""
 
-    def supported(self, query: NDArray[np.float32]) -> Mapping[tuple[str, str], Support]:
+    def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
         """Return the support of tools, by server and own name, for a query ([dimensions], norm 1)."""
 
     def confidence(self, query: NDArray[np.float32]) -> float | None:

@@ -276,7 +276,7 @@ class UsageApi:
         snapshot = self._catalog.snapshot
         found = await self._read(partial(self._reports.tools, since))
         unused = await self._read(partial(self._unused, snapshot))
-        exposed = {(tool.server, tool.name): name for name, tool in snapshot.tools.items()}
+        exposed = {tool.key: name for name, tool in snapshot.tools.items()}
         tools = [_tool(one, exposed.get((one.server, one.tool))) for one in found]
         return ToolsAnswer(self._usage is not None, period, since, tools, unused)
 
@@ -322,9 +322,7 @@ class UsageApi:
 
     def _unused(self, snapshot: Snapshot) -> Unused:
         tools = {
-            (tool.server, tool.name): name
-            for name, tool in snapshot.tools.items()
-            if tool.include is not IncludeMode.MANUAL
+            tool.key: name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
         }
         known = self._reports.known(lambda server, tool: (server, tool) in tools)
         unused = self._reports.unused(known)

@@ -164,10 +164,14 @@ class HttpWire:
 
 async def events(response: httpx2.Response | PlainResponse) -> AsyncIterator[tuple[str, str]]:
     """The events of a stream: name and data."""
-    rest = b""
+    rest = bytearray()
     async for chunk in response.aiter_bytes():
+        looked_at = max(len(rest) - 1, 0)
+        rest += chunk.replace(b"\r\n", b"\n")
+        if rest.find(b"\n\n", looked_at) < 0:
+            continue
         # Cut at line feeds alone: U+2028 and the like are ordinary characters here.
-        *blocks, rest = (rest + chunk.replace(b"\r\n", b"\n")).split(b"\n\n")
+        *blocks, rest = rest.split(b"\n\n")
         for block in blocks:
             fields = [line.partition(":") for line in block.decode().split("\n")]
             data = [value.removeprefix(" ") for field, _, value in fields if field == "data"]

@@ -23,9 +23,9 @@ QUERY = "send a mail to somebody"
 PREFIX = "mcp_context_proxy_"
 
 
-@pytest.fixture
-def workshop_of(tmp_path: Any) -> Iterator[Workshop]:
-    workshop = Workshop(tmp_path)
+@pytest.fixture(scope="module")
+def workshop_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    workshop = Workshop(tmp_path_factory.mktemp("usage"))
     failing = {"list_mail": [{"result": {"content": [], "isError": True}}]}
     tools = [tool("send_mail", "Send a mail to somebody"), tool("list_mail", "List the mails in a mailbox")]
     workshop.server("post", tools=tools, calls=failing)
@@ -40,16 +40,16 @@ def serving(workshop: Workshop, **tables: Any) -> Any:
     return http_proxy(config, auth=True, env=environment())
 
 
-@pytest.fixture
-def proxy(workshop_of: Workshop) -> Iterator[HttpProxy]:
+@pytest.fixture(scope="module")
+async def proxy(workshop_of: Workshop) -> AsyncIterator[HttpProxy]:
+    """A proxy after one search and three calls, the last of which failed."""
     with serving(workshop_of) as running:
+        await used(running)
         yield running
 
 
 @pytest.fixture
 async def api(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
-    """Somebody who looks after one search and three calls, the last of which failed."""
-    await used(proxy)
     async with httpx2.AsyncClient(base_url=proxy.base, headers=AUTHORIZED, timeout=PATIENCE) as client:
         yield client
 
