@@ -31,8 +31,8 @@ from mcp_context_proxy.embedding.embeddings import (
 from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention, Model
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
-from mcp_context_proxy.learning.working_set import Novelty, WorkingSet
+from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
+from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -144,7 +144,7 @@ class Measuring:
     @property
     def figures(self) -> Figures:
         """What is known of tools from their calls."""
-        return {} if self.usage is None else self.usage.summed.all_figures()
+        return {} if self.usage is None else self.usage.summed.figures
 
 
 class Remembering:

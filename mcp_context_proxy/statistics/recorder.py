@@ -28,11 +28,9 @@ from mcp_context_proxy.store import (
     DAY,
     BatchWriter,
     SearchRow,
-    SearchUsage,
     StatisticsStore,
     ToolSession,
     ToolSessionStore,
-    UsageSlot,
 )
 from mcp_context_proxy.store.batch_writer import LAST_SECONDS
 from mcp_context_proxy.system.clock import time_of_day
@@ -118,7 +116,7 @@ class UsageRecorder:
         )
         self._unwritten = Batch()
         self._summing = threading.Lock()
-        self._shown: deque[tuple[UsageSlot, int]] = deque(maxlen=SHOWN_WAITING)
+        self._shown: deque[tuple[float, int]] = deque(maxlen=SHOWN_WAITING)
         self._used: OrderedDict[str, None] = OrderedDict()
         self._to_count = anyio.Event()
         self._maintained = 0.0
@@ -139,7 +137,7 @@ class UsageRecorder:
         """Count a search whose response has `shown` tokens."""
         self._records.add(lambda batch: batch.add_search(row))
         self.counters.searched(row.origin, row.ms, row.results > 0, row.reranked)
-        self._shown.append((UsageSlot.of(row.time), shown))
+        self._shown.append((row.time, shown))
         if self.inventory.outdated:
             self._to_count.set()
         else:
@@ -223,10 +221,11 @@ class UsageRecorder:
         """Count the tokens of searches that waited for those of all items."""
         behind = self.inventory.behind
         while self._shown:
-            slot, shown = self._shown.popleft()
+            time, shown = self._shown.popleft()
             if behind is not None:
-                tokens = SearchUsage(shown=shown, behind=max(behind, shown))
-                self._records.add(partial(Batch.add_usage, slot=slot, usage=tokens))
+                self._records.add(
+                    partial(Batch.add_tokens, time=time, shown=shown, behind=max(behind, shown))
+                )
                 self.counters.shown += shown
                 self.counters.saved += max(behind - shown, 0)
 
