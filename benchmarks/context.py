@@ -20,12 +20,11 @@ import definitions
 from figures import Figure, percentile, table
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides, configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder, RememberedQueries

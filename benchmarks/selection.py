@@ -20,9 +20,9 @@ import numpy as np
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
 from mcp_context_proxy.config.settings import PRESETS
-from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.options import DomainOptions
 from mcp_context_proxy.context.search import tool_search
+from mcp_context_proxy.context.selection import Costs
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
@@ -91,7 +91,7 @@ class Subject:
     def _row(self, query: EvalQuery, tools: Iterable[Tool]) -> tuple[float, float, float, float]:
         tools = list(tools)
         keys: list[ToolKey] = [(tool.server, tool.name) for tool in tools]
-        tokens = self.costs.of_all(tools)
+        tokens = sum(map(self.costs.of, tools))
         return recall(query.needs, keys), float(complete(query.needs, keys)), len(tools), tokens
 
 
@@ -136,7 +136,7 @@ def presets(subjects: Sequence[Subject]) -> list[str]:
     rows, found = [], {name: list[Quality]() for name in PRESETS}
     for subject in subjects:
         tools = [item for source in subject.of.snapshot.sources for item in source.items]
-        tokens = subject.costs.of_all(tools)
+        tokens = sum(map(subject.costs.of, tools))
         rows.append([subject.of.name, "everything", "", "", f"{len(tools)}", f"{tokens:,}"])
         for name, numbers in PRESETS.items():
             options = tool_search(DomainOptions.of(numbers))

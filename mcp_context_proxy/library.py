@@ -19,12 +19,10 @@ from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import engine
 from mcp_context_proxy.context.background_indexing import OnProgress
-from mcp_context_proxy.context.cost import Costs
-from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.options import DomainOptions, DomainOverrides, Overrides, configured
-from mcp_context_proxy.context.records import ContextItem, Draft, Mode, RequestContext, RequestRecords
+from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher, Snapshots
-from mcp_context_proxy.context.selection import SelectionRequest
+from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
 from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.context.session import Sessions, key_of
 from mcp_context_proxy.embedding.embeddings import (
@@ -205,9 +203,9 @@ class ContextEngine(engine.ContextEngine):
         numbers = DomainOptions(top_k, top_n, include_score)
         options = replace(self._options, tools=numbers, documents=numbers)
         snapshot = await self._local.ready(catalog)
-        request, draft = SelectionRequest(query, "context", options), Draft(query, "context", None, options)
-        selected = await self._local.off_loop(partial(self._selection.select, request, snapshot, draft))
-        return list(selected.context.items)
+        selection = Selection(query=query, origin="context", options=options)
+        answer = await self._local.off_loop(partial(self._selector.select, selection, snapshot))
+        return list(answer.context.items)
 
     def __enter__(self) -> Self:
         return self

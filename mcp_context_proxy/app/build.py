@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
-from mcp_context_proxy.context.constraints import Figures
-from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.records import SearchStatistics
 from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.context.search_filters import Figures
+from mcp_context_proxy.context.selection import Costs
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
@@ -39,7 +39,7 @@ from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.relevance import calibration_for
 from mcp_context_proxy.server.after_call import EndedCalls, InteractionLog
 from mcp_context_proxy.server.gateway import Gateway
-from mcp_context_proxy.server.meta_tools import MetaTools, Sampling
+from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools_call import ToolCalls
@@ -199,15 +199,16 @@ def gateway(proxy: Proxy) -> Gateway:
         ended=_ended_calls(proxy, log),
     )
     meta_tools = MetaTools(
-        proxy.fleet,
-        contexts,
-        calls,
-        handles,
-        proxy.changes,
-        Sampling(proxy.parked, proxy.searching.reranker.asks_clients),
-        lambda: proxy.setup.manage,
-        proxy.recallable,
-        log,
+        fleet=proxy.fleet,
+        contexts=contexts,
+        calls=calls,
+        handles=handles,
+        changes=proxy.changes,
+        pending_input=proxy.parked,
+        asks_clients=proxy.searching.reranker.asks_clients,
+        manage=lambda: proxy.setup.manage,
+        recorder=proxy.recallable,
+        log=log,
     )
     return Gateway(
         fleet=proxy.fleet,

@@ -224,7 +224,7 @@ async def _watching_stalls(proxy: Proxy) -> AsyncIterator[None]:
 
 def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
-    from mcp_context_proxy.web.contexts import ContextsApi, SessionsApi  # noqa: PLC0415
+    from mcp_context_proxy.web.contexts import ContextsApi  # noqa: PLC0415
     from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.page import routes  # noqa: PLC0415
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
@@ -233,12 +233,11 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     measuring = proxy.measuring
     parts = proxy.remembering
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
-    sessions_api = SessionsApi(proxy.contexts, proxy.catalog, proxy.changes)
-    contexts_api = ContextsApi(proxy.contexts, proxy.catalog, log)
+    contexts_api = ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log)
     search_api = SearchApi(proxy.contexts, proxy.reindex, log)
     usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
     interactions_api = InteractionsApi(recorder)
-    apis = sessions_api, contexts_api, search_api, usage_api, interactions_api
+    apis = contexts_api, search_api, usage_api, interactions_api
     operations = [operation for each in apis for operation in each.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
     return [*routes(operations), *metrics]

@@ -1,8 +1,6 @@
-"""``context``: the rules, references and tools for a query, as text that fits into a conversation.
+"""``context``, ``requests`` and ``explain``: show what is chosen for a query, what was, and why.
 
-``requests``: what was chosen for earlier requests, as the store has it; no server is started.
-
-``explain``: why a tool, rule or reference is chosen for a query, or why it is not.
+``requests`` reads the store; the other two start the servers.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import Kind
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.context.explanation import Explanation
+    from mcp_context_proxy.context.engine import Explanation
     from mcp_context_proxy.context.records import ContextItem, RequestContext
 
 
 @click.command("context")
 @config_option
 @click.argument("query")
-@click.option("--max-tokens", type=click.IntRange(1), help="What it may cost.  [default: as configured]")
+@click.option("--max-tokens", type=click.IntRange(1), help="Budget for all of it.  [default: as configured]")
 @click.option("--json", "as_json", is_flag=True, help="The request context as one JSON object.")
 @click.pass_context
 def context_command(
@@ -57,7 +55,7 @@ def context_command(
 
 
 def _prompt(given: str) -> str:
-    """What the person wrote, of what a hook is given."""
+    """Return the prompt out of a hook's JSON, or the text itself."""
     try:
         hook = json.loads(given)
     except ValueError:
@@ -69,7 +67,7 @@ def _prompt(given: str) -> str:
 async def _build(config: Config, query: str, max_tokens: int | None) -> tuple[RequestContext, str]:
     from mcp_context_proxy import app
     from mcp_context_proxy.context.options import Overrides
-    from mcp_context_proxy.server.rendering import as_text
+    from mcp_context_proxy.server.rendering import context_text
 
     console = messages()
     async with app.open_proxy(config) as proxy:
@@ -78,15 +76,17 @@ async def _build(config: Config, query: str, max_tokens: int | None) -> tuple[Re
             if cause := failure(client):
                 console.say(f"server {name} has failed, its tools are unknown: {cause}")
         await terminal.index(proxy, console)
-        selected = await proxy.contexts.select(query, overrides=Overrides(max_tokens=max_tokens))
-        return selected.context, as_text(selected.context, selected.snapshot)
+        answer = await proxy.contexts.select(query, overrides=Overrides(max_tokens=max_tokens))
+        return answer.context, context_text(answer.context, answer.snapshot)
 
 
 @click.command("requests")
 @config_option
 @click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--session", help="Only those of this session.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many, the latest.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Number of latest requests."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context
 def requests_command(
@@ -97,7 +97,7 @@ def requests_command(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List the latest requests, or tell what was chosen for the one with ID, how and why."""
+    """List the latest requests, or show what was chosen for the one with ID, how and why."""
     from mcp_context_proxy.context.records import as_data
 
     found = anyio.run(_read, load_config(ctx, config_path), request_id, session, limit)
@@ -143,7 +143,7 @@ def _show_all(console: Terminal, found: Sequence[RequestContext]) -> None:
 
 
 def _show_one(console: Terminal, context: RequestContext) -> None:
-    from mcp_context_proxy.context.search import said
+    from mcp_context_proxy.context.search import filter_text
 
     console.say(Text(f'"{one_line(context.query)}"', style="bold"))
     facts = [_moment(context.time), context.origin, f"about {context.tokens:,} tokens"]
@@ -153,13 +153,13 @@ def _show_one(console: Terminal, context: RequestContext) -> None:
     if context.failure is not None:
         console.prose(Text(f"The selection failed: {context.failure}", style="yellow"))
     if context.filters:
-        asked = ", ".join(f"{name} {said(value)}" for name, value in context.filters.items())
+        asked = ", ".join(f"{name} {filter_text(value)}" for name, value in context.filters.items())
         console.prose(Text(f"Filters: {one_line(asked)}", style="dim"), hanging=9)
     if context.rerank is not None:
         console.prose(Text(f"Rerank: {one_line(context.rerank.reason)}", style="dim"), hanging=8)
     _show_items(console, "Items", context.items)
-    _show_items(console, "Too dear", context.dropped)
-    _show_items(console, "Nearest, where nothing fits", context.near_misses)
+    _show_items(console, "Over budget", context.dropped)
+    _show_items(console, "Closest, because nothing fits", context.near_misses)
 
 
 def _show_items(console: Terminal, title: str, items: Sequence[ContextItem]) -> None:
@@ -188,13 +188,13 @@ def _moment(seconds: float) -> str:
 @config_option
 @click.argument("query")
 @click.argument("name", metavar="TOOL")
-@click.option("--server", help="Of the tool, where several have one of that name.")
+@click.option("--server", help="Server of the tool, if several have one of that name.")
 @click.option(
     "--kind",
     type=click.Choice([kind.value for kind in Kind]),
     default=Kind.TOOL.value,
     show_default=True,
-    help="What the name is of.",
+    help="Kind of the item.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context
@@ -207,7 +207,7 @@ def explain_command(
     kind: str,
     as_json: bool,
 ) -> None:
-    """Tell why TOOL is chosen for QUERY or not: its rank, each part of its score, its mode, the budget."""
+    """Explain why TOOL is chosen for QUERY or not: its rank, each part of its score, its mode, the budget."""
     if not query.strip():
         raise click.UsageError("QUERY is empty: say in plain words what you want to do")
     explained = run(_explain, load_config(ctx, config_path), query, Kind(kind), name, server)
@@ -249,19 +249,19 @@ def _show(console: Terminal, explained: Explanation) -> None:
     if (score := explained.score) is not None:
         rows.append(("rank", f"{explained.rank} of {explained.ranked} that have anything in common"))
         rows.append(("score", f"{score.total:.3f}"))
-        rows.append(("  meaning", "-" if score.cosine is None else f"{score.cosine:.3f}"))
+        rows.append(("  similarity", "-" if score.cosine is None else f"{score.cosine:.3f}"))
         rows.append(("  words", f"{score.lexical:.2f}"))
         rows += [(f"    {field}", f"{added:.2f} for {term!r}") for field, term, added in score.terms]
-        rows.append(("  a need of its own", f"{score.need:.3f}"))
+        rows.append(("  bonus for a part of the query", f"{score.need:.3f}"))
     if explained.rerank is not None:
         rows.append(("rerank", explained.rerank))
     always = (
         ""
         if options.include_score is None
-        else f", and all with a meaning of {options.include_score:g} or more"
+        else f", and all with a similarity of {options.include_score:g} or more"
     )
-    rows.append(("selected are", f"{options.top_n} of the {options.top_k} nearest{always}"))
-    budget = "no bound" if explained.max_tokens is None else f"of {explained.max_tokens:,}"
+    rows.append(("selected are", f"{options.top_n} of the {options.top_k} closest{always}"))
+    budget = "no limit" if explained.max_tokens is None else f"of {explained.max_tokens:,}"
     rows.append(("tokens", f"{explained.tokens:,}, {budget}"))
     width = max(len(label) for label, _ in rows) + 2
     for label, value in rows:

@@ -25,7 +25,6 @@ from rich.text import Text
 from mcp_context_proxy import examples
 from mcp_context_proxy.cli import search
 from mcp_context_proxy.cli.options import run
-from mcp_context_proxy.cli.search import Hit
 from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, one_line, results
 from mcp_context_proxy.config import default_path
 from mcp_context_proxy.errors import ContextProxyError
@@ -317,9 +316,9 @@ def _show_search(console: Terminal, data: Mapping[str, Any], milliseconds: float
     tools = [one for one in found if one["type"] == "tool"]
     documents = [one for one in found if one["type"] != "tool"]
     for rank, one in enumerate(tools[:SHOWN], 1):
-        search.show_one(console, rank, Hit.of_data(one))
+        search.show_one(console, rank, one)
     for one in documents[:1]:
-        search.show_one(console, "+", Hit.of_data(one))
+        search.show_one(console, "+", one)
 
 
 async def _show_calls(console: Terminal, client: Client) -> None:

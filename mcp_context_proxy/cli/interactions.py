@@ -169,7 +169,7 @@ def recall_command(
     """Find what agents searched, called and said that is like QUERY."""
     from mcp_context_proxy.embedding import LazyModel
     from mcp_context_proxy.embedding.embeddings import open_model
-    from mcp_context_proxy.server.meta_tools import as_data
+    from mcp_context_proxy.server.rendering import recall_data
 
     if not query.strip():
         raise click.UsageError("QUERY is empty: say what it was about")
@@ -182,7 +182,7 @@ def recall_command(
         finally:
             model.close()
     if as_json:
-        echo_json({"query": query, **as_data(found)})
+        echo_json({"query": query, **recall_data(found)})
         return
     console = results()
     say_where_off(console, config)

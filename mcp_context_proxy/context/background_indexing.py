@@ -1,4 +1,4 @@
-"""Indexing in the background: the first search of a snapshot asks for it, and waits for it a moment only."""
+"""Indexing in the background: a search starts it for its snapshot, and waits for it only a moment."""
 
 from __future__ import annotations
 
@@ -20,43 +20,41 @@ from mcp_context_proxy.system.threads import in_thread
 logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]
-"""Takes how many texts are indexed, of how many. Called on the event loop; must not block."""
+"""Called on the event loop with the number of indexed texts and of all texts. Must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """How far indexing is."""
+    """Progress of indexing, which goes on in the background."""
 
     tools: int
-    """All there are."""
     documents: int
-    """All there are."""
     indexed: int
     total: int
     """Tools and documents that can be found."""
     complete: bool
-    """Whether nothing more is to come: where there is no model, with nothing indexed."""
+    """True if nothing is left to index; without a model nothing ever is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wanted:
-    """A snapshot that searches want indexed."""
+    """A snapshot that a search wants indexed."""
 
     snapshot: Snapshot
     since: float = field(default_factory=anyio.current_time)
     ended: anyio.Event = field(default_factory=anyio.Event)
-    """Indexed, or given up."""
+    """Set once it is indexed, or indexing was given up."""
 
 
 class BackgroundIndexing:
-    """Indexes the snapshot that searches want, one at a time."""
+    """Indexes the snapshots that searches want, one at a time."""
 
     def __init__(self, engine: Engine, open_model: Callable[[], object]) -> None:
         """Prepare to index.
 
         Args:
             engine: Owns the indexes.
-            open_model: Makes the model ready, in a thread, while words are read.
+            open_model: Loads the model, in a thread, while words are indexed.
         """
         self._engine, self._open_model = engine, open_model
         self._wanted: _Wanted | None = None
@@ -64,43 +62,44 @@ class BackgroundIndexing:
         self._listeners: list[OnProgress] = []
 
     def begin(self) -> None:
-        """Have the model made ready: there is going to be a search."""
+        """Load the model, because a search is about to need it."""
         self._begun.set()
 
     async def run(self) -> None:
-        """Index what searches want, in a thread, until cancelled; a newer snapshot goes first."""
+        """Index in a thread until cancelled; a newer snapshot cuts off an older one."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._have_model)
+            group.start_soon(self._load_model)
             while True:
                 await self._asked.wait()
                 self._asked = anyio.Event()
                 if self._wanted is not None:
                     await self._index_wanted(self._wanted)
 
-    async def _have_model(self) -> None:
+    async def _load_model(self) -> None:
         await self._begun.wait()
-        # Whoever needs it hears the same, and the log has it.
+        # The search that needs the model gets the same error, and the log has it.
         with contextlib.suppress(ModelError):
             await in_thread(self._open_model, abandon_on_cancel=True)
 
     async def _index_wanted(self, wanted: _Wanted) -> None:
         def superseded() -> bool:
-            return _stopped() or self._wanted is not wanted
+            check_cancelled()
+            return self._wanted is not wanted
 
-        indexed = partial(self._engine.index, wanted.snapshot, _from_thread(self._tell), superseded)
+        def report(done: int, total: int) -> None:
+            for listener in self._listeners:
+                listener(done, total)
+
+        index = partial(self._engine.index, wanted.snapshot, _from_thread(report), superseded)
         try:
-            await in_thread(indexed)
+            await in_thread(index)
         except EmbeddingCancelledError as stopped:
             logger.debug("%s", stopped)
         except Exception:
-            # boundary: after a fault in indexing, search goes on by what is ready
+            # boundary: after a fault in indexing, searches use what is indexed
             logger.exception("indexing failed")
         finally:
             wanted.ended.set()
-
-    def _tell(self, done: int, total: int) -> None:
-        for listener in self._listeners:
-            listener(done, total)
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Have a snapshot indexed in the background."""
@@ -114,7 +113,14 @@ class BackgroundIndexing:
     async def wait(
         self, snapshot: Snapshot, until: float, patience: float, on_progress: OnProgress | None
     ) -> None:
-        """Wait until a snapshot is indexed, but not for ever."""
+        """Wait for the index of a snapshot.
+
+        Args:
+            snapshot: The catalog.
+            until: Deadline of the search, by the clock of the event loop.
+            patience: Seconds after which no search waits for this snapshot any more.
+            on_progress: Called with the progress meanwhile.
+        """
         self.prepare(snapshot)
         if self._engine.indexed(snapshot) or self._wanted is None:
             return
@@ -130,16 +136,15 @@ class BackgroundIndexing:
     async def index(
         self, snapshot: Snapshot, on_progress: OnProgress | None, limiter: anyio.CapacityLimiter
     ) -> None:
-        """Index a snapshot in the foreground, to the end."""
-        indexed = partial(self._engine.index, snapshot, _from_thread(on_progress), _stopped)
-        await in_thread(indexed, limiter=limiter)
+        """Index a snapshot to the end, and wait for it."""
+
+        def stopped() -> bool:
+            check_cancelled()  # raises, which ends the thread
+            return False
+
+        report = None if on_progress is None else _from_thread(on_progress)
+        await in_thread(partial(self._engine.index, snapshot, report, stopped), limiter=limiter)
 
 
-def _stopped() -> bool:
-    """Never true: raises what ends the thread, when the task that waits for it is cancelled."""
-    check_cancelled()
-    return False
-
-
-def _from_thread(on_progress: OnProgress | None) -> OnProgress | None:
-    return None if on_progress is None else lambda done, total: on_loop(on_progress, done, total)
+def _from_thread(on_progress: OnProgress) -> OnProgress:
+    return lambda done, total: on_loop(on_progress, done, total)

@@ -1,7 +1,6 @@
-"""The one door to contexts: builds request contexts, keeps sessions, remembers what was served.
+"""Context engine: builds request contexts, keeps sessions, records what was served, and explains it.
 
-A request never fails because selection did: then the session's items are served, and the record says why.
-Runs on the event loop; what blocks is done by what it is given.
+It runs on the event loop; blocking work goes to the threads of the searcher.
 """
 
 from __future__ import annotations
@@ -15,41 +14,52 @@ import anyio
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.background_indexing import OnProgress
-from mcp_context_proxy.context.cost import Costs
-from mcp_context_proxy.context.expansion import ContextExpander
-from mcp_context_proxy.context.explanation import Explanation, explain
-from mcp_context_proxy.context.options import NO_OVERRIDES, ContextOptions, Overrides, overridden
-from mcp_context_proxy.context.records import ContextItem, Draft, Origin, RequestContext, RequestRecords
+from mcp_context_proxy.context.options import (
+    NO_OVERRIDES,
+    ContextOptions,
+    DomainOptions,
+    Overrides,
+    overridden,
+)
+from mcp_context_proxy.context.records import ContextItem, Mode, Origin, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, Snapshots
-from mcp_context_proxy.context.selection import Selected, Selection, SelectionRequest
-from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions
+from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
+from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions, SessionView, key_of
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
+from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
 
 RELATED = 20
-"""Items that are named as near to one: a screen."""
+"""Related items in one response: a screen."""
 
 COUNTING_SECONDS = 0.5
-"""For the tokens of all there is; a longer count goes on by itself, and whoever asks again has its result."""
+"""Timeout for counting the tokens of the catalog; a longer count goes on for the next caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedItem:
+    """An item that was removed from a session by hand."""
+
+    type: Kind
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """A session as it is now."""
+    """Current context of a session."""
 
     id: str
     kind: str
-    """What keeps it: a ``connection`` or a ``handle``."""
+    """The owner: a ``connection`` or a ``handle``."""
     created: float
     """Seconds since 1970."""
     query: str | None
     items: tuple[ContextItem, ...]
-    removed: tuple[tuple[Kind, str], ...]
-    """Type and name of what was removed by hand."""
-    overrides: Overrides
+    removed: tuple[RemovedItem, ...]
+    options: Overrides
     latest_request: str | None
 
 
@@ -64,31 +74,31 @@ class ContextEngine:
         records: RequestRecords,
         options: ContextOptions,
         costs: Costs,
-        companions: ContextExpander,
+        expander: ContextExpander,
         reranker: Reranker | None = None,
         working_set: WorkingSet | None = None,
     ) -> None:
-        """Put together what it needs.
+        """Connect the parts.
 
         Args:
-            catalog: Of everything: the agent's level.
-            searcher: Selects for a query.
-            sessions: All there are.
-            records: Remembers request contexts.
-            options: The agent's.
+            catalog: All items: the agent's level.
+            searcher: Searches for a query.
+            sessions: All sessions.
+            records: Records of request contexts.
+            options: The agent's options.
             costs: Estimates tokens.
-            companions: Knows what comes with what was found.
-            reranker: Asks another model about the order; None for nobody.
-            working_set: Is in every context.
+            expander: Finds the items that come with selected ones.
+            reranker: Asks another model about the order of the best tools; None for no model.
+            working_set: Tools that are part of every context.
         """
         self._reranker = reranker
         self._catalog, self._searcher, self._sessions = catalog, searcher, sessions
         self._records, self._costs = records, costs
         self.configure(options)
-        self._selection = Selection(searcher, companions, costs, working_set or WorkingSet())
+        self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
     def configure(self, options: ContextOptions) -> None:
-        """Select by these options of the agent's from now on."""
+        """Apply other options of the agent."""
         self._options, self.expand_results = options, options.expand_results
 
     async def build(
@@ -101,9 +111,9 @@ class ContextEngine:
         scope: Scope | None = None,
         remember: bool = True,
     ) -> RequestContext:
-        """What a model is to be given for a query. See `select`."""
-        selected = await self.select(query, session, overrides, origin=origin, scope=scope, remember=remember)
-        return selected.context
+        """Return the context for a query; see `select`."""
+        answer = await self.select(query, session, overrides, origin=origin, scope=scope, remember=remember)
+        return answer.context
 
     async def select(
         self,
@@ -119,66 +129,74 @@ class ContextEngine:
         client: RerankerModel | None = None,
         listed: Collection[str] | None = None,
         owner: str | None = None,
-    ) -> Selected:
-        """The same, with what the search found.
+    ) -> SearchAnswer:
+        """Return the context for a query, with the results of the search.
 
         Args:
             query: In the user's or model's words.
-            session: Whose items are part of the context; None for the ``always`` items alone.
-            overrides: What the request changes.
-            origin: What asked.
-            scope: What may be selected; None for everything that the session has not removed.
-            remember: Whether it is kept; not where somebody only looks at what would be selected.
-            on_progress: Told how far indexing is, when the search has to wait for it.
-            rerank: When another model is asked for the order of the best tools; by default as configured, and
-                never for a list, which has an order of its own, or where somebody only looks.
-            client: The model of whoever asks, where it may be asked.
-            listed: Exposed names in the list of a handshake-era session, where this decides on that list.
-            owner: Who asks, where a host does.
+            session: Session whose items are part of the context; None for the ``always`` items alone.
+            overrides: Changes by the request.
+            origin: Cause of the request.
+            scope: Limits of the search; None for everything that the session has not removed.
+            remember: Record the request; False to only look.
+            on_progress: Called with the progress of indexing if the search has to wait for it.
+            rerank: When to ask another model for the order of the best tools; by default as configured, and
+                never for a list, which has an order of its own, or without `remember`.
+            client: Model of the client, where it may be asked.
+            listed: Exposed names in the list of a handshake-era session, if this decides on that list.
+            owner: Digest of the credentials of an MCP client.
 
         Raises:
-            UnknownFilterError: the scope has a server, category or tag that there is not.
+            UnknownFilterError: a server, category or tag in the scope does not exist.
         """
-        of_session = NO_OVERRIDES if session is None else session.overrides
-        options = overridden(self._options, of_session, overrides)
+        levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
+        changes = [level for level in levels if level != NO_OVERRIDES]
+        options = overridden(self._options, *changes) if changes else self._options
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
-        scope = replace(scope or EVERYTHING, without=view.removed)
-        request = SelectionRequest(query, origin, options, view, scope, listed)
-        filters = scope.constraints.applied()
-        draft = Draft(query, origin, view.id, options, filters=filters, owner=owner)
+        selection = Selection(
+            query=query,
+            origin=origin,
+            options=options,
+            session=view,
+            scope=replace(scope or EVERYTHING, without=view.removed),
+            listed=listed,
+            owner=owner,
+        )
         try:
             snapshot = await self._searcher.ready(self._catalog, on_progress)
-            await self._searcher.check(request.scope, snapshot)
+            await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:
             raise
         except Exception as error:
             # boundary: a request must not fail because its selection did
-            draft.fail(error)
+            selection.fail(error)
             snapshot = self._catalog.snapshot
         if rerank is None and (origin == "list" or not remember):
             rerank = "never"
-        selected = await self._selected(request, snapshot, draft, rerank, client)
+        answer = await self._complete(selection, snapshot, rerank, client)
         if remember:
-            self._remember(selected.context, session)
-        return selected
+            self._records.add(answer.context)
+            if session is not None:
+                self._sessions.register(session)
+                session.asked(answer.context.id, query)
+        return answer
 
-    async def _selected(
+    async def _complete(
         self,
-        request: SelectionRequest,
+        selection: Selection,
         snapshot: Snapshot,
-        draft: Draft,
         rerank: RerankMode | None,
         client: RerankerModel | None,
-    ) -> Selected:
-        """The context of a request, with the order of another model where that is wanted."""
-        selection, off_loop, reranker = self._selection, self._searcher.off_loop, self._reranker
+    ) -> SearchAnswer:
+        """Search, rerank if that is wanted, and complete the selection."""
+        selector, off_loop, reranker = self._selector, self._searcher.off_loop, self._reranker
         if reranker is None or (rerank or reranker.mode) == "never":
-            return await off_loop(partial(selection.select, request, snapshot, draft))
-        found = await off_loop(partial(selection.found, request, snapshot, draft, CANDIDATES))
+            return await off_loop(partial(selector.select, selection, snapshot))
+        found = await off_loop(partial(selector.search, selection, snapshot, CANDIDATES))
         if found is not None:
-            tools, draft.rerank = await reranker.rerank(found.tools, client, rerank)
+            tools, selection.rerank = await reranker.rerank(found.tools, client, rerank)
             found = replace(found, tools=tools)
-        return await off_loop(partial(selection.completed, request, snapshot, draft, found))
+        return await off_loop(partial(selector.complete, selection, snapshot, found))
 
     async def explain(
         self,
@@ -189,14 +207,14 @@ class ContextEngine:
         session: SessionContext | None = None,
         overrides: Overrides = NO_OVERRIDES,
     ) -> Explanation:
-        """Why an item is in the context of a query or is not; nothing is remembered.
+        """Explain why an item is in the context of a query or not, without a record.
 
         Raises:
             UnknownItemError: there is no such item.
         """
         as_configured = None if self._reranker is None else self._reranker.mode
-        selected = await self.select(query, session, overrides, remember=False, rerank=as_configured)
-        context, snapshot = selected.context, selected.snapshot
+        answer = await self.select(query, session, overrides, remember=False, rerank=as_configured)
+        context, snapshot = answer.context, answer.snapshot
         item = context_session.resolve(snapshot, kind, name, server)
 
         def explained() -> Explanation:
@@ -208,60 +226,55 @@ class ContextEngine:
     async def related(
         self, kind: Kind, name: str, server: str | None = None, limit: int = RELATED
     ) -> list[ContextItem]:
-        """What is near in meaning to an item, nearest first.
+        """Return the items most similar to one, most similar first.
 
         Raises:
             UnknownItemError: there is no such item.
         """
         snapshot = await self._searcher.ready(self._catalog)
         item = context_session.resolve(snapshot, kind, name, server)
-        return await self._searcher.off_loop(partial(self._selection.related, item, snapshot, limit))
+        return await self._searcher.off_loop(partial(self._selector.related, item, snapshot, limit))
 
     async def current(
         self, query: str | None, session: SessionContext | None, kinds: frozenset[Kind]
     ) -> RequestContext:
-        """What is in force now, looked at and not remembered; without a query what the session has."""
+        """Return the current context without a record: for a query, or without one the session's items."""
         if query is not None and query.strip():
             return await self.build(query, session, scope=Scope(kinds), remember=False)
-        draft = Draft("", "context", None if session is None else session.id, self._options)
-        draft.add(item for item in await self.items(session) if item.type in kinds)
-        return draft.finished()
-
-    def _remember(self, context: RequestContext, session: SessionContext | None) -> None:
-        self._records.add(context)
-        if session is not None:
-            self._sessions.register(session)
-            session.asked(context.id, context.query)
+        view = SessionView(id=None if session is None else session.id)
+        selection = Selection(query="", origin="context", options=self._options, session=view)
+        selection.add(item for item in await self.items(session) if item.type in kinds)
+        return selection.context()
 
     def register(self, session: SessionContext) -> None:
-        """List a session from now on, for as long as somebody keeps it."""
+        """List a session until its owner drops it."""
         self._sessions.register(session)
 
     def find_session(self, session_id: str) -> SessionContext | None:
-        """What `build`, `add` and `remove` take, by its public id; None when there is none."""
+        """Return the session with a public id; None if there is none, or it has ended."""
         return self._sessions.get(session_id)
 
     async def sessions(self) -> list[SessionState]:
-        """Every session, oldest first."""
+        """Return every session, oldest first."""
         return [await self.state(session) for session in list(self._sessions)]
 
     async def state(self, session: SessionContext) -> SessionState:
-        """A session as it is now."""
+        """Return the current context of a session."""
         return SessionState(
             id=session.id,
             kind=session.kind,
             created=session.created,
             query=session.query,
             items=await self.items(session),
-            removed=tuple(sorted(session.removed)),
-            overrides=session.overrides,
+            removed=tuple(RemovedItem(*key) for key in sorted(session.removed)),
+            options=session.overrides,
             latest_request=session.latest_request,
         )
 
     async def items(self, session: SessionContext | None = None) -> tuple[ContextItem, ...]:
-        """A session's items; without a session, those of every session."""
+        """Return the items of a session; without one, those of every session."""
         view = NO_SESSION if session is None else session.view()
-        listed = partial(self._selection.session_items, self._catalog.snapshot, view)
+        listed = partial(self._selector.session_items, self._catalog.snapshot, view)
         return await self._searcher.off_loop(lambda: tuple(listed()))
 
     def add(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
@@ -273,7 +286,7 @@ class ContextEngine:
         context_session.add(session, context_session.resolve(self._catalog.snapshot, kind, name, server))
 
     def remove(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
-        """Remove an item from a session by hand: it is in none of its contexts until it is added again.
+        """Remove an item from all contexts of a session, until it is added again.
 
         Raises:
             UnknownItemError: there is no such item.
@@ -281,19 +294,112 @@ class ContextEngine:
         context_session.remove(session, context_session.resolve(self._catalog.snapshot, kind, name, server))
 
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
-        """The latest request contexts, of one session (by public id) or of all, newest first."""
+        """Return the latest request contexts of a session (by public id) or of all, newest first."""
         return await self._records.latest(limit, session)
 
     async def requests_of(self, owner: str | None, limit: int = 50) -> list[RequestContext]:
-        """The same, of one who asked."""
+        """Return the latest request contexts of one owner, newest first."""
         return await self._records.latest_of(owner, limit)
 
     async def request(self, request_id: str) -> RequestContext | None:
-        """One request context; None when it is unknown or forgotten."""
+        """Return a request context; None if it is unknown or forgotten."""
         return await self._records.get(request_id)
 
     async def tokens_behind(self) -> int | None:
-        """What a model would read if everything were listed, estimated; None while it is being counted."""
+        """Return the estimated tokens of the whole catalog; None while they are being counted."""
         with anyio.move_on_after(COUNTING_SECONDS):
             return await self._searcher.off_loop(partial(self._costs.behind, self._catalog.snapshot))
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Parts of a score; see `Result`."""
+
+    total: float
+    cosine: float | None
+    lexical: float
+    need: float
+    terms: tuple[tuple[str, str, float], ...]
+    """The lexical score by field and word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Reasons for which one item is in a context or not."""
+
+    query: str
+    type: Kind
+    name: str
+    server: str | None
+    include: IncludeMode
+    """The configured include mode."""
+    selected: Mode | None
+    """How it came into the context; None if it did not."""
+    reason: str
+    """One sentence for a person."""
+    rank: int | None
+    """Position among the ranked items of its domain; None if it is not ranked."""
+    ranked: int
+    """Number of ranked items."""
+    score: Score | None
+    tokens: int
+    options: DomainOptions
+    max_tokens: int | None
+    rerank: str | None = None
+    """Outcome of reranking; ``rank`` is the position before it."""
+
+
+def explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) -> Explanation:
+    """Explain an item.
+
+    Args:
+        item: An item of the catalog.
+        context: The context for the query.
+        ranking: Ranking of the item's whole domain for the query.
+        tokens: Cost of the item.
+    """
+    kind, name = key_of(item)
+    ordered = (*ranking.results, *ranking.near_misses, *ranking.others)
+    place = next((at for at, result in enumerate(ordered) if key_of(result.item) == (kind, name)), None)
+    result = None if place is None else ordered[place]
+    here = next((one for one in context.items if (one.type, one.name) == (kind, name)), None)
+    reason = _why_not(item, context, ranking, place) if here is None else here.why
+    suspicion = ranking.suspected.get(item.server) if isinstance(item, Tool) else None
+    if suspicion is not None and SUSPECTED[suspicion] not in reason:
+        reason = f"{reason}; {SUSPECTED[suspicion]}"
+    score = None
+    if result is not None:
+        score = Score(result.score, result.cosine, result.lexical, result.need, result.terms)
+    return Explanation(
+        query=context.query,
+        type=kind,
+        name=name,
+        server=item.server if isinstance(item, Tool) else None,
+        include=item.include,
+        selected=None if here is None else here.include_mode,
+        reason=reason,
+        rank=None if place is None else place + 1,
+        ranked=len(ordered),
+        score=score,
+        tokens=tokens,
+        options=context.options.tools if kind is Kind.TOOL else context.options.documents,
+        max_tokens=context.options.max_tokens,
+        rerank=None if context.rerank is None or kind is not Kind.TOOL else context.rerank.reason,
+    )
+
+
+def _why_not(item: Item, context: RequestContext, ranking: Ranking, place: int | None) -> str:
+    if context.failure is not None:
+        return f"the search failed: {context.failure}"
+    if item.include is IncludeMode.MANUAL:
+        return "it is manual: no search finds it, it must be added to a session by hand"
+    if any((one.type, one.name) == key_of(item) for one in context.dropped):
+        return f"it was selected, but does not fit into {context.options.max_tokens:,} tokens"
+    if not ranking.fits:
+        return "nothing fits the query well enough"
+    if place is None:
+        return "it has nothing in common with the query"
+    last = ranking.results[-1].score if ranking.results else 0.0
+    higher = "another ranks" if len(ranking.results) == 1 else f"{len(ranking.results)} others rank"
+    return f"{higher} higher; the last one that was chosen scores {last:.2f}"

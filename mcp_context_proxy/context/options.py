@@ -1,6 +1,6 @@
-"""How much is selected: the agent's settings, overridden by the session's, overridden by the request's.
+"""Options of a selection: the configuration, overridden by the session, overridden by the request.
 
-A `None` in `Overrides` changes nothing. What results is a `ContextOptions`, which the request context keeps.
+The resulting `ContextOptions` are part of the request context.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ Score = Annotated[float, Meta(ge=0, le=1)]
 
 @dataclass(frozen=True, slots=True)
 class DomainOptions:
-    """How much is selected in one domain: tools, or documents (rules and references)."""
+    """Limits for one domain: tools, or documents (rules and references)."""
 
     top_k: int
     """Chunk matches considered."""
     top_n: int
     """Items selected."""
     include_score: float | None
-    """Items whose cosine is as much are selected even past ``top_n``; None for none."""
+    """Cosine from which items are selected even past ``top_n``; None for no such items."""
 
     @classmethod
     def of(cls, numbers: DomainSearch) -> Self:
-        """As configured."""
+        """Take the limits from the configuration."""
         unbounded = isinf(numbers.include_score)
         return cls(numbers.top_k, numbers.top_n, None if unbounded else numbers.include_score)
 
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """Everything that decides how much is selected for a request."""
+    """All options of one selection."""
 
     tools: DomainOptions
     documents: DomainOptions
     max_tokens: int | None = None
-    """What all items together may cost; None for no bound."""
+    """Budget for all items together; None for no limit."""
     expansion_depth: int = 0
-    """Steps from what is selected to what is near to it."""
+    """Number of steps from selected items to similar ones; 0 for none."""
     expansion_threshold: float = 0.75
-    """Cosine from which an item is near to another."""
+    """Cosine from which two items count as similar."""
     expansion_top_n: int = 3
-    """Items of each step."""
+    """Similar items added in each step."""
     history: int = 0
-    """Earlier queries of the session that join this one."""
+    """Number of earlier queries of the session that influence this one."""
     retain_requests: int = 3
-    """For how many requests a tool that was used stays selected."""
+    """Number of requests for which a called tool stays selected."""
     expand_results: bool = False
-    """Whether the answer of the latest call may bring items."""
+    """True to let the result of the latest call add similar items."""
     calibrated: bool = True
-    """Whether the ``include_score`` of presets means anything: cosines of another model are other numbers."""
+    """False with another embedding model: its cosines differ, so presets have no ``include_score``."""
     list_tokens: int = 0
-    """What a list may hold where a selection is not to be relied on, without ``max_tokens``."""
+    """Budget, without ``max_tokens``, of a list that is filled because little is known about the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainOverrides:
-    """What a session or a request changes in one domain; numbers beat the preset."""
+    """Changes by a session or a request in one domain; numbers override the preset."""
 
     preset: Preset | None = None
     top_k: Count | None = None
@@ -76,7 +76,7 @@ class DomainOverrides:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a session or a request changes."""
+    """Changes by a session or a request; None keeps the value of the level above."""
 
     tools: DomainOverrides = DomainOverrides()
     documents: DomainOverrides = DomainOverrides()
@@ -93,7 +93,7 @@ NO_OVERRIDES = Overrides()
 
 
 def configured(config: Config) -> ContextOptions:
-    """The agent's options."""
+    """Return the options of the configuration."""
     search, context, calibrated = config.search, config.context, config.embedding.packaged
     return ContextOptions(
         tools=DomainOptions.of(search.resolved("tools", calibrated)),
@@ -111,7 +111,7 @@ def configured(config: Config) -> ContextOptions:
 
 
 def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:
-    """The options after one level has overridden the one before it."""
+    """Return the options after each level, in order, has overridden the ones before it."""
     for level in levels:
         if level == NO_OVERRIDES:
             continue
@@ -137,7 +137,7 @@ def _domain(options: DomainOptions, level: DomainOverrides, calibrated: bool) ->
         if (value := getattr(level, name)) is not None
     }
     if level.top_n is not None and level.include_score is None:
-        # A number that was asked for is a promise: no score adds to it.
+        # An explicit number is a promise: no score adds to it.
         numbers["include_score"] = None
     options = replace(options, **numbers)
     return replace(options, top_k=max(options.top_k, options.top_n))

@@ -1,23 +1,16 @@
-"""Remembers request contexts: the latest in memory at once, all that are kept in the store, a moment later.
+"""Request contexts: the items chosen for a request, how and why, and the records that are kept of them.
 
-Nobody waits for the disk to be served. The store is written by one task, off the event loop.
-
-What was chosen for one request, how and why: names and numbers, never the text of a tool or document.
-
-Frozen values. What is written to the store and read back is equal to what was served.
-
-A request context as statistics count it: a search, what it found, and which of that was used.
+A request context holds names and numbers, never the text of a tool or document, and what the store returns
+is equal to what was served. Records are in memory at once and in the store a moment later, written by a task
+of its own: nobody waits for the disk.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import secrets
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Literal, TypeAlias
@@ -34,37 +27,34 @@ from mcp_context_proxy.store import BatchWriter, RequestRow, RequestStore, Searc
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
-ID_BYTES = 8
-"""Of a request's id: it names a record, it opens nothing; short enough to be typed."""
-
 Origin: TypeAlias = Literal["search", "set_context", "list", "context"]
-"""What asked: a search, ``set_context``, a list filtered by a query, or somebody who wants the context itself
-(a host's hook, an agent, a person)."""
+"""Cause of a request: a search, ``set_context``, a list filtered by a query, or a host's hook, an agent or a
+person that wants the context itself."""
 
 
 class Mode(StrEnum):
-    """How an item came into a request context."""
+    """Reason for which an item is in a request context."""
 
     ALWAYS = "always"
-    """It is in every session."""
+    """Part of every session."""
     MANUAL = "manual"
-    """It was added to the session by hand."""
+    """Added to the session by hand."""
     AGENT = "agent"
-    """The query selected it."""
+    """Selected by the query."""
     EXPANSION = "expansion"
-    """Something selected brought it."""
+    """Similar to a selected item, or named by a rule."""
     LEARNED = "learned"
-    """Successful calls speak for it."""
+    """Selected by the query with the support of earlier successful calls."""
     WORKING_SET = "working_set"
-    """It is used again and again, and was in the list from the start."""
+    """Used again and again, and listed from the start."""
     UNCERTAIN = "uncertain"
-    """It is listed because little is known of such requests, and there was room."""
+    """Listed because little is known about such requests, and there was room."""
     RETAINED = "retained"
-    """It was used a moment ago in this session."""
+    """Called recently in this session."""
 
 
 SESSION_MODES = frozenset({Mode.ALWAYS, Mode.MANUAL, Mode.WORKING_SET})
-"""Of items that are there whatever the query is."""
+"""Modes of items that do not depend on the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +65,19 @@ class ContextItem:
     name: str
     """Exposed name of a tool, name of a rule or reference."""
     server: str | None
-    """Of a tool; None for documents."""
+    """Server of a tool; None for documents."""
     include_mode: Mode
     score: float | None
     """None where no search scored it."""
     tokens: int
-    """What it costs a model to read, estimated."""
+    """Estimated cost for a model that reads it."""
     why: str
-    """One short sentence for a person."""
+    """Short reason for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Everything a model was given for one request, by name."""
+    """Everything that a model was given for one request, by name."""
 
     id: str
     time: float
@@ -95,129 +85,59 @@ class RequestContext:
     query: str
     origin: Origin
     session: str | None
-    """Public id of the session it belongs to."""
+    """Public id of its session."""
     items: tuple[ContextItem, ...]
-    """The session's items first, then those selected, best first."""
+    """The session's items first, then the selected ones, best first."""
     options: ContextOptions
-    """What was in force."""
+    """Options in force."""
     dropped: tuple[ContextItem, ...] = ()
-    """What was selected and did not fit into `ContextOptions.max_tokens`."""
+    """Selected items that did not fit into `ContextOptions.max_tokens`."""
     near_misses: tuple[ContextItem, ...] = ()
-    """When nothing fits: what came nearest. Not part of the context."""
+    """Closest items if nothing fits; not part of the context."""
     failure: str | None = None
-    """Why there was no selection; the session's items were served."""
+    """Reason why the selection failed; the session's items were served."""
     note: str | None = None
-    """What a person should know about how this was found, such as a model that could not be loaded."""
+    """Note for a person, such as about a model that could not be loaded."""
     confidence: float | None = None
-    """How much use has taught of such requests, 0 to 1; None where nothing hangs on it, or it is unknown."""
+    """How much use has taught about such requests, 0 to 1; None if it is unknown or makes no difference."""
     rerank: Reranking | None = None
-    """What became of asking another model for the order; None where that is not configured."""
+    """Outcome of reranking; None where it is not configured."""
     filters: dict[str, JSON] = field(default_factory=dict)
-    """What the search was asked to keep to, by name."""
+    """Search filters that were set, by name."""
     seconds: float = 0.0
-    """How long it took to build."""
+    """Time it took to build."""
     owner: str | None = None
-    """Who asked over MCP, by a digest of the credentials; None without any, and where no host asked."""
+    """Digest of the credentials of the MCP client; None without any, and for requests of others."""
 
     @property
     def tokens(self) -> int:
-        """Of all items together, estimated."""
+        """Estimated tokens of all items together."""
         return sum(item.tokens for item in self.items)
 
     def of(self, *types: Kind) -> tuple[ContextItem, ...]:
-        """Its items of some types."""
+        """Return the items of some types."""
         return tuple(item for item in self.items if item.type in types)
 
 
-@dataclass(slots=True)
-class Draft:
-    """A request context that is being put together: each item once, the first mention decides how it came."""
-
-    query: str
-    origin: Origin
-    session: str | None
-    options: ContextOptions
-    items: dict[tuple[Kind, str], ContextItem] = field(default_factory=dict)
-    dropped: tuple[ContextItem, ...] = ()
-    near_misses: tuple[ContextItem, ...] = ()
-    failure: str | None = None
-    note: str | None = None
-    confidence: float | None = None
-    rerank: Reranking | None = None
-    filters: dict[str, JSON] = field(default_factory=dict)
-    began: float = field(default_factory=time.perf_counter)
-    owner: str | None = None
-
-    def add(self, items: Iterable[ContextItem]) -> None:
-        """Take items that are not in it yet; one that is keeps its mode and gains its score."""
-        for item in items:
-            known = self.items.setdefault((item.type, item.name), item)
-            if known.score is None and item.score is not None:
-                self.items[item.type, item.name] = replace(known, score=item.score)
-
-    def fail(self, error: Exception) -> None:
-        """There is no selection; what the session has is all."""
-        logger.error("the selection for a request failed; the session's items are served", exc_info=error)
-        self.failure = f"{type(error).__name__}: {error}"
-
-    def finished(self) -> RequestContext:
-        """The value."""
-        return RequestContext(
-            id=secrets.token_hex(ID_BYTES),
-            time=time_of_day(),
-            query=self.query,
-            origin=self.origin,
-            session=self.session,
-            items=tuple(self.items.values()),
-            options=self.options,
-            dropped=self.dropped,
-            near_misses=self.near_misses,
-            failure=self.failure,
-            note=self.note,
-            confidence=self.confidence,
-            rerank=self.rerank,
-            filters=self.filters,
-            seconds=time.perf_counter() - self.began,
-            owner=self.owner,
-        )
-
-
 def as_data(context: RequestContext) -> dict[str, JSON]:
-    """As JSON has it, with its tokens in all; whose it is stays here."""
+    """Return a request context as JSON data, with its tokens and without its owner."""
     data: dict[str, JSON] = {**msgspec.to_builtins(context), "tokens": context.tokens}
     del data["owner"]
     return data
 
 
-def encoded(context: RequestContext) -> bytes:
-    """As JSON, complete."""
-    return msgspec.json.encode(context)
-
-
-def decoded(text: bytes) -> RequestContext:
-    """What `encoded` was given.
-
-    Raises:
-        msgspec.DecodeError: it is not a request context of this version.
-    """
-    return msgspec.json.decode(text, type=RequestContext)
-
-
-logger = logging.getLogger(__name__)
-
 IN_MEMORY = 200
-"""Request contexts that are at hand without the store: what a person looks at, under a megabyte."""
+"""Request contexts held in memory: as many as a person looks at, under a megabyte."""
 
 GATHERING_SECONDS = 0.5
-"""How long request contexts are gathered before they are written, so that a response that is just being sent
-does not share the processor with the disk."""
+"""Delay of a write: it goes into one transaction with its successors, and after the response."""
 
 UNWRITTEN = 1_000
 """Request contexts that wait for the store, some megabytes; of more, the oldest are dropped."""
 
 
 class RequestRecords:
-    """The request contexts there were. Without a store those in memory are all."""
+    """The records of request contexts: in memory, and in the store if there is one."""
 
     def __init__(self, limits: Limits, store: RequestStore | None = None) -> None:
         self._store, self._keep, self._age = store, limits.requests_kept, limits.requests_age_seconds
@@ -228,11 +148,11 @@ class RequestRecords:
         """Time of the newest one, in seconds since 1970."""
 
     def when_added(self, callback: Callable[[RequestContext], None]) -> None:
-        """Call with every request context that is added; it must not block."""
+        """Call with every request context that is added; the callback must not block."""
         self._added.append(callback)
 
     def add(self, context: RequestContext) -> None:
-        """Remember one. Does not block."""
+        """Record a request context. Does not block."""
         self._recent[context.id] = context
         self.newest = context.time
         if len(self._recent) > min(IN_MEMORY, self._keep):
@@ -243,26 +163,34 @@ class RequestRecords:
             added(context)
 
     def recent(self) -> Iterator[RequestContext]:
-        """Those in memory, newest first."""
+        """Iterate over the request contexts in memory, newest first."""
         return reversed(self._recent.values())
 
     async def get(self, request_id: str) -> RequestContext | None:
-        """The one by that id; None when it is unknown or forgotten."""
+        """Return the request context with an id; None if it is unknown or forgotten."""
         known = self._recent.get(request_id)
         if known is None:
             known = next((one for one in self._writer.unwritten if one.id == request_id), None)
         if known is not None or self._store is None:
             return known
-        row = await in_thread(self._get, request_id)
-        return None if row is None else _read(row)
+        try:
+            row = await in_thread(self._store.get, request_id)
+        except StoreError:
+            return None
+        return None if row is None else _decoded(row)
 
     async def latest(self, limit: int, session: str | None = None) -> list[RequestContext]:
-        """The latest, of one session or of all, newest first; also those of other proxies on the store."""
+        """Return the latest request contexts, newest first, also of other proxies that share the store.
+
+        Args:
+            limit: Number of request contexts.
+            session: Public id of a session; None for all sessions.
+        """
         recent = (one for one in self.recent() if session is None or one.session == session)
         return await self._with_stored(recent, limit, lambda store: store.latest(limit, session))
 
     async def latest_of(self, owner: str | None, limit: int) -> list[RequestContext]:
-        """The same, of one who asked."""
+        """Return the latest request contexts of one owner, newest first."""
         recent = (one for one in self.recent() if one.owner == owner)
         return await self._with_stored(recent, limit, lambda store: store.latest_of(owner, limit))
 
@@ -274,8 +202,11 @@ class RequestRecords:
     ) -> list[RequestContext]:
         found = {one.id: one for one in recent}
         if self._store is not None:
-            rows = await in_thread(self._rows, partial(read, self._store))
-            stored = (_read(row) for row in rows if row.id not in found)
+            try:
+                rows = await in_thread(partial(read, self._store))
+            except StoreError:
+                rows = []
+            stored = (_decoded(row) for row in rows if row.id not in found)
             found |= {one.id: one for one in stored if one is not None}
         return sorted(found.values(), key=lambda one: -one.time)[:limit]
 
@@ -285,64 +216,58 @@ class RequestRecords:
 
     def _put(self, contexts: Iterable[RequestContext]) -> None:
         assert self._store is not None
-        rows = [RequestRow(one.id, one.time, one.session, encoded(one), one.owner) for one in contexts]
+        encode = msgspec.json.encode
+        rows = [RequestRow(one.id, one.time, one.session, encode(one), one.owner) for one in contexts]
         self._store.put(rows, self._keep, time_of_day() - self._age)
 
-    def _get(self, request_id: str) -> RequestRow | None:
-        assert self._store is not None
-        try:
-            return self._store.get(request_id)
-        except StoreError:
-            return None
 
-    def _rows(self, read: Callable[[], list[RequestRow]]) -> list[RequestRow]:
-        try:
-            return read()
-        except StoreError:
-            return []
-
-
-def _read(row: RequestRow) -> RequestContext | None:
-    """A stored one; None when another version wrote it and this one cannot read it."""
+def _decoded(row: RequestRow) -> RequestContext | None:
+    """Decode a stored request context; None if another version wrote it and this one cannot read it."""
     try:
-        return decoded(row.context)
+        return msgspec.json.decode(row.context, type=RequestContext)
     except msgspec.DecodeError:
         return None
 
 
-QUERY_CHARACTERS = 1_000
-"""Kept of a query."""
+STATISTICS_QUERY_CHARACTERS = 1_000
+"""Length to which the statistics cut a query."""
 
 
 class SearchStatistics:
-    """Tells the statistics of request contexts. Does not block."""
+    """Counts searches and the use of their results. Does not block."""
 
     def __init__(self, usage: UsageRecorder, keep_queries: bool) -> None:
         """Prepare to count.
 
         Args:
-            usage: Counts.
-            keep_queries: Whether the text of a query may be kept, or its hash only.
+            usage: Recorder of the statistics.
+            keep_queries: Keep the text of queries, or else only their hash.
         """
         self._usage, self._keep_queries = usage, keep_queries
 
     def served(self, context: RequestContext) -> None:
-        """A request was served."""
-        self._usage.searched(self._row(context), context.tokens)
+        """Count a request."""
+        self._usage.searched(self._row(context, _found(context)), context.tokens)
 
     def used(self, context: RequestContext, tool: Tool) -> None:
-        """A tool that a request had selected was called for it."""
-        names = [item.name for item in _found(context)]
-        rank = names.index(tool.exposed_name) + 1 if tool.exposed_name in names else None
-        self._usage.used(self._row(context, tool.exposed_name, rank))
-
-    def _row(self, context: RequestContext, chosen: str | None = None, rank: int | None = None) -> SearchRow:
+        """Count the call of a tool that a request had selected."""
         found = _found(context)
+        names = [item.name for item in found]
+        rank = names.index(tool.exposed_name) + 1 if tool.exposed_name in names else None
+        self._usage.used(self._row(context, found, tool.exposed_name, rank))
+
+    def _row(
+        self,
+        context: RequestContext,
+        found: list[ContextItem],
+        chosen: str | None = None,
+        rank: int | None = None,
+    ) -> SearchRow:
         return SearchRow(
             id=context.id,
             time=context.time,
             key=hashlib.sha256(context.query.encode()).digest(),
-            query=context.query[:QUERY_CHARACTERS] if self._keep_queries else None,
+            query=context.query[:STATISTICS_QUERY_CHARACTERS] if self._keep_queries else None,
             origin=context.origin,
             results=len(found),
             top=found[0].name if found else None,
@@ -354,7 +279,7 @@ class SearchStatistics:
 
 
 def _found(context: RequestContext) -> list[ContextItem]:
-    """The tools that the query selected, best first."""
+    """Return the tools selected by the query, best first."""
     scored = [item for item in context.of(Kind.TOOL) if item.score is not None]
     if _is_reranked(context):
         return scored

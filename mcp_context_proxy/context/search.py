@@ -1,11 +1,4 @@
-"""Runs searches: off the event loop, a few at a time, with progress for whoever waits.
-
-What a search found, in both domains, and what its constraints kept it from finding.
-
-Answers that are given again: for the same question, as long as nothing has changed that they depend on.
-
-One state of things at a time: with another one all is forgotten, so nothing here is ever outdated.
-"""
+"""Searches: their results, the items that filters leave out, and the service that runs them in threads."""
 
 from __future__ import annotations
 
@@ -22,65 +15,65 @@ from typing import Final, Generic, Protocol, TypeVar
 import anyio
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context import constraints
+from mcp_context_proxy.context import search_filters
 from mcp_context_proxy.context.background_indexing import BackgroundIndexing, Indexed, OnProgress
-from mcp_context_proxy.context.constraints import NO_CONSTRAINTS, Constraints, Figures
-from mcp_context_proxy.context.options import ContextOptions, DomainOptions, configured
+from mcp_context_proxy.context.options import ContextOptions, DomainOptions
+from mcp_context_proxy.context.search_filters import NO_FILTERS, Figures, SearchFilters
 from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.embedding.embeddings import Lookups
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Item, Kind, Snapshot
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Ranking, Result, SearchOptions
 from mcp_context_proxy.system.threads import in_thread
 
-NO_FILTERS = Filters()
+ENGINE_DEFAULTS: Final = Filters()
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """Something that would have been found without the constraints."""
+    """An item that only the filters keep out of the results."""
 
     result: Result
     failed: tuple[str, ...]
-    """Names of the constraints that it does not meet."""
+    """Names of the filters that it does not meet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found in both domains."""
+    """Results of a search in both domains."""
 
     tools: Ranking
     documents: Ranking | None
-    """None when no documents were searched."""
+    """None if no documents were searched."""
     snapshot: Snapshot
-    """What was searched."""
+    """The catalog that was searched."""
     brought: tuple[Result, ...] = ()
-    """What was not found itself, and comes with what was."""
-    constraints: Constraints = NO_CONSTRAINTS
-    filters: Filters = NO_FILTERS
-    """What the constraints came to."""
+    """Items that were not found themselves, and come with those that were."""
+    wanted: SearchFilters = NO_FILTERS
+    filters: Filters = ENGINE_DEFAULTS
+    """The engine's filters for ``wanted``."""
     excluded: tuple[Excluded, ...] = ()
-    """Where they leave nothing that fits: what would have, best first."""
+    """Best items that the filters left out, if nothing fits among the rest."""
 
     @property
     def known(self) -> int:
-        """Items there are to search."""
+        """Number of items in the catalog."""
         return len(self.snapshot.tools) + len(self.snapshot.documents)
 
     @property
     def considered(self) -> int:
-        """Items that met the constraints."""
+        """Number of items that meet the filters."""
         return self.tools.considered + (self.documents.considered if self.documents else 0)
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """What was selected: tools, best first, then documents, then what comes with them."""
+        """Selected items: tools, best first, then documents, then items that come with them."""
         return self.tools.results + (self.documents.results if self.documents else ()) + self.brought
 
     @property
     def near_misses(self) -> tuple[Result, ...]:
-        """Where no tool fits: what comes nearest, tools, then documents if they do not fit either."""
+        """Closest items if no tool fits: tools, then documents if those do not fit either."""
         if self.tools.results:
             return ()
         documents = self.documents.near_misses if self.documents else ()
@@ -88,15 +81,15 @@ class Found:
 
     @property
     def note(self) -> str | None:
-        """What a person should know about how this was found."""
+        """Note for a person about how this was found."""
         return self.tools.note or (self.documents.note if self.documents else None)
 
     @property
     def filter_note(self) -> str | None:
-        """What the constraints left out, for who reads the answer; None where they left what fits."""
-        if not self.constraints or self.results:
+        """Note about the items that the filters left out; None if something fits among the rest."""
+        if self.wanted == NO_FILTERS or self.results or not (applied := self.wanted.applied()):
             return None
-        asked = ", ".join(f"{name} {said(value)}" for name, value in self.constraints.applied().items())
+        asked = ", ".join(f"{name} {filter_text(value)}" for name, value in applied.items())
         if self.considered:
             items = "1 item" if self.considered == 1 else f"{self.considered:,} items"
             note = f"Nothing fits among the {items} that the filters leave ({asked})."
@@ -104,32 +97,32 @@ class Found:
             note = f"No item meets the filters ({asked})."
         if not self.excluded:
             return note
-        named = (f"{_name(one.result.item)} (by {', '.join(one.failed)})" for one in self.excluded)
+        named = []
+        for one in self.excluded:
+            item = one.result.item
+            name = item.uri if isinstance(item, Document) else item.exposed_name
+            named.append(f"{name} (by {', '.join(one.failed)})")
         return f"{note} Left out by them: {'; '.join(named)}."
 
 
-def said(value: object) -> str:
-    """The value of a filter, for a person."""
+def filter_text(value: object) -> str:
+    """Return the value of a filter as text for a person."""
     if isinstance(value, list):
         return "+".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _name(item: Item) -> str:
-    return item.uri if isinstance(item, Document) else item.exposed_name
-
-
 ANSWERS: Final = 256
-"""Some 10 kB each; between two changes nobody asks more."""
+"""Cached responses, some 10 kB each; between two changes of the catalog nobody searches for more."""
 
 SECONDS: Final = 3600.0
-"""What use has taught fades with time; in an hour by a five-hundredth."""
+"""Life of a cached response: what use has taught fades by a five-hundredth in an hour."""
 
 Answer = TypeVar("Answer")
 
 
 class ResultCache(Generic[Answer]):
-    """Answers by question. Thread-safe."""
+    """Cache of answers by question, valid for one state of catalog and learning at a time. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
@@ -138,7 +131,7 @@ class ResultCache(Generic[Answer]):
         self.lookups = Lookups()
 
     def get(self, state: object, question: Hashable) -> Answer | None:
-        """The answer to a question in a state of things; None where there is none."""
+        """Return the cached answer in this state; another state empties the cache."""
         with self._lock:
             if state != self._state:
                 self._state = state
@@ -153,7 +146,7 @@ class ResultCache(Generic[Answer]):
             return answer
 
     def put(self, state: object, question: Hashable, answer: Answer) -> None:
-        """Remember the answer to a question in a state of things, unless there is another one by now."""
+        """Cache an answer, unless the state has changed since."""
         with self._lock:
             if state != self._state:
                 return
@@ -164,17 +157,17 @@ class ResultCache(Generic[Answer]):
 
 
 STARTING_PATIENCE_SECONDS = 1.0
-"""How long a search waits for servers that are still starting: a host's first question should not miss
-half of what there is, and nobody should wait for a server that hangs."""
+"""Time that a search waits for starting servers: a host's first question should not miss half of the catalog,
+and nobody should wait for a server that hangs."""
 
 SEARCHES_AT_ONCE = 4
-"""Worker threads that search at a time; more would only share the same processors."""
+"""Worker threads for searches; more would only share the same processors."""
 
 DOCUMENT_SHARE = 0.65
-"""Documents that score less than this share of the best one are not shown."""
+"""Share of the best score that a document needs to be shown."""
 
 EXCLUDED_NAMED = 3
-"""Items that are named where filters leave nothing that fits."""
+"""Items named in the note about what the filters left out."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
 
@@ -182,36 +175,36 @@ T = TypeVar("T")
 
 
 class Snapshots(Protocol):
-    """Whatever has a catalog of the moment."""
+    """A catalog: it has a current snapshot."""
 
     @property
     def snapshot(self) -> Snapshot:
-        """Everything there is now."""
+        """All current items."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a search may find."""
+    """Limits of a search."""
 
     kinds: frozenset[Kind] | None = None
-    """None for all."""
-    constraints: Constraints = NO_CONSTRAINTS
+    """None for all kinds."""
+    filters: SearchFilters = NO_FILTERS
     without: frozenset[ItemKey] = frozenset()
-    """Items that it may not find."""
+    """Items that are left out."""
 
 
 EVERYTHING = Scope()
 
 
 class Searcher:
-    """The engine as the server uses it: asynchronous, with the configured options."""
+    """The search engine for the event loop: waits for indexing, runs searches in threads, caches results."""
 
     def __init__(
         self,
         engine: Engine,
         config: Config,
-        caught_up: Callable[[float], Awaitable[None]],
+        wait_for_starting_servers: Callable[[float], Awaitable[None]],
         open_model: Callable[[], object],
         figures: Callable[[], Figures] = dict,
     ) -> None:
@@ -220,68 +213,57 @@ class Searcher:
         Args:
             engine: Finds and ranks.
             config: Has the search options.
-            caught_up: Waits, no longer than it is told, for servers that are still starting.
-            open_model: Makes the model ready, in a thread, while servers are waited for and words are read.
-            figures: What is known of tools from their calls, now.
+            wait_for_starting_servers: Takes a timeout in seconds.
+            open_model: Loads the model, in a thread, while the search waits for other things.
+            figures: Returns how earlier calls went.
         """
-        self._engine, self._caught_up, self._figures = engine, caught_up, figures
+        self._engine, self._figures = engine, figures
+        self._wait_for_starting_servers = wait_for_starting_servers
         self.remembered = ResultCache[Found]()
         self.configure(config)
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
         self._indexing = BackgroundIndexing(engine, open_model)
 
     def configure(self, config: Config) -> None:
-        """Search with these options from now on."""
-        self._options = configured(config)
+        """Apply a configuration."""
         self._patience = config.limits.indexing_wait_seconds
         self._servers = {name: server for name, server in config.servers.items() if server.enabled}
 
     async def run(self) -> None:
-        """Index what searches want, in a thread, until cancelled; a newer snapshot goes first."""
+        """Index in the background until cancelled."""
         await self._indexing.run()
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Have a snapshot indexed in the background."""
         self._indexing.prepare(snapshot)
 
-    async def search(
-        self,
-        query: str,
-        catalog: Snapshots,
-        options: ContextOptions | None = None,
-        scope: Scope | None = None,
-        depth: int = 0,
-    ) -> Found:
-        """Search what the catalog holds: `ready`, `check` and `find` in one."""
-        snapshot, scope = await self.ready(catalog), scope or EVERYTHING
-        await self.check(scope, snapshot)
-        wanted = options or self._options
-        found = partial(self.find, query, snapshot, wanted, scope, depth=depth, explore=True)
-        return await self.off_loop(found)
-
-    async def check(self, scope: Scope, snapshot: Snapshot) -> None:
-        """Check that something could meet the filters of a search.
-
-        Raises:
-            UnknownFilterError: there cannot.
-        """
-        if scope.constraints:
-            await self.off_loop(partial(self._check, scope.constraints, snapshot))
-
-    def _check(self, wanted: Constraints, snapshot: Snapshot) -> None:
-        constraints.check(wanted, snapshot, self._servers, self._engine.index_of(snapshot).has_label)
-
     async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
-        """What to search: servers that are still starting, and indexing, are waited for a moment."""
-        self._indexing.begin()
+        """Return the snapshot to search, after a short wait for starting servers and for indexing."""
         until = anyio.current_time() + self._patience
-        await self._caught_up(STARTING_PATIENCE_SECONDS)
+        if not self._engine.indexed(catalog.snapshot):
+            self._indexing.begin()
+        await self._wait_for_starting_servers(STARTING_PATIENCE_SECONDS)
         snapshot = catalog.snapshot
-        await self._indexing.wait(snapshot, until, self._patience, on_progress)
+        if not self._engine.indexed(snapshot):
+            await self._indexing.wait(snapshot, until, self._patience, on_progress)
         return snapshot
 
+    async def check(self, wanted: SearchFilters, snapshot: Snapshot) -> None:
+        """Check that the servers, categories and tags in filters exist.
+
+        Raises:
+            UnknownFilterError: one does not.
+        """
+        if wanted != NO_FILTERS:
+
+            def checked() -> None:
+                has_label = self._engine.index_of(snapshot).has_label
+                search_filters.check(wanted, snapshot, self._servers, has_label)
+
+            await self.off_loop(checked)
+
     async def off_loop(self, function: Callable[[], T]) -> T:
-        """What a function that searches returns, a few of them at a time."""
+        """Run a function that searches in one of a few threads."""
         return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)
 
     def find(
@@ -298,34 +280,37 @@ class Searcher:
 
         Args:
             query: In the user's or model's words.
-            snapshot: What there is.
+            snapshot: The catalog.
             options: How much is selected.
-            scope: What may be found.
-            history: What was asked before, the latest first.
-            depth: How far tools are ranked at least, whether they are selected or not.
-            explore: Whether tools that are new have a little more.
+            scope: Limits of the search.
+            history: Earlier queries, latest first.
+            depth: Number of tools that are ranked at least, whether they are selected or not.
+            explore: Raise tools that are new.
         """
         filters = self.filters(scope)
-        question = (query, options, filters, scope.constraints, history, depth, explore)
+        question = (query, options, filters, scope.filters, history, depth, explore)
         state = self._engine.state(snapshot)
         known = None if state is None else self.remembered.get(state, question)
         if known is not None:
             return known
         found = self._find(query, snapshot, options, filters, history, depth, explore)
-        if scope.constraints:
-            plain = Filters(kinds=scope.kinds, without=scope.without)
-            found = replace(found, constraints=scope.constraints)
-            if not found.results:
-                without = self._find(query, snapshot, options, plain, history)
-                found = replace(found, excluded=self._excluded(without, scope.constraints))
-        # What may be better in a moment, or changed meanwhile, is not remembered.
+        if scope.filters != NO_FILTERS:
+            found = replace(found, wanted=scope.filters)
+            if not found.results and scope.filters.applied():
+                plain = Filters(kinds=scope.kinds, without=scope.without)
+                unfiltered = self._find(query, snapshot, options, plain, history)
+                found = replace(found, excluded=self._excluded(unfiltered, scope.filters))
+        # A response that may be better in a moment, or that a change has overtaken, is not cached.
         if state is not None and found.note is None and self._engine.state(snapshot) == state:
             self.remembered.put(state, question, found)
         return found
 
     def filters(self, scope: Scope) -> Filters:
-        """What a scope comes to now."""
-        filters = constraints.filters_of(scope.constraints, self._figures())
+        """Return the engine's filters for a scope."""
+        if scope.filters == NO_FILTERS:
+            return Filters(kinds=scope.kinds, without=scope.without)
+        figures = self._figures() if scope.filters.needs_figures else {}
+        filters = search_filters.engine_filters(scope.filters, figures)
         return replace(filters, kinds=scope.kinds, without=scope.without)
 
     def _find(
@@ -354,20 +339,19 @@ class Searcher:
         )
 
     def confidence(self, query: str, snapshot: Snapshot) -> float | None:
-        """How much use has taught of requests like this one; None where that cannot be told. Blocks."""
+        """Return how much use has taught about such requests; None if it is unknown. Blocks."""
         return self._engine.confidence(query, snapshot)
 
-    def _excluded(self, found: Found, wanted: Constraints) -> tuple[Excluded, ...]:
-        """What a search without constraints found, each with those that it does not meet."""
+    def _excluded(self, unfiltered: Found, wanted: SearchFilters) -> tuple[Excluded, ...]:
         figures = self._figures()
         judged = (
-            Excluded(result, tuple(constraints.failed_by(result.item, wanted, figures)))
-            for result in found.results
+            Excluded(result, tuple(search_filters.failed_by(result.item, wanted, figures)))
+            for result in unfiltered.results
         )
         return tuple(islice((one for one in judged if one.failed), EXCLUDED_NAMED))
 
     def rank(self, query: str, kind: Kind, snapshot: Snapshot, options: ContextOptions) -> Ranking:
-        """Everything of a kind's domain that has anything in common with a query. Blocks."""
+        """Rank all items of a kind's domain that have anything in common with a query. Blocks."""
         kinds = TOOL_ONLY if kind is Kind.TOOL else DOCUMENT_KINDS
         wanted = tool_search(options.tools) if kind is Kind.TOOL else document_search(options.documents)
         everything = len(snapshot.tools) + len(snapshot.documents)
@@ -376,24 +360,24 @@ class Searcher:
         )
 
     async def indexed(self, catalog: Snapshots) -> Indexed:
-        """Have what there is now indexed, and say how far that is after a moment."""
+        """Start indexing the catalog, and return how far it is after a short wait."""
         snapshot = await self.ready(catalog)
         done, total = await self.off_loop(partial(self._engine.progress, snapshot))
         counts = len(snapshot.tools), len(snapshot.documents)
         return Indexed(*counts, done, total, self._engine.indexed(snapshot))
 
     async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
-        """Index a snapshot ahead of the first search, to the end."""
+        """Index a snapshot to the end, ahead of the first search."""
         await self._indexing.index(snapshot, on_progress, self._limiter)
 
 
 def tool_search(options: DomainOptions) -> SearchOptions:
-    """How the engine is asked for tools."""
+    """Return the engine's options for tools."""
     include_score = math.inf if options.include_score is None else options.include_score
     return SearchOptions(top_k=options.top_k, top_n=options.top_n, include_score=include_score)
 
 
 def document_search(options: DomainOptions) -> SearchOptions:
-    """How the engine is asked for rules and references."""
+    """Return the engine's options for rules and references."""
     # A document that hardly fits costs a model more than a tool that does: it is read, not skipped.
     return replace(tool_search(options), share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)

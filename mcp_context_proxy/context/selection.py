@@ -1,111 +1,61 @@
-"""Puts a request context together: the session's items, what the query selects, what comes with it. Blocks.
+"""Selection: the session's items, those that the query selects, those that come with them, within a budget.
 
-Nothing here fails because the search did: its failure is part of what is recorded.
-
-Keeps a context within what it may cost: what does not fit is named, never dropped in silence.
-
-What the session has stays, because somebody wanted it; of the rest the best comes first, and what is too dear
-makes room for what is cheaper.
-
-Whether a list may be filtered by a query, by what use has taught of such queries. Pure.
-
-Only the lists of handshake-era sessions are decided on: those follow searches, and what they leave out is not
-seen. Where too little was learned to tell, a list is filtered.
+A request never fails because its selection did: then the session's items are served, and the record has the
+reason. Everything here blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
-from mcp_context_proxy.context.cost import Costs
-from mcp_context_proxy.context.expansion import Companion, ContextExpander
+from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.context.options import ContextOptions
-from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Draft, Mode, Origin, RequestContext
+from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Mode, Origin, RequestContext
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
-from mcp_context_proxy.context.session import NO_SESSION, SessionView, key_of, session_items, standing_items
-from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Tool
+from mcp_context_proxy.context.search_filters import NO_FILTERS
+from mcp_context_proxy.context.session import (
+    NO_SESSION,
+    ItemKey,
+    SessionView,
+    key_of,
+    session_items,
+    standing_items,
+)
+from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.rerank.reranker import Reranking
+from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Ranking, Result
+from mcp_context_proxy.system.clock import time_of_day
 
+logger = logging.getLogger(__name__)
 
-def keep(draft: Draft) -> None:
-    """Move what does not fit into `ContextOptions.max_tokens` from the items to those dropped."""
-    if draft.options.max_tokens is None:
-        return
-    left = draft.options.max_tokens
-    left -= sum(item.tokens for item in draft.items.values() if item.include_mode in SESSION_MODES)
-    selected = [item for item in draft.items.values() if item.include_mode not in SESSION_MODES]
-    dropped: list[ContextItem] = []
-    for item in sorted(selected, key=lambda item: -(item.score or 0.0)):
-        if item.tokens <= left:
-            left -= item.tokens
-        else:
-            dropped.append(item)
-            del draft.items[item.type, item.name]
-    draft.dropped = tuple(dropped)
-
+ID_BYTES = 8
+"""Length of a request's id: it names a record and grants nothing; short enough to be typed."""
 
 DOUBTED: Final = 0.3
-"""Confidence below which everything is listed that there is room for."""
+"""Confidence below which a list is filled with everything that there is room for."""
 
 RANKED: Final = 50
-"""Tools that are put in order for that: more do not fit into a usual budget."""
+"""Tools that are ranked for that: more do not fit into a usual budget."""
 
+WHY: Final = {Mode.ALWAYS: "in every session", Mode.MANUAL: "added to this session by hand"}
 WHY_FILLED: Final = "listed because little is known of such requests"
 
 
-def is_doubted(confidence: float | None) -> bool:
-    """Whether a selection is too uncertain to hide the rest."""
-    return confidence is not None and confidence < DOUBTED
-
-
-@dataclass(frozen=True, slots=True)
-class FillingRoom:
-    """What a list is to be filled from, and what it has."""
-
-    snapshot: Snapshot
-    scope: Scope
-    listed: Collection[str]
-    """Exposed names; a list only ever grows, so they take their share of the room."""
-
-
-def filling(
-    ranking: Ranking, room: FillingRoom, draft: Draft, item: Callable[[Tool], ContextItem]
-) -> Iterable[ContextItem]:
-    """What there is room for beside the list and the context so far: the best first, then by name.
-
-    The room is ``max_tokens``, or without one what a catalog may cost that is listed whole.
-    """
-    snapshot, scope, options = room.snapshot, room.scope, draft.options
-    if scope.constraints or (scope.kinds is not None and Kind.TOOL not in scope.kinds):
-        return
-    left = options.list_tokens if options.max_tokens is None else options.max_tokens
-    left -= sum(one.tokens for one in draft.items.values())
-    others = {name for name in room.listed if (Kind.TOOL, name) not in draft.items}
-    left -= sum(item(held).tokens for name in others if (held := snapshot.tools.get(name)))
-    dropped = {(one.type, one.name) for one in draft.dropped}
-    ranked = [result.item for result in (*ranking.results, *ranking.near_misses, *ranking.others)]
-    for tool in dict.fromkeys((*ranked, *snapshot.tools.values())):
-        if not isinstance(tool, Tool) or tool.include is not IncludeMode.AGENT:
-            continue
-        key = (Kind.TOOL, tool.exposed_name)
-        if key in draft.items or key in dropped or key in scope.without or tool.exposed_name in others:
-            continue
-        one = item(tool)
-        left -= one.tokens
-        if left < 0:
-            return
-        yield one
-
-
-WHY = {Mode.ALWAYS: "in every session", Mode.MANUAL: "added to this session by hand"}
-
-
-@dataclass(frozen=True, slots=True)
-class SelectionRequest:
-    """What a context is wanted for."""
+@dataclass(slots=True, kw_only=True)
+class Selection:
+    """One request while its context is put together: what it asks for, and the items so far."""
 
     query: str
     origin: Origin
@@ -113,172 +63,395 @@ class SelectionRequest:
     session: SessionView = NO_SESSION
     scope: Scope = EVERYTHING
     listed: Collection[str] | None = None
-    """What the list of a handshake-era session has, where this request decides on it; None elsewhere."""
+    """Tools in the list of a handshake-era session that the request decides on; None for other requests."""
+    items: dict[ItemKey, ContextItem] = field(default_factory=dict)
+    dropped: tuple[ContextItem, ...] = ()
+    near_misses: tuple[ContextItem, ...] = ()
+    failure: str | None = None
+    note: str | None = None
+    confidence: float | None = None
+    rerank: Reranking | None = None
+    owner: str | None = None
+    began: float = field(default_factory=time.perf_counter)
+
+    def add(self, items: Iterable[ContextItem]) -> None:
+        """Add items. One that is there already keeps its mode, and gains a score if it has none."""
+        for item in items:
+            known = self.items.setdefault((item.type, item.name), item)
+            if known.score is None and item.score is not None:
+                self.items[item.type, item.name] = replace(known, score=item.score)
+
+    def fail(self, error: Exception) -> None:
+        """Note that there is no selection, only the session's items."""
+        logger.error("the selection for a request failed; the session's items are served", exc_info=error)
+        self.failure = f"{type(error).__name__}: {error}"
+
+    def drop_over_budget(self) -> None:
+        """Drop items until the rest fits into ``max_tokens``.
+
+        The session's items stay, because somebody wanted them. Of the others the best come first; one that
+        is too expensive makes room for cheaper ones.
+        """
+        if self.options.max_tokens is None:
+            return
+        left = self.options.max_tokens
+        left -= sum(item.tokens for item in self.items.values() if item.include_mode in SESSION_MODES)
+        selected = [item for item in self.items.values() if item.include_mode not in SESSION_MODES]
+        dropped: list[ContextItem] = []
+        for item in sorted(selected, key=lambda item: -(item.score or 0.0)):
+            if item.tokens <= left:
+                left -= item.tokens
+            else:
+                dropped.append(item)
+                del self.items[item.type, item.name]
+        self.dropped = tuple(dropped)
+
+    def context(self) -> RequestContext:
+        """Return the finished request context."""
+        return RequestContext(
+            id=secrets.token_hex(ID_BYTES),
+            time=time_of_day(),
+            query=self.query,
+            origin=self.origin,
+            session=self.session.id,
+            items=tuple(self.items.values()),
+            options=self.options,
+            dropped=self.dropped,
+            near_misses=self.near_misses,
+            failure=self.failure,
+            note=self.note,
+            confidence=self.confidence,
+            rerank=self.rerank,
+            filters={} if self.scope.filters == NO_FILTERS else self.scope.filters.applied(),
+            seconds=time.perf_counter() - self.began,
+            owner=self.owner,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
-    """A request context with what it was made from, for whoever shows more than names."""
+class SearchAnswer:
+    """A request context with the search results behind it, for MCP, REST and the command line alike."""
 
     context: RequestContext
-    snapshot: Snapshot
     found: Found
-    """What the search found and the context took; the session's items when the search failed."""
+    """Results of the search, without those over budget; the session's items if the search failed."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The catalog that was searched."""
+        return self.found.snapshot
 
     @property
     def tool_names(self) -> list[str]:
-        """Exposed names of the tools selected for the query, beside those the session has."""
+        """Exposed names of the tools selected for the query, beside those of the session."""
         tools = self.context.of(Kind.TOOL)
         return [item.name for item in tools if item.include_mode not in SESSION_MODES]
 
 
-class Selection:
+class Selector:
     """Selects items for requests."""
 
     def __init__(
-        self, searcher: Searcher, companions: ContextExpander, costs: Costs, working_set: WorkingSet
+        self, searcher: Searcher, expander: ContextExpander, costs: Costs, working_set: WorkingSet
     ) -> None:
-        """Prepare to select.
-
-        Args:
-            searcher: Finds what fits a query.
-            companions: Knows what comes with what was found.
-            costs: Estimates tokens.
-            working_set: Is in every context.
-        """
-        self._searcher, self._companions, self._costs = searcher, companions, costs
+        self._searcher, self._expander, self._costs = searcher, expander, costs
         self._working_set = working_set
         self._standing: tuple[Snapshot | None, tuple[tuple[Item, Mode], ...]] = (None, ())
 
-    def select(self, request: SelectionRequest, snapshot: Snapshot, draft: Draft) -> Selected:
-        """The context of a request."""
-        return self.completed(request, snapshot, draft, self.found(request, snapshot, draft))
+    def select(self, selection: Selection, snapshot: Snapshot) -> SearchAnswer:
+        """Search, and complete a selection with the results."""
+        return self.complete(selection, snapshot, self.search(selection, snapshot))
 
-    def completed(
-        self, request: SelectionRequest, snapshot: Snapshot, draft: Draft, found: Found | None
-    ) -> Selected:
-        """The context of a request, for which that was found; None where the search failed."""
-        draft.add(self.session_items(snapshot, request.session))
+    def search(self, selection: Selection, snapshot: Snapshot, depth: int = 0) -> Found | None:
+        """Search for a selection, with at least `depth` tools ranked; None if the search fails."""
+        if selection.failure is not None:
+            return None
+        try:
+            if selection.listed is not None:
+                selection.confidence = self._searcher.confidence(selection.query, snapshot)
+                depth = RANKED if _is_doubted(selection) else depth
+            return self._searcher.find(
+                selection.query,
+                snapshot,
+                selection.options,
+                selection.scope,
+                selection.session.history,
+                depth,
+                explore=selection.origin == "search",
+            )
+        except Exception as error:
+            # boundary: a request must not fail because its selection did
+            selection.fail(error)
+            return None
+
+    def complete(self, selection: Selection, snapshot: Snapshot, found: Found | None) -> SearchAnswer:
+        """Complete a selection with the results of its search; None if that failed."""
+        selection.add(self.session_items(snapshot, selection.session))
         if found is None:
-            return Selected(draft.finished(), snapshot, self._instead(request, snapshot, draft))
-        draft.note = found.tools.note or found.filter_note
-        draft.near_misses = tuple(self._selected(result) for result in found.near_misses)
-        draft.add(self._selected(result) for result in found.results)
-        brought = self._brought(request, snapshot, found, draft)
-        draft.add(self._companion(companion) for companion in brought)
-        keep(draft)
-        if is_doubted(draft.confidence):
-            room = FillingRoom(snapshot, request.scope, request.listed or ())
-            draft.add(filling(found.tools, room, draft, self._uncertain))
-        return Selected(draft.finished(), snapshot, _taken(found, brought, draft))
+            return SearchAnswer(selection.context(), self._instead(selection, snapshot))
+        selection.note = found.tools.note or found.filter_note
+        selection.near_misses = tuple(self._selected(result) for result in found.near_misses)
+        selection.add(self._selected(result) for result in found.results)
+        companions: list[Companion] = []
+        try:
+            items = [result.item for result in found.results]
+            companions = self._expander.companions(items, selection, snapshot, found.filters)
+        except Exception as error:
+            # boundary: a request must not fail because its expansion did
+            selection.fail(error)
+        selection.add(self._item(one.item, one.mode, one.score, one.why) for one in companions)
+        selection.drop_over_budget()
+        if _is_doubted(selection):
+            selection.add(self._fill(selection, snapshot, found.tools))
+        return SearchAnswer(selection.context(), _served(found, companions, selection))
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
-        """The items a session has whatever the query is."""
+        """Yield the items that a session has for any query."""
         for item, mode in session_items(snapshot, self._standing_in(snapshot), session):
-            yield self._context_item(item, mode, None, self._why(item, mode))
+            yield self._item(item, mode, None, self._why(item, mode))
 
-    def _why(self, item: Item, mode: Mode) -> str:
-        of_working_set = self._working_set.why(item) if isinstance(item, Tool) else None
-        return WHY.get(mode) or of_working_set or ""
+    def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[ContextItem]:
+        """Return the items most similar to one, most similar first."""
+        near = self._expander.related(item, snapshot, limit)
+        return [self._item(one.item, one.mode, one.score, one.why) for one in near]
 
     def _standing_in(self, snapshot: Snapshot) -> tuple[tuple[Item, Mode], ...]:
-        """Looked for once in each snapshot: there may be thousands of items that are not."""
+        """Return the items of every session, looked up once for each snapshot."""
         known, items = self._standing
         if known is not snapshot:
             items = tuple(standing_items(snapshot, self._working_set))
             self._standing = (snapshot, items)
         return items
 
-    def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[ContextItem]:
-        """What is near to an item, nearest first."""
-        return [self._companion(one) for one in self._companions.related(item, snapshot, limit)]
+    def _fill(self, selection: Selection, snapshot: Snapshot, ranking: Ranking) -> Iterator[ContextItem]:
+        """Yield tools for the rest of the budget: the best first, then by name.
 
-    def found(
-        self, request: SelectionRequest, snapshot: Snapshot, draft: Draft, depth: int = 0
-    ) -> Found | None:
-        """What the search finds, its tools ranked down to ``depth``; None where it fails."""
-        if draft.failure is not None:
-            return None
-        try:
-            if request.listed is not None:
-                draft.confidence = self._searcher.confidence(request.query, snapshot)
-                depth = RANKED if is_doubted(draft.confidence) else depth
-            return self._searcher.find(
-                request.query,
-                snapshot,
-                request.options,
-                request.scope,
-                request.session.history,
-                depth,
-                explore=request.origin == "search",
-            )
-        except Exception as error:
-            # boundary: a request must not fail because its selection did
-            draft.fail(error)
-            return None
+        A handshake-era client does not see the tools that its list leaves out. Where use has taught too
+        little to be sure of the selection, nothing is left out that there is room for: ``max_tokens``, or
+        without it the size up to which a catalog is listed whole.
+        """
+        scope, options = selection.scope, selection.options
+        if scope.filters.applied() or (scope.kinds is not None and Kind.TOOL not in scope.kinds):
+            return
+        left = options.list_tokens if options.max_tokens is None else options.max_tokens
+        left -= sum(one.tokens for one in selection.items.values())
+        # A list only ever grows, so the tools in it take their share of the room.
+        others = {name for name in selection.listed or () if (Kind.TOOL, name) not in selection.items}
+        left -= sum(self._costs.of(held) for name in others if (held := snapshot.tools.get(name)))
+        dropped = {(one.type, one.name) for one in selection.dropped}
+        ranked = [result.item for result in (*ranking.results, *ranking.near_misses, *ranking.others)]
+        for tool in dict.fromkeys((*ranked, *snapshot.tools.values())):
+            if not isinstance(tool, Tool) or tool.include is not IncludeMode.AGENT:
+                continue
+            key = (Kind.TOOL, tool.exposed_name)
+            if key in selection.items or key in dropped or key in scope.without or key[1] in others:
+                continue
+            one = self._item(tool, Mode.UNCERTAIN, None, WHY_FILLED)
+            left -= one.tokens
+            if left < 0:
+                return
+            yield one
 
-    def _brought(
-        self, request: SelectionRequest, snapshot: Snapshot, found: Found, draft: Draft
-    ) -> list[Companion]:
-        """What comes with what was found; without it where it cannot be told."""
-        items = [result.item for result in found.results]
-        try:
-            return self._companions.of(
-                items, request.query, snapshot, request.options, request.session, found.filters
-            )
-        except Exception as error:
-            # boundary: a request must not fail because its selection did
-            draft.fail(error)
-            return []
-
-    def _instead(self, request: SelectionRequest, snapshot: Snapshot, draft: Draft) -> Found:
-        """What is served when the search failed: the session's items, and the reason."""
-        filters = self._searcher.filters(request.scope)
+    def _instead(self, selection: Selection, snapshot: Snapshot) -> Found:
+        """Return the session's items as results, for a search that failed."""
+        filters = self._searcher.filters(selection.scope)
         results = tuple(
             Result(item, 0.0, None, 0.0, 0.0, item.description, (), self._why(item, mode))
-            for item, mode in session_items(snapshot, self._standing_in(snapshot), request.session)
+            for item, mode in session_items(snapshot, self._standing_in(snapshot), selection.session)
             if filters.allow(item)
         )
-        note = f"The search failed ({draft.failure}); these are the items of every request."
-        return Found(
-            Ranking(request.query, results, len(results), "lexical", note, bool(results), (), 0.0),
-            None,
-            snapshot,
-            constraints=request.scope.constraints,
-            filters=filters,
-        )
+        note = f"The search failed ({selection.failure}); these are the items of every request."
+        tools = Ranking(selection.query, results, len(results), "lexical", note, bool(results), (), 0.0)
+        return Found(tools, None, snapshot, wanted=selection.scope.filters, filters=filters)
 
     def _selected(self, result: Result) -> ContextItem:
         mode = Mode.LEARNED if result.learned > 0 else Mode.AGENT
-        return self._context_item(result.item, mode, round(result.score, 4), result.why)
+        return self._item(result.item, mode, round(result.score, 4), result.why)
 
-    def _uncertain(self, tool: Tool) -> ContextItem:
-        return self._context_item(tool, Mode.UNCERTAIN, None, WHY_FILLED)
+    def _why(self, item: Item, mode: Mode) -> str:
+        used = self._working_set.why(item) if isinstance(item, Tool) else None
+        return WHY.get(mode) or used or ""
 
-    def _companion(self, companion: Companion) -> ContextItem:
-        return self._context_item(companion.item, companion.mode, companion.score, companion.why)
-
-    def _context_item(self, item: Item, mode: Mode, score: float | None, why: str) -> ContextItem:
+    def _item(self, item: Item, mode: Mode, score: float | None, why: str) -> ContextItem:
         kind, name = key_of(item)
         server = item.server if isinstance(item, Tool) else None
         return ContextItem(kind, name, server, mode, score, self._costs.of(item), why)
 
 
-def _taken(found: Found, brought: list[Companion], draft: Draft) -> Found:
-    """What was found, without what did not fit into the budget, and with what it brought."""
-    dropped = {(item.type, item.name) for item in draft.dropped}
-    expanded = [one.result() for one in brought if one.mode is Mode.EXPANSION]
+def _is_doubted(selection: Selection) -> bool:
+    """Return whether use has taught too little about such requests to hide the rest of the catalog."""
+    return selection.confidence is not None and selection.confidence < DOUBTED
+
+
+def _served(found: Found, companions: list[Companion], selection: Selection) -> Found:
+    """Return the results of a search without those over budget, and with the ones that come with them."""
+    dropped = {(item.type, item.name) for item in selection.dropped}
     known = {key_of(result.item) for result in found.results} | dropped
 
-    def fitting(ranking: Ranking) -> Ranking:
+    def within(ranking: Ranking) -> Ranking:
         if not dropped:
             return ranking
         results = tuple(result for result in ranking.results if key_of(result.item) not in dropped)
         return replace(ranking, results=results)
 
+    expanded = (one for one in companions if one.mode is Mode.EXPANSION and key_of(one.item) not in known)
     return replace(
         found,
-        tools=fitting(found.tools),
-        documents=None if found.documents is None else fitting(found.documents),
-        brought=tuple(result for result in expanded if key_of(result.item) not in known),
+        tools=within(found.tools),
+        documents=None if found.documents is None else within(found.documents),
+        brought=tuple(one.result() for one in expanded),
     )
+
+
+RELATED_COSINE = 0.5
+"""Cosine from which items are listed as related: they are about the same thing, or do the same to another."""
+
+RULE_SCORE = 1.0
+"""Score of an item that a configured rule brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """An item that comes with others."""
+
+    item: Item
+    mode: Mode
+    score: float | None
+    why: str
+
+    def result(self) -> Result:
+        """Return it in the form of a search result."""
+        score = self.score or 0.0
+        return Result(self.item, score, self.score, 0.0, 0.0, self.item.description, (), self.why)
+
+
+class ContextExpander:
+    """Finds the items that come with selected ones.
+
+    These are recently called tools, the targets of configured rules, and similar items. Items that are
+    ``manual`` or were removed by hand never come this way.
+    """
+
+    def __init__(self, expander: Expander, rules: Mapping[str, Sequence[str]]) -> None:
+        """Prepare to expand.
+
+        Args:
+            expander: Finds similar items.
+            rules: Names of items, each with the names of those that come with it.
+        """
+        self._expander, self._rules = expander, rules
+
+    def configure(self, rules: Mapping[str, Sequence[str]]) -> None:
+        """Apply other rules."""
+        self._rules = rules
+
+    def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[Companion]:
+        """Return the items most similar to one, most similar first."""
+        related = self._expander.related(item, snapshot, RELATED_COSINE, limit)
+        return [_near(one.item, one.cosine, one.via) for one in related]
+
+    def companions(
+        self, found: Sequence[Item], selection: Selection, snapshot: Snapshot, filters: Filters
+    ) -> list[Companion]:
+        """Return the items that come with those found, each once, without those found themselves."""
+        options, session = selection.options, selection.session
+        expansion = ExpansionOptions(
+            options.expansion_depth, options.expansion_threshold, options.expansion_top_n
+        )
+
+        def allowed(item: Item) -> bool:
+            if item.include is IncludeMode.MANUAL or key_of(item) in session.removed:
+                return False
+            return filters.allow(item)
+
+        used = [tool for name in session.used if (tool := snapshot.tools.get(name)) is not None]
+        companions = [Companion(tool, Mode.RETAINED, None, "called a moment ago") for tool in used]
+        if self._rules:
+            companions += self._by_rule(found, snapshot)
+        if expansion.depth:
+            near = self._expander.expand(found, selection.query, snapshot, expansion, allowed)
+            companions += [_near(one.item, one.cosine, one.via) for one in near]
+        if options.expand_results and session.last_result is not None:
+            called, text = session.last_result
+            for one in self._expander.suggested(text, snapshot, expansion, allowed):
+                why = f"the result of {called} is about it: {one.cosine:.2f}"
+                companions.append(Companion(one.item, Mode.EXPANSION, round(one.cosine, 4), why))
+        if not companions:
+            return []
+        known = {key_of(item) for item in found}
+        # The first reason that is allowed counts, at the place of the first mention.
+        once = {key_of(one.item): one for one in reversed(companions) if allowed(one.item)}
+        first = dict.fromkeys(key_of(one.item) for one in companions)
+        return [once[key] for key in first if key in once and key not in known]
+
+    def _by_rule(self, found: Iterable[Item], snapshot: Snapshot) -> Iterator[Companion]:
+        for item in found:
+            name = key_of(item)[1]
+            for target in self._rules.get(name, self._rules.get(item.name, ())):
+                for brought in _named(target, item, snapshot):
+                    yield Companion(brought, Mode.EXPANSION, RULE_SCORE, f"comes with {name}")
+
+
+def _near(item: Item, cosine: float, via: Item | None) -> Companion:
+    why = f"{cosine:.2f}" if via is None else f"near to {key_of(via)[1]}: {cosine:.2f}"
+    return Companion(item, Mode.EXPANSION, round(cosine, 4), why)
+
+
+def _named(name: str, beside: Item, snapshot: Snapshot) -> Iterator[Item]:
+    """Yield the items that a rule names: by exposed name, or by own name, on the same server first."""
+    if (exact := snapshot.tools.get(name)) is not None:
+        yield exact
+        return
+    own = [tool for tool in snapshot.tools.values() if tool.name == name]
+    if isinstance(beside, Tool) and (same := [tool for tool in own if tool.server == beside.server]):
+        own = same
+    yield from own
+    yield from (document for document in snapshot.documents.values() if document.name == name)
+
+
+ITEMS_KEPT = 20_000
+"""Items whose costs are cached, in some 3 MB."""
+
+
+class Costs:
+    """Estimates the tokens that a model needs to read items, once for each version of an item.
+
+    A tool costs its definition as listed, a document its text. Blocks for about 0.2 ms for a new item.
+    Thread-safe.
+    """
+
+    def __init__(self, counter: TokenCounter) -> None:
+        self._counter = counter
+        self._known: OrderedDict[str, int] = OrderedDict()
+        self._counting = threading.Lock()
+
+    def of(self, item: Item) -> int:
+        """Return the tokens of one item."""
+        known = self._known.get(item.fingerprint)
+        if known is None:
+            if isinstance(item, Document):
+                text = item.text
+            else:
+                text = bytes(tool_definition(item)).decode("utf-8", "replace")
+            known = self._known[item.fingerprint] = self._counter.count(text)
+            if len(self._known) > ITEMS_KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def know(self, tokens: Mapping[str, int]) -> None:
+        """Take the counts of an earlier run, by fingerprint, as far as there is room."""
+        for fingerprint, count in islice(tokens.items(), max(0, ITEMS_KEPT - len(self._known))):
+            self._known.setdefault(fingerprint, count)
+
+    def behind(self, snapshot: Snapshot) -> int | None:
+        """Return the tokens of a whole snapshot, which a model would read without the proxy.
+
+        None while another thread counts them: the first count of a large catalog takes seconds.
+        """
+        if not self._counting.acquire(blocking=False):
+            return None
+        try:
+            tools, documents = snapshot.tools.values(), snapshot.documents.values()
+            return sum(map(self.of, tools)) + sum(map(self.of, documents))
+        finally:
+            self._counting.release()

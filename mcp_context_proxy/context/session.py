@@ -1,18 +1,8 @@
-"""What lasts beyond one request: handshake-era sessions, and the handles that stand in for them elsewhere.
+"""Sessions: the state of a client beyond one request, and the items that belong to its context.
 
-The modern era knows no sessions, on no transport: there, what outlives a request is a handle that the
-client carries itself. Nothing here is ever keyed to a modern connection.
-
-Context handles: sessions that a client carries itself, by an id that nobody can guess.
-
-Bounded in number, forgotten when idle, and bound to the principal that created them, where there is one.
-
-Where the query of a list request, and the session of any, come from. The only module that knows.
-
-In order: the request's own ``_meta``, a context handle in it, the handshake-era session. A query in the
-request is the one form that both eras and every cache along the way allow.
-
-Which items a session has whatever the query is: ``always`` items, the working set, those added by hand.
+A handshake-era client has the session of its connection. The modern era has no sessions, so a client carries
+a handle there: an id that nobody can guess, bound to the principal that created it. Nothing here is ever
+keyed to a modern connection.
 """
 
 from __future__ import annotations
@@ -42,100 +32,100 @@ from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.clock import time_of_day
 
 ID_BYTES = 8
-"""Of a session's public id: it is shown in lists and opens nothing by itself."""
+"""Length of a session's public id: it is shown in lists and grants nothing."""
 
 HISTORY_KEPT = 20
-"""What was asked and called that is remembered: with half the weight a step, more would say nothing."""
+"""Remembered queries and calls: each step back has half the weight, so more would change nothing."""
 
 HISTORY_CHARACTERS = 500
-"""Of a query that is remembered: a chunk."""
+"""Length to which a remembered query is cut: one chunk."""
 
 USED_KEPT = 100
-"""Tools called that are remembered."""
+"""Called tools that are remembered."""
 
 DEFAULT_LOG_LEVEL = "debug"
-"""Of a client that never said: whatever the servers choose to tell, as if there were no proxy."""
+"""Log level of a client that never set one: it gets every message, as if there were no proxy."""
 
 ItemKey: TypeAlias = tuple[Kind, str]
-"""What an item is known by in contexts: its type, and its exposed name or its name as a document."""
+"""Type of an item, and the exposed name of a tool or the name of a document."""
 
 
 def key_of(item: Item) -> ItemKey:
-    """What an item is known by in contexts."""
-    return item.kind, item.name if isinstance(item, Document) else item.exposed_name
+    """Return the key by which contexts refer to an item."""
+    return (item.kind, item.name) if isinstance(item, Document) else (Kind.TOOL, item.exposed_name)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """What a session has at one moment, for work in another thread."""
+    """Immutable copy of a session's state, for work in another thread."""
 
     id: str | None = None
     added: tuple[ItemKey, ...] = ()
     removed: frozenset[ItemKey] = frozenset()
     used: tuple[str, ...] = ()
-    """Exposed names of tools that were called lately, the latest first."""
+    """Exposed names of recently called tools, latest first."""
     history: tuple[str, ...] = ()
-    """What was asked and called lately, the latest first."""
-    answer: tuple[str, str] | None = None
-    """Exposed name of the tool called last, and what its answer says."""
+    """Recent queries and calls, latest first."""
+    last_result: tuple[str, str] | None = None
+    """Exposed name of the tool called last, and the text of its result."""
 
 
 NO_SESSION = SessionView()
-"""Of a request that belongs to none: its session level is the ``always`` items."""
+"""View for a request without a session: its context has the ``always`` items only."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class SessionContext:
-    """What a session has in its context beside the ``always`` items, changed by hand only.
+    """State of a session: items added and removed by hand, and what was asked and called.
 
-    It is changed on the event loop; nobody else may.
+    Only the event loop may change it.
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(ID_BYTES))
-    """Public: in lists, records and logs."""
+    """Public id, for lists, records and logs."""
     created: float = field(default_factory=time_of_day)
     """Seconds since 1970."""
     query: str | None = None
-    """The latest query; None until there was one."""
+    """Latest query; None before the first one."""
     shown: dict[str, None] = field(default_factory=dict)
-    """Exposed names of the tools that were selected so far. Only grows, so that what a model has seen keeps
-    its place in the list."""
+    """Exposed names of all tools selected so far. It only grows, so that the tools that a model has seen keep
+    their place in the list."""
     added: dict[ItemKey, None] = field(default_factory=dict)
     """Items added by hand, in that order."""
     removed: set[ItemKey] = field(default_factory=set)
-    """Items removed by hand: in no context of this session until they are added again."""
+    """Items removed by hand: part of no context of this session until they are added again."""
     overrides: Overrides = NO_OVERRIDES
     latest_request: str | None = None
-    """Id of its latest request context."""
+    """Id of the latest request context."""
     requests: int = 0
-    """How many request contexts it has had."""
+    """Number of request contexts so far."""
     used: dict[str, int] = field(default_factory=dict)
-    """By exposed name of a tool: how many requests there had been when it was last called."""
+    """Value of ``requests`` at the last call of each tool, by exposed name."""
     history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_KEPT))
-    """What was asked and called, the latest first."""
-    answer: tuple[str, str] | None = None
-    """Exposed name of the tool called last, and what its answer says; None where none was looked at."""
+    """Queries and calls, latest first."""
+    last_result: tuple[str, str] | None = None
+    """Exposed name of the tool called last, and the text of its result; None where results are not read."""
 
     @property
     def kind(self) -> str:
-        """What keeps it: a ``connection`` or a ``handle``."""
+        """The owner of the session: a ``connection`` or a ``handle``."""
         return "connection"
 
     @property
     def changed(self) -> bool:
-        """Whether its list can differ from everybody's."""
+        """True if its tool list can differ from the list without a session."""
         return bool(self.shown or self.added or self.removed)
 
     def asked(self, request_id: str, query: str) -> None:
-        """A request context was built for a query."""
+        """Note that a request context was built for a query."""
         self.query, self.latest_request = query, request_id
         self.requests += 1
         self.history.appendleft(query[:HISTORY_CHARACTERS])
 
     def called(self, tool: Tool, result: bytes, expand_results: bool) -> None:
-        """Note a call: the tool stays selected for a while, and its answer may bring others.
+        """Note a call: the tool stays selected for a while, and its result may bring others.
 
-        `expand_results` says whether the answer is looked at where the session has no setting of its own.
+        `expand_results` tells whether the result is read, unless the session has a setting of its own.
         """
         self.used.pop(tool.exposed_name, None)
         self.used[tool.exposed_name] = self.requests
@@ -143,111 +133,115 @@ class SessionContext:
             del self.used[next(iter(self.used))]
         self.history.appendleft(identifier_words(tool.name))
         own = self.overrides.expand_results
-        text = text_of(result) if (expand_results if own is None else own) else None
-        self.answer = None if text is None else (tool.exposed_name, text)
+        text = result_text(result) if (expand_results if own is None else own) else None
+        self.last_result = None if text is None else (tool.exposed_name, text)
 
     def view(self, retained: int = 0, history: int = 0) -> SessionView:
-        """What it has now, with the tools called in as many requests and as much of its history."""
+        """Return the state now.
+
+        Args:
+            retained: Number of latest requests; the view has the tools called since.
+            history: Number of queries and calls in the view.
+        """
         since = self.requests - retained
-        used = [name for name, at in reversed(self.used.items()) if at > since]
         return SessionView(
             id=self.id,
             added=tuple(self.added),
             removed=frozenset(self.removed),
-            used=tuple(used),
+            used=tuple(name for name, at in reversed(self.used.items()) if at > since),
             history=tuple(islice(self.history, history)),
-            answer=self.answer,
+            last_result=self.last_result,
         )
 
 
-@dataclass(slots=True, eq=False)
-class Session(SessionContext):
-    """One handshake-era session; it ends with its connection."""
+RESULT_CHARACTERS = 2000
+"""Length to which the text of a result is cut: four chunks, some 10 ms of embedding."""
 
-    party: Party = field(default_factory=lambda: Party(lasting=True))
-    """As the downstream servers' connections know it."""
-    log_level: str | None = None
-    """The least severe level the client wants to hear of; None until it says so."""
-    subscriptions: set[str] = field(default_factory=set)
-    """URIs of resources whose updates the client wants to hear of."""
-
-    def subscribes(self, uri: str) -> bool:
-        """Whether the client wants to hear of this resource, or of one that it is a part of."""
-        return any(uri == each or uri.startswith(each.rstrip("/") + "/") for each in self.subscriptions)
-
-    def wants_level(self, level: str | None) -> bool:
-        """Whether a log message of that level is to be passed on."""
-        return reaches(level, self.log_level or DEFAULT_LOG_LEVEL)
-
-
-ANSWER_CHARACTERS = 2000
-"""Characters of an answer that are used: four chunks, some 10 ms of embedding."""
-
-ANSWER_BYTES = 1_000_000
-"""A longer answer is not used: decoding it would hold up everybody."""
+RESULT_BYTES = 1_000_000
+"""Size from which a result is not read: decoding it would hold up the event loop."""
 
 
 class _Content(msgspec.Struct):
     text: str = ""
 
 
-class _ToolAnswer(msgspec.Struct):
+class _ToolResult(msgspec.Struct):
     content: list[_Content] = []
     isError: bool = False  # noqa: N815 - the protocol's word
 
 
-def text_of(result: bytes) -> str | None:
-    """Return the texts of a result, cut; None if it has none, or failed. They are never learned from."""
-    if len(result) > ANSWER_BYTES:
+def result_text(result: bytes) -> str | None:
+    """Return the text of a call's result; None if it has none, or is an error."""
+    if len(result) > RESULT_BYTES:
         return None
     try:
-        answer = msgspec.json.decode(result, type=_ToolAnswer)
+        decoded = msgspec.json.decode(result, type=_ToolResult)
     except msgspec.DecodeError:
         return None
-    text = "\n".join(content.text for content in answer.content)[:ANSWER_CHARACTERS]
-    return None if answer.isError or not text.strip() else text
+    text = "\n".join(content.text for content in decoded.content)[:RESULT_CHARACTERS]
+    return None if decoded.isError or not text.strip() else text
+
+
+@dataclass(slots=True, eq=False)
+class Session(SessionContext):
+    """Session of a handshake-era connection; it ends with the connection."""
+
+    party: Party = field(default_factory=lambda: Party(lasting=True))
+    """Identity of the client at the downstream connections."""
+    log_level: str | None = None
+    """Least severe log level that the client asked for; None until it does."""
+    subscriptions: set[str] = field(default_factory=set)
+    """URIs of resources whose updates the client asked for."""
+
+    def subscribes(self, uri: str) -> bool:
+        """Return whether the client subscribed to this resource, or to one that contains it."""
+        return any(uri == each or uri.startswith(each.rstrip("/") + "/") for each in self.subscriptions)
+
+    def wants_level(self, level: str | None) -> bool:
+        """Return whether a log message of that level is for the client."""
+        return reaches(level, self.log_level or DEFAULT_LOG_LEVEL)
 
 
 class Sessions:
-    """The sessions there are, by public id. Holds none of them: each ends with what keeps it."""
+    """All current sessions by public id. References are weak: each session ends with its owner."""
 
     def __init__(self) -> None:
         self._sessions: WeakValueDictionary[str, SessionContext] = WeakValueDictionary()
 
     def register(self, session: SessionContext) -> None:
-        """Know a session for as long as somebody else keeps it."""
+        """List a session until its owner drops it."""
         self._sessions[session.id] = session
 
     def get(self, session_id: str) -> SessionContext | None:
-        """The session by its public id; None when there is none, or none any more."""
+        """Return the session with a public id; None if there is none, or it has ended."""
         return self._sessions.get(session_id)
 
     def __iter__(self) -> Iterator[SessionContext]:
-        """Oldest first."""
+        """Iterate over the sessions, oldest first."""
         return iter(sorted(self._sessions.values(), key=lambda session: (session.created, session.id)))
 
 
 HANDLE_BYTES = 24
-"""192 random bits: the protocol asks for 128 where a handle is all that identifies its owner."""
+"""192 random bits: the protocol asks for 128 if nothing but the handle identifies its owner."""
 
 
 @dataclass(slots=True, eq=False)
 class Handle(SessionContext):
-    """The session that a handle stands for."""
+    """Session that a client carries by a secret id."""
 
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(HANDLE_BYTES), repr=False)
-    """Its unguessable id, which the client carries."""
+    """The ``context_id`` of the client."""
     principal: str | None = None
-    """Who created it; None where callers have no names. Nobody else may use it."""
+    """Principal that created it and alone may use it; None where callers have no names."""
 
     @property
     def kind(self) -> str:
-        """What keeps it."""
+        """The owner of the session."""
         return "handle"
 
 
 class Handles:
-    """Handles by their secret."""
+    """Handles by secret: at most `limit`, each forgotten after `idle_seconds` without use."""
 
     def __init__(
         self,
@@ -256,12 +250,11 @@ class Handles:
         sessions: Sessions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Hold at most `limit` handles, each until it was not used for `idle_seconds`."""
         self._limit, self._idle_seconds, self._sessions, self._clock = limit, idle_seconds, sessions, clock
         self._handles: OrderedDict[str, tuple[float, Handle]] = OrderedDict()
 
     def create(self, principal: str | None = None) -> Handle:
-        """A new handle; the longest idle one makes room."""
+        """Create a handle; if there are too many, the one idle for longest is forgotten."""
         self._forget_idle()
         if len(self._handles) >= self._limit:
             self._handles.popitem(last=False)
@@ -271,7 +264,7 @@ class Handles:
         return handle
 
     def get(self, context_id: str, principal: str | None = None) -> Handle | None:
-        """The handle by its id; None when it is unknown, forgotten, or somebody else's."""
+        """Return the handle with an id; None if it is unknown, forgotten, or another principal's."""
         self._forget_idle()
         found = self._handles.get(context_id)
         if found is None or found[1].principal != principal:
@@ -287,25 +280,29 @@ class Handles:
 
 
 QUERY_CHARACTERS = 4000
-"""A longer query is cut: the model reads 256 word pieces of each sentence, and a person types fewer."""
+"""Length to which a query is cut: the model reads 256 word pieces of each sentence, and people type less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a list is asked for."""
+    """Query of a list request."""
 
     text: str = ""
-    """To search for; empty when what the session was shown before says it all."""
+    """Text to search for; empty if the list only has what the session was shown before."""
     session: SessionContext | None = None
-    """Whose items are listed too."""
+    """Session whose items are listed too."""
     explicit: bool = True
-    """Whether the request itself carries it. A session's query only ever adds to what is listed anyway."""
+    """True if the request itself names the query or the session. A session's own query only adds to the base
+    list."""
 
 
 def query_of(
     params: Members, session: Session | None, handles: Handles, principal: str | None = None
 ) -> Query | None:
-    """The query that a list request is to be filtered by; None for the base list.
+    """Return the query by which a list request is filtered; None for the base list.
+
+    The query in ``_meta`` comes first, then the context handle in it, then the handshake-era session. A query
+    in the request is the only form that both eras and every cache on the way allow.
 
     Raises:
         RequestError: the context handle is unknown or was forgotten.
@@ -322,10 +319,10 @@ def query_of(
 
 
 def handle_of(params: Members, handles: Handles, principal: str | None = None) -> Handle | None:
-    """The context that a request names in its ``_meta``; None when it names none.
+    """Return the context handle that a request names in its ``_meta``; None if it names none.
 
     Raises:
-        RequestError: it is unknown, was forgotten, or is somebody else's.
+        RequestError: the handle is unknown, was forgotten, or belongs to another principal.
     """
     wanted = envelope.text(eras.meta_of(params).get(eras.CONTEXT_KEY))
     if wanted is None:
@@ -339,12 +336,12 @@ def handle_of(params: Members, handles: Handles, principal: str | None = None) -
 def session_items(
     snapshot: Snapshot, standing: Iterable[tuple[Item, Mode]], session: SessionView
 ) -> Iterator[tuple[Item, Mode]]:
-    """The items a session has whatever the query is; those whose server is away come back with it.
+    """Yield the items of a session for any query; items of a server that is away return with it.
 
     Args:
-        snapshot: What there is.
-        standing: Its `standing_items`.
-        session: What was added and removed by hand.
+        snapshot: The catalog.
+        standing: The `standing_items` of the snapshot.
+        session: The items added and removed by hand.
     """
     for item, mode in standing:
         if (key := key_of(item)) not in session.removed and key not in session.added:
@@ -355,30 +352,28 @@ def session_items(
 
 
 def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tuple[Item, Mode]]:
-    """What everybody has: rules and references first, by priority; then tools, by name."""
-    documents = (document for document in snapshot.documents.values() if _always(document))
+    """Yield the items of every session: rules and references by priority, then tools by name."""
+    documents = (one for one in snapshot.documents.values() if one.include is IncludeMode.ALWAYS)
     for document in sorted(documents, key=lambda document: (-document.priority, document.kind != Kind.RULE)):
         yield document, Mode.ALWAYS
     for tool in snapshot.tools.values():
-        if _always(tool):
+        if tool.include is IncludeMode.ALWAYS:
             yield tool, Mode.ALWAYS
         elif working_set.why(tool) is not None:
             yield tool, Mode.WORKING_SET
 
 
 def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
-    """The item by what it is known by; None where it is not in the catalog."""
+    """Return the item with a key; None if it is not in the catalog."""
     kind, name = key
-    if kind is Kind.TOOL:
-        return snapshot.tools.get(name)
-    return snapshot.documents.get(uri_of(kind, name))
+    return snapshot.tools.get(name) if kind is Kind.TOOL else snapshot.documents.get(uri_of(kind, name))
 
 
 def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None) -> Item:
-    """The item that a person or a model means: a tool by its exposed name, or by its own and its server's.
+    """Return an item by name: for a tool the exposed name, or its own name if that is unique on `server`.
 
     Raises:
-        UnknownItemError: nothing has that name, or several tools have.
+        UnknownItemError: no item has that name, or several tools have.
     """
     exact = item_by(snapshot, (kind, name))
     if exact is not None and (server is None or (isinstance(exact, Tool) and exact.server == server)):
@@ -393,14 +388,14 @@ def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None
 
 
 def _near(snapshot: Snapshot, name: str) -> list[str]:
-    """Tools with nearly that name, whether it was meant to be the exposed one or the server's own."""
+    """Return tools with a similar name, whether exposed or the server's own."""
     exposed = {tool.name: tool.exposed_name for tool in snapshot.tools.values()}
     exposed |= {each: each for each in snapshot.tools}
     return list(dict.fromkeys(exposed[near] for near in difflib.get_close_matches(name, exposed, n=3)))
 
 
 def add(session: SessionContext, item: Item) -> None:
-    """Add an item by hand; an ``always`` item that was not removed is there already, and stays what it is."""
+    """Add an item by hand; an ``always`` item that was not removed is there already and stays ``always``."""
     key = key_of(item)
     if item.include is IncludeMode.ALWAYS and key not in session.removed:
         return
@@ -409,11 +404,7 @@ def add(session: SessionContext, item: Item) -> None:
 
 
 def remove(session: SessionContext, item: Item) -> None:
-    """Remove an item by hand: no query of this session brings it back."""
+    """Remove an item by hand: no query of this session selects it until it is added again."""
     key = key_of(item)
     session.added.pop(key, None)
     session.removed.add(key)
-
-
-def _always(item: Item) -> bool:
-    return item.include is IncludeMode.ALWAYS

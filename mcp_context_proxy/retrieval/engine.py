@@ -365,9 +365,9 @@ def _rank(
 
 def _progress_note(indexed: tuple[int, int], unread: int, filters: Filters) -> str | None:
     """Return how far indexing is, for a reader of the results."""
-    (done, total), what = indexed, "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
+    (done, total), kind = indexed, "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
     if unread:
-        return f"indexing has begun: {unread:,} {what} could not be searched yet"
+        return f"indexing has begun: {unread:,} {kind} could not be searched yet"
     return (
-        None if done == total else f"{done:,} of {total:,} {what} are indexed; the rest was searched by words"
+        None if done == total else f"{done:,} of {total:,} {kind} are indexed; the rest was searched by words"
     )

@@ -136,7 +136,7 @@ class Part:
 
     source: Source
     several_servers: bool
-    """Whether the texts were made for a catalog of several servers."""
+    """True if the texts were made for a catalog of several servers."""
     suspicion: Suspicion | None
     """Reason why the descriptions are suspected of stuffing."""
     reading: Reading
@@ -147,7 +147,7 @@ class Part:
     ready: NDArray[np.bool_]
     """Items that have their vectors."""
     complete: bool = False
-    """Whether every item has."""
+    """True if every item has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +184,7 @@ class Index:
     note: str | None
     """Reason why there will be no vectors."""
     complete: bool
-    """Whether it is final; False after a model failure that may pass."""
+    """True if it is final; False after a model failure that may pass."""
     masks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Cached results of `labelled`."""
 

@@ -82,17 +82,12 @@ class EndedCalls:
         in_session: Callable[[ToolKey, str | None], None] | None = None,
         working_set: WorkingSet | None = None,
     ) -> None:
-        """Pass calls on to those given; each may be None.
+        """Prepare to take calls; a part that is None is switched off.
 
-        Args:
-            records: The request contexts that a call may belong to.
-            catalog: The catalog, for the servers of the tools that a request showed.
-            usage: Counts calls.
-            log: Remembers calls as interactions.
-            learn: Takes pairs of a query and the tool that was used for it.
-            used: Takes a request context and a tool that it had selected and that was called for it.
-            in_session: Takes server and own name of a tool that was used, and the id of the session, if any.
-            working_set: The tools that are always listed, so that their use says nothing about a request.
+        `learn` takes the pairs of a query and the tool used for it, `used` takes a request and a tool that it
+        had selected and that was called for it, and `in_session` takes server and own name of a tool that was
+        used, and the id of the session, if any. Uses of the `working_set` say nothing about a request, since
+        it is always listed.
         """
         self._records, self._catalog, self._usage, self._log = records, catalog, usage, log
         self._learn, self._used, self._in_session = learn, used, in_session

@@ -1,21 +1,19 @@
-"""One operation of the API: what it takes, what it answers, and the endpoint that holds it to both.
+"""Framework of the REST API: operations, the endpoints that serve them, and the OpenAPI document.
 
-What comes in is decoded into the declared types, and refused if it does not fit them; the document that
-describes the API (`openapi`) is made from the same declarations.
-
-The OpenAPI document of the API, made from the declarations that the endpoints themselves go by.
-
-What a value in a form of the API may be, where several forms have it.
+Requests are decoded into the declared types, and refused if they do not fit. The OpenAPI document is made
+from the same declarations.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+import typing
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -32,23 +30,38 @@ from mcp_context_proxy.protocol.validation import holds_more
 logger = logging.getLogger(__name__)
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-"""Of every answer: it is private, and browsers must not guess at its type."""
-
+"""Headers of every response: it is private, and browsers must not guess its type."""
 
 MOST_VALUES = 10_000
-"""In a body: building more of them would keep everybody waiting, and no form has a tenth of it."""
+"""Values in a body: no request needs a tenth of them, and building more would hold up the event loop."""
+
+LIST_CHARACTERS = 1000
+"""Length of a query parameter that is a list: its values, separated by commas."""
 
 AGENT_HEADER = "X-Agent-Name"
-"""Says on behalf of which agent something is asked."""
+"""Header that names the agent on whose behalf a request is made."""
+
+LISTED_MOST = 500
+"""Request contexts in one response: more than a person looks through, some 500 kB."""
+
+SELECTED_MOST = 1000
+"""Items or chunks that a request may select; a model reads tens."""
+
+Words = Annotated[str, Meta(min_length=1, pattern=r"\S")]
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Count = Annotated[int, Meta(ge=1, le=SELECTED_MOST)]
+Score = Annotated[float, Meta(ge=0, le=1)]
 
 REFUSED = (HTTPStatus.UNPROCESSABLE_ENTITY,)
+"""Errors of an operation with parameters."""
+
 WITH_BODY = (
     *REFUSED,
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 )
-"""What a request with parameters, or with a body, can be refused as."""
+"""Errors of an operation with a body."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -61,20 +74,37 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class NoParameters(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Of an operation that takes none."""
+    """Query of an operation without parameters."""
+
+
+def answer_form(
+    name: str, meaning: str, value: type | None = None, /, *, without: Collection[str] = (), **fields: Any
+) -> type[msgspec.Struct]:
+    """Derive the documented form of an answer from the value that is encoded.
+
+    Args:
+        name: Name of the form in the OpenAPI document.
+        meaning: Its description there.
+        value: Class of the value. Every field is in every answer, so none has a default here.
+        without: Fields that are left out.
+        fields: Fields that are added or have another type.
+    """
+    hints = {} if value is None else typing.get_type_hints(value, include_extras=True)
+    types = {field: hint for field, hint in hints.items() if field not in without} | fields
+    return msgspec.defstruct(name, list(types.items()), frozen=True, namespace={"__doc__": meaning})
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a request brings, decoded."""
+    """A decoded request."""
 
     path: dict[str, str]
     query: Any
-    """Of the operation's `query` type."""
+    """Value of the operation's `query` type."""
     body: Any
-    """Of the operation's `body` type; None where it takes none."""
+    """Value of the operation's `body` type; None if it takes none."""
     agent: str | None = None
-    """Who asks, by the header `AGENT_HEADER`."""
+    """Value of the header `AGENT_HEADER`."""
 
 
 Handler: TypeAlias = Callable[[Given], Awaitable[object]]
@@ -91,17 +121,17 @@ class Operation:
     summary: str
     handler: Handler
     answer: type[msgspec.Struct]
-    """What its answer is, as JSON."""
+    """Form of the JSON that the handler's result is encoded to."""
     query: type[msgspec.Struct] = NoParameters
     body: type[msgspec.Struct] | None = None
-    problems: tuple[HTTPStatus, ...] = field(default=(HTTPStatus.UNPROCESSABLE_ENTITY,))
-    """Beside those that every operation can answer."""
+    problems: tuple[HTTPStatus, ...] = REFUSED
+    """Errors beside those that every operation can have."""
     names_agent: bool = False
-    """Whether it matters which agent asks."""
+    """True if it reads the header `AGENT_HEADER`."""
 
 
 class BadRequestError(Exception):
-    """The request cannot be served as it is; tells why."""
+    """A request cannot be served; has the status and a sentence for a person."""
 
     def __init__(self, status: HTTPStatus, detail: str) -> None:
         super().__init__(detail)
@@ -109,19 +139,28 @@ class BadRequestError(Exception):
 
 
 def refused(status: int, detail: str) -> Response:
-    """An answer that says what is wrong."""
+    """Return an error response."""
     problem = Problem(HTTPStatus(status).phrase, status, detail)
     return Response(msgspec.json.encode(problem), status, HEADERS, PROBLEM_TYPE)
 
 
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Return the error response for a path or method that does not exist."""
+    del request
+    assert isinstance(error, HTTPException)
+    answer = refused(error.status_code, f"{error.detail}.")
+    answer.headers.update(error.headers or {})
+    return answer
+
+
 def route(operations: list[Operation]) -> Route:
-    """All operations of one path."""
+    """Return the route for all operations of one path."""
     by_method: dict[str, Operation] = {operation.method: operation for operation in operations}
 
     async def endpoint(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         try:
-            answer = await operation.handler(await _given(operation, request))
+            answer = await operation.handler(await _decoded(operation, request))
         except BadRequestError as error:
             return refused(error.status, error.detail)
         except ClientDisconnect:
@@ -131,25 +170,39 @@ def route(operations: list[Operation]) -> Route:
     return Route(operations[0].path, endpoint, methods=list(by_method))
 
 
-async def _given(operation: Operation, request: Request) -> Given:
+async def _decoded(operation: Operation, request: Request) -> Given:
     pairs = request.query_params.multi_items()
-    if len(dict(pairs)) < len(pairs):
+    given: dict[str, Any] = dict(pairs)
+    if len(given) < len(pairs):
         raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "A query parameter is given twice.")
+    for name in _lists(operation.query) & given.keys():
+        if len(given[name]) > LIST_CHARACTERS:
+            detail = f"The parameter {name} is longer than {LIST_CHARACTERS:,} characters."
+            raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+        given[name] = [word.strip() for word in given[name].split(",") if word.strip()]
+    agent = request.headers.get(AGENT_HEADER)
     try:
-        query = msgspec.convert(dict(pairs), operation.query, strict=False)
+        query = msgspec.convert(given, operation.query, strict=False)
         if operation.body is None:
-            return Given(dict(request.path_params), query, None, request.headers.get(AGENT_HEADER))
+            return Given(dict(request.path_params), query, None, agent)
         decoded = msgspec.json.decode(await _body(request))
         body = msgspec.convert(_with_integers(decoded), operation.body)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}.") from None
     except msgspec.DecodeError as error:
         raise BadRequestError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from None
-    return Given(dict(request.path_params), query, body, request.headers.get(AGENT_HEADER))
+    return Given(dict(request.path_params), query, body, agent)
+
+
+@cache
+def _lists(query: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the names of the parameters that are lists."""
+    properties = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
+    return frozenset(name for name, schema in properties.items() if schema.get("type") == "array")
 
 
 def _with_integers(value: JSON) -> JSON:
-    """The same value, with whole numbers as such: to JSON, 2.0 is an integer as good as 2."""
+    """Return a value with whole numbers as integers: in JSON, 2.0 is as good as 2."""
     if isinstance(value, dict):
         return {key: _with_integers(member) for key, member in value.items()}
     if isinstance(value, list):
@@ -168,33 +221,19 @@ async def _body(request: Request) -> bytes:
     return body
 
 
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """No such path, or no such method: told like everything else."""
-    del request
-    assert isinstance(error, HTTPException)
-    answer = refused(error.status_code, f"{error.detail}.")
-    answer.headers.update(error.headers or {})
-    return answer
+_PATH_PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
-
-_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
-
-_AGENT = {
+_AGENT: Final = {
     "name": AGENT_HEADER,
     "in": "header",
     "required": False,
-    "description": "The agent on whose behalf this is asked, where interactions are remembered.",
+    "description": "The agent on whose behalf the request is made, where interactions are remembered.",
     "schema": {"type": "string"},
 }
 
 
 def document(base: str, operations: Iterable[Operation]) -> JSON:
-    """The document.
-
-    Args:
-        base: Path that all operations lie under.
-        operations: Everything that can be asked.
-    """
+    """Return the OpenAPI document for operations below the path `base`."""
     operations = list(operations)
     types: set[type[msgspec.Struct]] = {Problem, *(operation.query for operation in operations)}
     types |= {operation.answer for operation in operations}
@@ -204,9 +243,8 @@ def document(base: str, operations: Iterable[Operation]) -> JSON:
     by_type = dict(zip(named, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(
-            operation, by_type, components
-        )
+        described = _operation(operation, by_type, components)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
     for operation in operations:
         components.pop(operation.query.__name__, None)
     return {
@@ -225,22 +263,30 @@ def document(base: str, operations: Iterable[Operation]) -> JSON:
 def _operation(
     operation: Operation, schemas: dict[type[msgspec.Struct], Any], components: dict[str, Any]
 ) -> JSON:
+    def response(description: str, media_type: str, form: type[msgspec.Struct]) -> JSON:
+        return {"description": description, "content": {media_type: {"schema": schemas[form]}}}
+
+    query = components[operation.query.__name__]
+    parameters: list[JSON] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _PATH_PARAMETER.findall(operation.path)
+    ]
+    # Required ones first; msgspec has inherited fields before a class's own.
+    for name in sorted(query["properties"], key=lambda name: name not in query.get("required", ())):
+        schema = query["properties"][name]
+        if schema.get("type") == "array":
+            meaning = f"{schema['description']} Separated by commas."
+            schema = {"type": "string", "maxLength": LIST_CHARACTERS, "default": "", "description": meaning}
+        required = name in query.get("required", ())
+        parameters.append({"name": name, "in": "query", "required": required, "schema": schema})
+    problems = sorted({*operation.problems} - {HTTPStatus.UNAUTHORIZED})
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "parameters": [
-            *_path_parameters(operation.path),
-            *_query_parameters(operation.query, components),
-            *([_AGENT] if operation.names_agent else []),
-        ],
+        "parameters": [*parameters, *([_AGENT] if operation.names_agent else [])],
         "responses": {
-            "200": _response("The answer.", JSON_TYPE, schemas[operation.answer]),
-            **{
-                str(int(status)): _response(status.phrase, PROBLEM_TYPE, schemas[Problem])
-                for status in sorted(
-                    {*operation.problems, HTTPStatus.UNAUTHORIZED} - {HTTPStatus.UNAUTHORIZED}
-                )
-            },
+            "200": response("The answer.", JSON_TYPE, operation.answer),
+            **{str(int(status)): response(status.phrase, PROBLEM_TYPE, Problem) for status in problems},
             "401": {"description": "The bearer token is missing or wrong."},
         },
     }
@@ -248,35 +294,3 @@ def _operation(
         content = {JSON_TYPE: {"schema": schemas[operation.body]}}
         described["requestBody"] = {"required": True, "content": content}
     return described
-
-
-def _response(description: str, media_type: str, schema: JSON) -> JSON:
-    return {"description": description, "content": {media_type: {"schema": schema}}}
-
-
-def _path_parameters(path: str) -> list[JSON]:
-    return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in _PATH_PARAMETER.findall(path)
-    ]
-
-
-def _query_parameters(form: type[msgspec.Struct], components: dict[str, Any]) -> list[JSON]:
-    schema = components[form.__name__]
-    required = schema.get("required", ())
-    return [
-        {"name": name, "in": "query", "required": name in required, "schema": property_schema}
-        for name, property_schema in schema["properties"].items()
-    ]
-
-
-LISTED_MOST = 500
-"""Request contexts in one answer: more than a person looks through, some 500 kB."""
-
-SELECTED_MOST = 1000
-"""Items or chunks that may be asked for; a model reads tens."""
-
-Words = Annotated[str, Meta(min_length=1, pattern=r"\S")]
-Name = Annotated[str, Meta(min_length=1, max_length=1000)]
-Count = Annotated[int, Meta(ge=1, le=SELECTED_MOST)]
-Score = Annotated[float, Meta(ge=0, le=1)]

@@ -1,20 +1,12 @@
-"""The part of the REST API that builds request contexts, and shows those of earlier requests.
-
-What the API takes and answers about request contexts: the forms, named as in the context layer.
-
-What an item is beside its name, by the catalog as it is now: a record of a request has names only.
-
-What sessions have in their contexts, and how that is changed by hand.
-
-What the API takes and answers about sessions: the forms, named as in the context layer.
-"""
+"""REST operations on request contexts and sessions: build, list, look at, change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -23,14 +15,13 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.engine import ContextEngine, SessionState
-from mcp_context_proxy.context.options import ContextOptions, DomainOverrides, Overrides
-from mcp_context_proxy.context.records import ContextItem, Mode, Origin, RequestContext
+from mcp_context_proxy.context.options import Overrides
+from mcp_context_proxy.context.records import ContextItem, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
 from mcp_context_proxy.errors import UnknownItemError
-from mcp_context_proxy.items import Document, Kind, Snapshot
+from mcp_context_proxy.items import Document, Kind
 from mcp_context_proxy.items import Item as CatalogItem
 from mcp_context_proxy.protocol.text import clean
-from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.web.api import (
@@ -45,11 +36,12 @@ from mcp_context_proxy.web.api import (
     Operation,
     Score,
     Words,
+    answer_form,
 )
 
 Depth = Annotated[int, Meta(ge=0, le=5)]
 Steps = Annotated[int, Meta(ge=0, le=100)]
-"""Requests or queries to look back."""
+"""Number of requests or queries to look back."""
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
@@ -61,16 +53,12 @@ class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
     top_n: Count | None = None
     include_score: Score | None = None
 
-    def overrides(self, preset: Preset | None) -> DomainOverrides:
-        """As the context layer has it; ``preset`` where there is none of its own."""
-        return DomainOverrides(self.preset or preset, self.top_k, self.top_n, self.include_score)
-
 
 class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
     """What a session or a request changes of how much is selected; what is not given stays."""
 
     preset: Preset | None = None
-    """For tools and documents, where they have none of their own."""
+    """For tools and documents, unless they have one of their own."""
     tools: DomainChanges = DomainChanges()
     documents: DomainChanges = DomainChanges()
     max_tokens: Tokens | None = None
@@ -82,17 +70,12 @@ class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
     expand_results: bool | None = None
 
     def overrides(self) -> Overrides:
-        """As the context layer has it."""
-        return Overrides(
-            tools=self.tools.overrides(self.preset),
-            documents=self.documents.overrides(self.preset),
-            max_tokens=self.max_tokens,
-            expansion_depth=self.expansion_depth,
-            expansion_threshold=self.expansion_threshold,
-            expansion_top_n=self.expansion_top_n,
-            history=self.history,
-            retain_requests=self.retain_requests,
-            expand_results=self.expand_results,
+        """Return the changes as the context engine takes them."""
+        changes = msgspec.convert(self, Overrides, from_attributes=True)
+        return replace(
+            changes,
+            tools=replace(changes.tools, preset=self.tools.preset or self.preset),
+            documents=replace(changes.documents, preset=self.documents.preset or self.preset),
         )
 
 
@@ -101,16 +84,16 @@ class ContextWanted(Struct, frozen=True, forbid_unknown_fields=True):
 
     query: Words
     session: Name | None = None
-    """Public id of the session whose items belong to it."""
+    """Public id of the session whose items are part of it."""
     options: OptionChanges = OptionChanges()
     record: bool = True
-    """False: only looked at, and not remembered."""
+    """False: only look, and record nothing."""
     describe: bool = False
-    """True: items come with their description and priority."""
+    """True: items have their description and priority."""
 
 
 class Describe(Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of what has items in it."""
+    """Parameters of an operation that returns items."""
 
     describe: bool = False
 
@@ -120,82 +103,6 @@ class RequestsWanted(Struct, frozen=True, forbid_unknown_fields=True):
 
     session: Name | None = None
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
-
-
-class Item(Struct, frozen=True):
-    """One item of a context."""
-
-    type: Kind
-    name: str
-    server: str | None
-    include_mode: Mode
-    score: float | None
-    tokens: int
-    why: str
-    description: str | UnsetType = UNSET
-    priority: int | UnsetType = UNSET
-
-
-class RequestAnswer(Struct, frozen=True):
-    """A request context."""
-
-    id: str
-    time: float
-    query: str
-    origin: Origin
-    session: str | None
-    items: list[Item]
-    options: ContextOptions
-    dropped: list[Item]
-    near_misses: list[Item]
-    failure: str | None
-    note: str | None
-    confidence: float | None
-    rerank: Reranking | None
-    filters: dict[str, bool | float | str | list[str]]
-    """What the search was asked to keep to, by name."""
-    seconds: float
-    tokens: int
-    """Of all items together."""
-
-
-class RequestsAnswer(Struct, frozen=True):
-    """The latest request contexts, newest first."""
-
-    requests: list[RequestAnswer]
-    tokens_behind: int | None
-    """What a model would read if everything there is were listed; null while it is being counted."""
-
-
-DESCRIPTION_CHARACTERS = 2000
-"""Of a description that is shown: a person reads no more of one item among many."""
-
-
-class Describer:
-    """Puts items in the form of the API, with descriptions and priorities of one snapshot or without any."""
-
-    def __init__(self, snapshot: Snapshot | None) -> None:
-        self._tools = {} if snapshot is None else snapshot.tools
-        documents = () if snapshot is None else snapshot.documents.values()
-        self._documents: dict[tuple[Kind, str], Document] = {(one.kind, one.name): one for one in documents}
-
-    def items(self, items: Iterable[ContextItem]) -> list[Item]:
-        """The items in the form of the API; one that has gone from the catalog stays a name."""
-        return [self._described(item) for item in items]
-
-    def _described(self, item: ContextItem) -> Item:
-        plain: Item = msgspec.convert(item, Item, from_attributes=True)
-        if (document := self._documents.get((item.type, item.name))) is not None:
-            return msgspec.structs.replace(
-                plain, description=_short(document.description), priority=document.priority
-            )
-        if item.type is Kind.TOOL and (tool := self._tools.get(item.name)) is not None:
-            return msgspec.structs.replace(plain, description=_short(tool.description))
-        return plain
-
-
-def _short(text: str) -> str:
-    return clean(text[:DESCRIPTION_CHARACTERS])
 
 
 class ItemName(Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,165 +119,75 @@ class SessionChanges(Struct, frozen=True, forbid_unknown_fields=True):
     add: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
     remove: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
     options: OptionChanges | None = None
-    """Replaces what the session has changed so far."""
+    """Replaces all earlier changes of options by the session."""
 
 
-class RemovedItem(Struct, frozen=True):
-    """What was removed from a session by hand."""
+@dataclass(frozen=True, slots=True)
+class Item(ContextItem):
+    """One item of a context."""
 
-    type: Kind
-    name: str
-
-
-class SessionAnswer(Struct, frozen=True):
-    """A session's context."""
-
-    id: str
-    kind: str
-    created: float
-    query: str | None
-    items: list[Item]
-    removed: list[RemovedItem]
-    options: Overrides
-    latest_request: str | None
+    description: str | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
 
 
-class SessionsAnswer(Struct, frozen=True):
-    """All sessions, oldest first."""
+Items = list[Item]
 
-    sessions: list[SessionAnswer]
+RequestResponse: Final = answer_form(
+    "RequestAnswer",
+    "A request context.",
+    RequestContext,
+    without={"owner"},
+    items=Items,
+    dropped=Items,
+    near_misses=Items,
+    filters=dict[str, bool | float | str | list[str]],
+    tokens=int,
+)
 
+RequestsResponse: Final = answer_form(
+    "RequestsAnswer",
+    "The latest request contexts, newest first.",
+    requests=list[RequestResponse],  # type: ignore[valid-type]
+    tokens_behind=int | None,
+)
+"""``tokens_behind`` is what a model would read if everything were listed; null while it is being counted."""
 
-class SessionsApi:
-    """What the operations do."""
+SessionResponse: Final = answer_form("SessionAnswer", "A session's context.", SessionState, items=Items)
 
-    def __init__(self, contexts: ContextEngine, catalog: Catalog, changes: ChangeNotifier) -> None:
-        """Prepare to answer.
+SessionsResponse: Final = answer_form(
+    "SessionsAnswer",
+    "All sessions, oldest first.",
+    sessions=list[SessionResponse],  # type: ignore[valid-type]
+)
 
-        Args:
-            contexts: The one door to contexts.
-            catalog: Has the items and their descriptions.
-            changes: Tells hosts of what is changed here.
-        """
-        self._contexts, self._catalog, self._changes = contexts, catalog, changes
+DESCRIPTION_CHARACTERS = 2000
+"""Length to which descriptions are cut: a person reads no more of one item among many."""
 
-    def operations(self) -> tuple[Operation, ...]:
-        """Everything that can be asked."""
-        return (
-            Operation(
-                method="GET",
-                path="/sessions",
-                name="listSessions",
-                summary="All sessions, oldest first.",
-                handler=self._list_sessions,
-                query=Describe,
-                answer=SessionsAnswer,
-                problems=REFUSED,
-            ),
-            Operation(
-                method="GET",
-                path="/sessions/{session}/context",
-                name="getSessionContext",
-                summary="What a session has in its context, whatever the query is.",
-                handler=self._session_context,
-                query=Describe,
-                answer=SessionAnswer,
-                problems=_UNKNOWN,
-            ),
-            Operation(
-                method="PATCH",
-                path="/sessions/{session}/context",
-                name="changeSessionContext",
-                summary="Add or remove items by hand, or change how much is selected.",
-                handler=self._change_session,
-                body=SessionChanges,
-                answer=SessionAnswer,
-                problems=(*_UNKNOWN, *WITH_BODY),
-            ),
-        )
-
-    async def _list_sessions(self, given: Given) -> SessionsAnswer:
-        describer = self._describer(given.query.describe)
-        states = await self._contexts.sessions()
-        return SessionsAnswer([_session_answer(state, describer) for state in states])
-
-    async def _session_context(self, given: Given) -> SessionAnswer:
-        state = await self._contexts.state(session_of(self._contexts, given.path["session"]))
-        return _session_answer(state, self._describer(given.query.describe))
-
-    async def _change_session(self, given: Given) -> SessionAnswer:
-        session, wanted = session_of(self._contexts, given.path["session"]), given.body
-        # All names are looked up before anything is changed: a mistake in one changes nothing.
-        removed, added = self._resolved(wanted.remove), self._resolved(wanted.add)
-        with self._watching(session):
-            for item in removed:
-                context_session.remove(session, item)
-            for item in added:
-                context_session.add(session, item)
-        if wanted.options is not None:
-            session.overrides = wanted.options.overrides()
-        return _session_answer(await self._contexts.state(session), self._describer(False))
-
-    def _resolved(self, names: Iterable[ItemName]) -> list[CatalogItem]:
-        snapshot = self._catalog.snapshot
-        try:
-            return [context_session.resolve(snapshot, one.type, one.name, one.server) for one in names]
-        except UnknownItemError as error:
-            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}; nothing was changed") from None
-
-    def _watching(self, session: SessionContext) -> AbstractContextManager[None]:
-        """A handle's client asks for its list itself; a connection's is told that it has changed."""
-        return self._changes.watching(session) if isinstance(session, Session) else nullcontext()
-
-    def _describer(self, describe: bool) -> Describer:
-        return Describer(self._catalog.snapshot if describe else None)
-
-
-def session_of(contexts: ContextEngine, session_id: str) -> SessionContext:
-    """The session of that id.
-
-    Raises:
-        RefusedError: there is none, or not any more.
-    """
-    session = contexts.find_session(session_id)
-    if session is None:
-        detail = f"There is no session {session_id!r}, or not any more."
-        raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
-    return session
-
-
-def _session_answer(state: SessionState, describer: Describer) -> SessionAnswer:
-    return SessionAnswer(
-        id=state.id,
-        kind=state.kind,
-        created=state.created,
-        query=state.query,
-        items=describer.items(state.items),
-        removed=[RemovedItem(*item) for item in state.removed],
-        options=state.overrides,
-        latest_request=state.latest_request,
-    )
-
-
-_UNKNOWN = (*REFUSED, HTTPStatus.NOT_FOUND)
-_WITH_BODY = (*_UNKNOWN, *WITH_BODY)
+_UNKNOWN: Final = (*REFUSED, HTTPStatus.NOT_FOUND)
 
 
 class ContextsApi:
-    """What the operations do."""
+    """The operations."""
 
-    def __init__(self, contexts: ContextEngine, catalog: Catalog, log: InteractionLog | None = None) -> None:
-        """Prepare to answer.
+    def __init__(
+        self,
+        contexts: ContextEngine,
+        catalog: Catalog,
+        changes: ChangeNotifier,
+        log: InteractionLog | None = None,
+    ) -> None:
+        """Connect the parts.
 
         Args:
-            contexts: The one door to contexts.
-            catalog: Has descriptions.
-            log: Notes what is searched for; None where it is not remembered.
+            contexts: Builds contexts, and has sessions and records.
+            catalog: Has the items and their descriptions.
+            changes: Notifies hosts of changed sessions.
+            log: Remembers queries; None to remember none.
         """
-        self._contexts, self._catalog, self._log = contexts, catalog, log
+        self._contexts, self._catalog, self._changes, self._log = contexts, catalog, changes, log
 
     def operations(self) -> tuple[Operation, ...]:
-        """Everything that can be asked."""
+        """Return all operations."""
         return (
             Operation(
                 method="GET",
@@ -379,8 +196,7 @@ class ContextsApi:
                 summary="The latest request contexts, newest first.",
                 handler=self._list_requests,
                 query=RequestsWanted,
-                answer=RequestsAnswer,
-                problems=REFUSED,
+                answer=RequestsResponse,
             ),
             Operation(
                 method="GET",
@@ -389,7 +205,7 @@ class ContextsApi:
                 summary="What was chosen for one request, how and why.",
                 handler=self._request,
                 query=Describe,
-                answer=RequestAnswer,
+                answer=RequestResponse,
                 problems=_UNKNOWN,
             ),
             Operation(
@@ -399,57 +215,120 @@ class ContextsApi:
                 summary="The request context for a query.",
                 handler=self._build_context,
                 body=ContextWanted,
-                answer=RequestAnswer,
+                answer=RequestResponse,
                 names_agent=True,
-                problems=_WITH_BODY,
+                problems=(*_UNKNOWN, *WITH_BODY),
+            ),
+            Operation(
+                method="GET",
+                path="/sessions",
+                name="listSessions",
+                summary="All sessions, oldest first.",
+                handler=self._list_sessions,
+                query=Describe,
+                answer=SessionsResponse,
+            ),
+            Operation(
+                method="GET",
+                path="/sessions/{session}/context",
+                name="getSessionContext",
+                summary="What a session has in its context, whatever the query is.",
+                handler=self._session_context,
+                query=Describe,
+                answer=SessionResponse,
+                problems=_UNKNOWN,
+            ),
+            Operation(
+                method="PATCH",
+                path="/sessions/{session}/context",
+                name="changeSessionContext",
+                summary="Add or remove items by hand, or change how much is selected.",
+                handler=self._change_session,
+                body=SessionChanges,
+                answer=SessionResponse,
+                problems=(*_UNKNOWN, *WITH_BODY),
             ),
         )
 
-    async def _list_requests(self, given: Given) -> RequestsAnswer:
+    async def _list_requests(self, given: Given) -> dict[str, Any]:
         contexts = await self._contexts.requests(given.query.session, given.query.limit)
-        describer = self._describer(False)
         behind = await self._contexts.tokens_behind()
-        return RequestsAnswer([_request_answer(one, describer) for one in contexts], behind)
+        return {"requests": list(map(as_data, contexts)), "tokens_behind": behind}
 
-    async def _request(self, given: Given) -> RequestAnswer:
+    async def _request(self, given: Given) -> dict[str, Any]:
         context = await self._contexts.request(given.path["request"])
         if context is None:
             detail = f"There is no request {given.path['request']!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
-        return _request_answer(context, self._describer(given.query.describe))
+        return self._request_data(context, given.query.describe)
 
-    async def _build_context(self, given: Given) -> RequestAnswer:
+    async def _build_context(self, given: Given) -> dict[str, Any]:
         wanted: ContextWanted = given.body
         context = await self._contexts.build(
             wanted.query[:QUERY_CHARACTERS],
-            None if wanted.session is None else session_of(self._contexts, wanted.session),
+            None if wanted.session is None else self._session(wanted.session),
             wanted.options.overrides(),
             remember=wanted.record,
         )
         if wanted.record and self._log is not None:
             self._log.searched(context.query, given.agent)
-        return _request_answer(context, self._describer(wanted.describe))
+        return self._request_data(context, wanted.describe)
 
-    def _describer(self, describe: bool) -> Describer:
-        return Describer(self._catalog.snapshot if describe else None)
+    async def _list_sessions(self, given: Given) -> dict[str, Any]:
+        states = await self._contexts.sessions()
+        return {"sessions": [self._session_data(state, given.query.describe) for state in states]}
 
+    async def _session_context(self, given: Given) -> dict[str, Any]:
+        state = await self._contexts.state(self._session(given.path["session"]))
+        return self._session_data(state, given.query.describe)
 
-def _request_answer(context: RequestContext, describer: Describer) -> RequestAnswer:
-    return RequestAnswer(
-        id=context.id,
-        time=context.time,
-        query=context.query,
-        origin=context.origin,
-        session=context.session,
-        items=describer.items(context.items),
-        options=context.options,
-        dropped=describer.items(context.dropped),
-        near_misses=describer.items(context.near_misses),
-        failure=context.failure,
-        note=context.note,
-        confidence=context.confidence,
-        rerank=context.rerank,
-        filters=context.filters,
-        seconds=context.seconds,
-        tokens=context.tokens,
-    )
+    async def _change_session(self, given: Given) -> dict[str, Any]:
+        session, wanted = self._session(given.path["session"]), given.body
+        # All names are looked up before anything is changed: a mistake in one changes nothing.
+        removed, added = self._resolved(wanted.remove), self._resolved(wanted.add)
+        # The client of a handle asks for its list itself; the client of a connection is notified.
+        watched = self._changes.watching(session) if isinstance(session, Session) else nullcontext()
+        with watched:
+            for item in removed:
+                context_session.remove(session, item)
+            for item in added:
+                context_session.add(session, item)
+        if wanted.options is not None:
+            session.overrides = wanted.options.overrides()
+        return self._session_data(await self._contexts.state(session), describe=False)
+
+    def _session(self, session_id: str) -> SessionContext:
+        session = self._contexts.find_session(session_id)
+        if session is None:
+            detail = f"There is no session {session_id!r}, or not any more."
+            raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
+        return session
+
+    def _resolved(self, names: Iterable[ItemName]) -> list[CatalogItem]:
+        snapshot = self._catalog.snapshot
+        try:
+            return [context_session.resolve(snapshot, one.type, one.name, one.server) for one in names]
+        except UnknownItemError as error:
+            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}; nothing was changed") from None
+
+    def _request_data(self, context: RequestContext, describe: bool) -> dict[str, Any]:
+        data = as_data(context)
+        if describe:
+            self._describe(data["items"], data["dropped"], data["near_misses"])
+        return data
+
+    def _session_data(self, state: SessionState, describe: bool) -> dict[str, Any]:
+        data: dict[str, Any] = msgspec.to_builtins(state)
+        if describe:
+            self._describe(data["items"])
+        return data
+
+    def _describe(self, *lists: list[dict[str, Any]]) -> None:
+        """Add descriptions and priorities; an item that is not in the catalog any more stays a name."""
+        snapshot = self._catalog.snapshot
+        for data in (data for items in lists for data in items):
+            item = context_session.item_by(snapshot, (Kind(data["type"]), data["name"]))
+            if item is not None:
+                data["description"] = clean(item.description[:DESCRIPTION_CHARACTERS])
+            if isinstance(item, Document):
+                data["priority"] = item.priority

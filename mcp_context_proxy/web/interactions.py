@@ -23,7 +23,7 @@ from mcp_context_proxy.interactions.memory import (
     agent_named,
 )
 from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
-from mcp_context_proxy.server import meta_tools
+from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
@@ -206,7 +206,7 @@ class InteractionsApi:
                 wanted.time_decay_factor,
                 wanted.interaction_type,
             )
-        found = meta_tools.as_data(await _in_thread(search))
+        found = recall_data(await _in_thread(search))
         return msgspec.convert({"query": wanted.query, **found}, InteractionsAnswer)
 
     async def _forget(self, given: Given) -> Forgotten:

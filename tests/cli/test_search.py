@@ -138,7 +138,7 @@ def test_when_nothing_fits_the_nearest_is_shown_as_that(run: Run, config: Path) 
     data = found(run, "zyxgh qwvut", "--config", config)
 
     assert done.returncode == 0
-    assert done.stdout.startswith('Nothing fits "zyxgh qwvut" well. The nearest of 4')
+    assert done.stdout.startswith('Nothing fits "zyxgh qwvut" well. Closest of 4')
     assert (data["fits"], data["results"]) == (False, [])
     assert {one.get("server") for one in data["near_misses"]} == {"desk", None}
     assert "rule://loans" in {one.get("uri") for one in data["near_misses"]}
@@ -157,7 +157,7 @@ def test_when_only_a_rule_fits_the_nearest_tools_are_named_as_no_more_than_that(
 
     assert [one["uri"] for one in data["results"]] == ["rule://style"]
     assert data["near_misses"][0]["server"] == "desk"
-    assert done.stdout.index("rule://style") < done.stdout.index("No tool fits well; the nearest")
+    assert done.stdout.index("rule://style") < done.stdout.index("No tool fits well; closest")
 
 
 def test_a_search_by_words_alone_says_so_and_why(run: Run, workshop: Workshop) -> None:

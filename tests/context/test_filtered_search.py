@@ -8,11 +8,11 @@ from support.proxies import inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.constraints import Constraints
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import Overrides
 from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.selection import Selected
+from mcp_context_proxy.context.search_filters import SearchFilters
+from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind
@@ -55,11 +55,11 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
         yield opened
 
 
-async def search(contexts: ContextEngine, query: str, **asked: Any) -> Selected:
-    return await contexts.select(query, origin="search", scope=Scope(None, Constraints(**asked)))
+async def search(contexts: ContextEngine, query: str, **asked: Any) -> SearchAnswer:
+    return await contexts.select(query, origin="search", scope=Scope(None, SearchFilters(**asked)))
 
 
-def names(selected: Selected) -> set[str]:
+def names(selected: SearchAnswer) -> set[str]:
     found = selected.found
     return {result.item.name for result in (*found.results, *found.near_misses)}
 
@@ -154,8 +154,8 @@ async def test_what_comes_along_keeps_to_the_filters_too(proxy: Proxy) -> None:
     session = Session()
     await proxy.contexts.select("write the contents of a file", session)
     for tool_ in proxy.catalog.snapshot.tools.values():
-        proxy.contexts.called(session, tool_, b"{}")
-    scope = Scope(None, Constraints(read_only=True))
+        session.called(tool_, b"{}", proxy.contexts.expand_results)
+    scope = Scope(None, SearchFilters(read_only=True))
 
     selected = await proxy.contexts.select("read the contents of a file", session, scope=scope)
 

@@ -13,8 +13,8 @@ from mcp_context_proxy import Catalog, ContextEngine
 from mcp_context_proxy import tool as library_tool
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.config import load
-from mcp_context_proxy.context.constraints import Constraints
 from mcp_context_proxy.context.search import ANSWERS, SECONDS, ResultCache, Scope
+from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.learning.pairs import Signal, Use
 
@@ -158,7 +158,7 @@ async def test_what_is_searched_while_indexing_goes_on_is_not_remembered(worksho
 
 async def test_changed_tags_count_at_once_and_restart_nothing(workshop: Workshop) -> None:
     server = workshop.server("s", tools=[tool("send_mail", "Send a mail"), tool("read_mail", "Read a mail")])
-    scope = Scope(None, Constraints(tags=("careful",)))
+    scope = Scope(None, SearchFilters(tags=("careful",)))
     config = workshop.config()
     async with inside(config) as proxy:
         with pytest.raises(UnknownFilterError):

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from support.proxies import Host
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.cost import Costs
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.expansion import ContextExpander
 from mcp_context_proxy.context.options import DomainOverrides, Overrides, configured
 from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
@@ -26,7 +25,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
-from mcp_context_proxy.server.meta_tools import MetaTools, Sampling
+from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.tools_call import ToolCalls
 
 pytestmark = pytest.mark.anyio
@@ -238,9 +237,15 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             answered=Counter(),
             ended=EndedCalls(records=RequestRecords(proxy.config.limits), catalog=proxy.catalog),
         )
-        sampling = Sampling(proxy.parked, False)
         own_tools = MetaTools(
-            proxy.fleet, contexts, calls, proxy.handles, proxy.changes, sampling, lambda: False
+            fleet=proxy.fleet,
+            contexts=contexts,
+            calls=calls,
+            handles=proxy.handles,
+            changes=proxy.changes,
+            pending_input=proxy.parked,
+            asks_clients=False,
+            manage=lambda: False,
         )
         host = Host(proxy, "handshake")
         assert host.session is not None

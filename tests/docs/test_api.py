@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mcp_context_proxy.web.contexts import ContextWanted, RequestAnswer, SessionChanges
-from mcp_context_proxy.web.search import SearchAnswer
+from mcp_context_proxy.web.contexts import ContextWanted, RequestResponse, SessionChanges
+from mcp_context_proxy.web.search import SearchResponse
 
 
 @pytest.mark.parametrize(
     ("position", "form"),
-    list(enumerate([ContextWanted, RequestAnswer, SessionChanges, SearchAnswer])),
+    list(enumerate([ContextWanted, RequestResponse, SessionChanges, SearchResponse])),
 )
 def test_an_example_has_the_form_of_the_api(api, position, form):
     examples = list(api.blocks("json"))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from mcp_context_proxy.cli.search import search_command
-from mcp_context_proxy.context.constraints import MIN_CALLS, Constraints
 from mcp_context_proxy.context.search import ANSWERS
+from mcp_context_proxy.context.search_filters import MIN_CALLS, SearchFilters
 from mcp_context_proxy.embedding.embeddings import TEXTS
 from mcp_context_proxy.retrieval.item_metadata import VERBS
 from mcp_context_proxy.server import meta_definitions
@@ -29,13 +28,13 @@ def test_every_filter_is_listed_with_its_option(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)`[^|]*\| ([^|]*) \|", page.partition("## Categories")[0], re.MULTILINE)
     options = {option for param in search_command.params for option in (*param.opts, *param.secondary_opts)}
 
-    assert [name for name, _ in rows] == [field.name for field in fields(Constraints)]
+    assert [name for name, _ in rows] == list(SearchFilters.__struct_fields__)
     for _, named in rows:
         assert set(re.findall(r"`(--[\w-]+)`", named)) <= options
 
 
 def test_every_filter_can_be_asked_for_in_mcp_and_rest() -> None:
-    named = {field.name for field in fields(Constraints)}
+    named = set(SearchFilters.__struct_fields__)
     search = meta_definitions.definitions(meta_definitions.Setup((), False))[0]
 
     assert named <= set(SearchWanted.__struct_fields__)

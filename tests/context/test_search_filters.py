@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mcp_context_proxy.context.constraints import Constraints, failed_by, filters_of
+from mcp_context_proxy.context.search_filters import SearchFilters, engine_filters, failed_by
 from mcp_context_proxy.items import Document, Kind, Tool
 from mcp_context_proxy.statistics.figures import ToolFigures
 
@@ -28,7 +28,7 @@ KNOWN: Mapping[tuple[str, str], ToolFigures] = {
 
 
 def left(**asked: Any) -> set[str]:
-    filters = filters_of(Constraints(**asked), KNOWN)
+    filters = engine_filters(SearchFilters(**asked), KNOWN)
     return {item.name for item in (*TOOLS, RULE) if filters.allow(item)}
 
 
@@ -56,26 +56,26 @@ def test_what_calls_were_like_counts_and_what_is_unknown_only_where_it_is_strict
 
 
 def test_nothing_known_of_any_call_leaves_everything_out_only_where_it_is_strict() -> None:
-    free = filters_of(Constraints(max_latency_ms=1), {})
-    strict = filters_of(Constraints(max_latency_ms=1, strict=True), {})
+    free = engine_filters(SearchFilters(max_latency_ms=1), {})
+    strict = engine_filters(SearchFilters(max_latency_ms=1, strict=True), {})
 
     assert all(map(free.allow, TOOLS))
     assert not any(map(strict.allow, TOOLS))
 
 
 def test_what_was_asked_for_is_told_without_what_was_not() -> None:
-    asked = Constraints(tags=("a",), read_only=True, open_world=False, strict=True, min_calls=9)
+    asked = SearchFilters(tags=("a",), read_only=True, open_world=False, strict=True, min_calls=9)
 
     assert asked.applied() == {"tags": ["a"], "read_only": True, "open_world": False}
-    assert not Constraints(strict=True, min_calls=9)
-    assert Constraints(min_success_rate=0.5, min_calls=9).applied() == {
+    assert SearchFilters(strict=True, min_calls=9).applied() == {}
+    assert SearchFilters(min_success_rate=0.5, min_calls=9).applied() == {
         "min_success_rate": 0.5,
         "min_calls": 9,
     }
 
 
 def test_each_constraint_that_is_not_met_is_named_and_no_other() -> None:
-    asked = Constraints(server="s", read_only=True, open_world=True, max_latency_ms=100.0)
+    asked = SearchFilters(server="s", read_only=True, open_world=True, max_latency_ms=100.0)
 
     assert sorted(failed_by(TOOLS[2], asked, KNOWN)) == [
         "max_latency_ms",

@@ -1,0 +1,224 @@
+"""Search filters: what a caller may ask for, and the filters of the engine that follow from it.
+
+An item that does not meet them is not found, however well it fits the query. Filters on latency and success
+rate let tools through that were hardly ever called, unless the search is strict.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, TypeAlias
+
+from msgspec import Meta, Struct
+
+from mcp_context_proxy.config import ServerConfig, ToolConfig
+from mcp_context_proxy.errors import UnknownFilterError
+from mcp_context_proxy.items import JSON, Item, Snapshot, Tool
+from mcp_context_proxy.retrieval.index import Filters
+from mcp_context_proxy.retrieval.item_metadata import (
+    DESTRUCTIVE,
+    LANGUAGES,
+    OPEN_WORLD,
+    READ_ONLY,
+    category_label,
+    folded,
+    metadata_of,
+    tag_label,
+)
+from mcp_context_proxy.statistics.figures import ToolFigures
+
+MIN_CALLS: Final = 5
+"""Below this number of calls a success rate means little: one failure in four is still a bad day."""
+
+LATENCY_MOST: Final = 1e9
+"""Milliseconds: eleven days."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Latency = Annotated[float, Meta(gt=0, le=LATENCY_MOST)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+def _meta(description: str, *, model: str | None = None, off: str | None = None) -> Meta:
+    """Describe a filter for people.
+
+    Args:
+        description: Help of the command line, and description in the OpenAPI document.
+        model: Shorter description in the schema of the meta tool.
+        off: Option of the command line for False.
+    """
+    return Meta(description=description, extra={"model": model, "off": off})
+
+
+class SearchFilters(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Filters of one search; the defaults allow everything.
+
+    The schema of the meta tool, the parameters of the REST API and the options of the CLI follow from these
+    fields.
+    """
+
+    server: Annotated[Name | None, _meta("Only tools of this server.", model="Search only this server")] = (
+        None
+    )
+    category: Annotated[Name | None, _meta("Only items of this category.")] = None
+    tags: Annotated[tuple[str, ...], _meta("Only items with all of these tags.", model="All of them")] = ()
+    any_tags: Annotated[tuple[str, ...], _meta("Only items with at least one of these tags.")] = ()
+    language: Annotated[Name | None, _meta("Only items with this programming language as a tag.")] = None
+    read_only: Annotated[bool, _meta("Only tools that say they change nothing.")] = False
+    exclude_destructive: Annotated[
+        bool, _meta("Only tools that say they neither delete nor overwrite anything.")
+    ] = False
+    open_world: Annotated[
+        bool | None,
+        _meta("Only tools that reach beyond their server, or only those that do not.", off="closed-world"),
+    ] = None
+    max_latency_ms: Annotated[
+        Latency | None, _meta("Only tools that end 95 % of their calls within this time.")
+    ] = None
+    min_success_rate: Annotated[
+        Share | None, _meta("Only tools with at least this share of successful calls.")
+    ] = None
+    min_calls: Annotated[
+        int, Meta(ge=1, le=1_000_000_000), _meta("Fewer calls than this say nothing about the success rate.")
+    ] = MIN_CALLS
+    strict: Annotated[bool, _meta("Also leave out tools with too few calls to tell.")] = False
+
+    def applied(self) -> dict[str, JSON]:
+        """Return the filters that are set, by name, without those that mean nothing alone."""
+        found = {name: getattr(self, name) for name in SearchFilters.__struct_fields__}
+        asked = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in found.items()
+            if value != getattr(NO_FILTERS, name)
+        }
+        if not self.needs_figures:
+            asked.pop("strict", None)
+        if self.min_success_rate is None:
+            asked.pop("min_calls", None)
+        return asked
+
+    @property
+    def needs_figures(self) -> bool:
+        """True where it matters how earlier calls went."""
+        return self.max_latency_ms is not None or self.min_success_rate is not None
+
+    def each(self) -> Iterator[tuple[str, SearchFilters]]:
+        """Yield each filter that is set alone, with its name."""
+        for name in self.applied():
+            if name not in ("min_calls", "strict"):
+                alone: dict[str, Any] = {name: getattr(self, name)}
+                yield name, SearchFilters(min_calls=self.min_calls, strict=self.strict, **alone)
+
+
+NO_FILTERS: Final = SearchFilters()
+
+Figures: TypeAlias = Mapping[tuple[str, str], ToolFigures]
+"""How earlier calls went, by server and the tool's own name."""
+
+
+def engine_filters(wanted: SearchFilters, figures: Figures) -> Filters:
+    """Translate search filters into those of the engine."""
+    tags = (*wanted.tags, *(() if wanted.language is None else (wanted.language,)))
+    labels = [tag_label(folded(tag)) for tag in tags]
+    if wanted.category is not None:
+        labels.append(category_label(folded(wanted.category)))
+    if wanted.read_only:
+        labels.append(READ_ONLY)
+    if wanted.open_world:
+        labels.append(OPEN_WORLD)
+    forbidden = [DESTRUCTIVE] if wanted.exclude_destructive else []
+    if wanted.open_world is False:
+        forbidden.append(OPEN_WORLD)
+    unfit, proven = frozenset[tuple[str, str]](), None
+    if wanted.needs_figures:
+        verdicts = {tool: _meets(wanted, known) for tool, known in figures.items()}
+        if wanted.strict:
+            proven = frozenset(tool for tool, verdict in verdicts.items() if verdict)
+        else:
+            unfit = frozenset(tool for tool, verdict in verdicts.items() if verdict is False)
+    return Filters(
+        servers=None if wanted.server is None else frozenset({wanted.server}),
+        labels=frozenset(labels),
+        any_labels=frozenset(tag_label(folded(tag)) for tag in wanted.any_tags),
+        no_labels=frozenset(forbidden),
+        unfit=unfit,
+        proven=proven,
+    )
+
+
+def _meets(wanted: SearchFilters, figures: ToolFigures) -> bool | None:
+    """Return whether a tool's earlier calls went well enough; None with too few calls to tell."""
+    if wanted.max_latency_ms is not None and figures.p95_ms > wanted.max_latency_ms:
+        return False
+    if wanted.min_success_rate is None:
+        return True
+    if figures.calls < wanted.min_calls:
+        return None
+    return figures.success_rate >= wanted.min_success_rate
+
+
+def failed_by(item: Item, wanted: SearchFilters, figures: Figures) -> list[str]:
+    """Return the names of the filters that an item does not meet."""
+    return [name for name, one in wanted.each() if not engine_filters(one, figures).allow(item)]
+
+
+NEAREST: Final = 3
+"""Known values named in the error about an unknown one."""
+
+NAME_CHARACTERS: Final = 100
+"""Length to which an unknown value is cut in the error about it."""
+
+
+def check(
+    wanted: SearchFilters,
+    snapshot: Snapshot,
+    servers: Mapping[str, ServerConfig],
+    has_label: Callable[[str], bool],
+) -> None:
+    """Check that every name in the filters exists: a typing mistake must not look like an empty catalog.
+
+    Args:
+        wanted: The filters of a search.
+        snapshot: The catalog.
+        servers: The configured servers, whose settings count even while they are not connected.
+        has_label: Tells quickly whether an indexed item has a label; all items are read only if none has.
+
+    Raises:
+        UnknownFilterError: a server, category or tag does not exist; names the nearest ones.
+    """
+    if wanted.server is not None and wanted.server not in servers:
+        with_tools = (one.key for one in snapshot.sources if one.items and isinstance(one.items[0], Tool))
+        known = dict.fromkeys([*servers, *with_tools])
+        if wanted.server not in known:
+            raise _unknown("server", wanted.server, known)
+    if wanted.category is not None and not has_label(category_label(folded(wanted.category))):
+        categories = {folded(one.category) for one in _settings(servers) if one.category is not None}
+        categories |= {metadata_of(item).category for source in snapshot.sources for item in source.items}
+        if folded(wanted.category) not in categories:
+            raise _unknown("category", wanted.category, sorted(categories))
+    named = [("tag", tag) for tag in (*wanted.tags, *wanted.any_tags)]
+    if wanted.language is not None:
+        named.append(("language", wanted.language))
+    missing = [(kind, tag) for kind, tag in named if not has_label(tag_label(folded(tag)))]
+    tags = set(_tags(snapshot, servers)) if missing else set()
+    for kind, tag in missing:
+        if folded(tag) not in tags:
+            raise _unknown(kind, tag, sorted(tags & LANGUAGES if kind == "language" else tags))
+
+
+def _unknown(kind: str, value: str, known: Iterable[str]) -> UnknownFilterError:
+    value, known = value[:NAME_CHARACTERS], list(known)
+    return UnknownFilterError(kind, value, difflib.get_close_matches(folded(value), known, n=NEAREST), known)
+
+
+def _tags(snapshot: Snapshot, servers: Mapping[str, ServerConfig]) -> Iterator[str]:
+    yield from (folded(tag) for one in _settings(servers) for tag in one.tags)
+    for source in snapshot.sources:
+        for item in source.items:
+            yield from metadata_of(item).all_tags
+
+
+def _settings(servers: Mapping[str, ServerConfig]) -> Iterator[ServerConfig | ToolConfig]:
+    for server in servers.values():
+        yield server
+        yield from server.tools.values()
