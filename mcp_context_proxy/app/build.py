@@ -43,8 +43,13 @@ from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools_call import ToolCalls
-from mcp_context_proxy.statistics.recorder import SessionRecorder, StatisticsRetention, UsageRecorder
-from mcp_context_proxy.statistics.report import Inventory, Reports
+from mcp_context_proxy.statistics.recorder import (
+    Inventory,
+    SessionRecorder,
+    StatisticsRetention,
+    UsageRecorder,
+)
+from mcp_context_proxy.statistics.report import Reports
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app.proxy import Proxy
