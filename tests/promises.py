@@ -38,24 +38,26 @@ SECURITY = (
             MODES,
             SOAK,
             "downstream/test_urls.py::test_calls_whose_session_has_expired_are_each_run_once_in_the_next",
-            "downstream/test_streams.py::"
-            "test_a_refused_call_is_not_sent_again_where_the_session_is_known_still",
-            "downstream/test_calls.py::test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again",
+            "downstream/test_streams.py::test_a_refused_call_is_not_sent_again_if_the_session_is_still_known",
+            "downstream/test_calls.py::test_a_crash_during_a_call_is_reported_and_the_call_is_never_sent_again",
         ),
     ),
     Promise(
         "A server that fails, hangs, floods or lies does not disturb calls to other servers.",
-        (MODES, SOAK, "downstream/test_calls.py::test_a_server_that_reads_nothing_more_holds_up_only_itself"),
+        (MODES, SOAK, "downstream/test_calls.py::test_a_server_that_stops_reading_delays_only_its_own_calls"),
     ),
     Promise(
         "A failure is reported as a result that names the server, the cause and what happened to the call.",
-        (MODES, "downstream/test_life.py::test_a_server_that_exits_at_start_is_told_with_its_last_words"),
+        (
+            MODES,
+            "downstream/test_lifecycle.py::test_a_server_that_exits_at_start_is_reported_with_its_last_output",
+        ),
     ),
     Promise(
         "A request without a response ends at its deadline, and the server is told to cancel it.",
         (
             "faults/test_every_mode.py::test_a_call_that_was_given_up_is_cancelled_at_the_server",
-            "downstream/test_calls.py::test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled",
+            "downstream/test_calls.py::test_a_call_without_a_response_ends_at_its_timeout_and_is_cancelled",
             STOPPING + "test_a_host_that_goes_cancels_what_it_asked_for",
         ),
     ),
@@ -63,8 +65,8 @@ SECURITY = (
         "A server that keeps failing without having answered anything, or keeps exiting on its own soon "
         "after its start, is left alone and retried once a minute.",
         (
-            "downstream/test_restarts.py::test_after_five_failures_it_is_left_alone_and_tried_once_a_minute",
-            "downstream/test_life.py::test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers",
+            "downstream/test_backoff.py::test_after_five_failures_a_server_is_tried_once_a_minute",
+            "downstream/test_lifecycle.py::test_a_server_that_soon_exits_each_time_is_tried_rarely_although_it_answers",
         ),
     ),
     Promise(
@@ -72,8 +74,8 @@ SECURITY = (
         "over a bound is refused with an explanation and never buffered.",
         (
             "protocol/test_framing.py::test_a_line_that_never_ends_is_not_kept",
-            "downstream/test_answers.py::test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit",
-            "downstream/test_calls.py::test_what_a_server_does_not_read_is_bounded_in_bytes",
+            "downstream/test_answers.py::test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit",
+            "downstream/test_calls.py::test_requests_that_a_server_does_not_read_are_bounded_in_bytes",
             "downstream/test_calls.py::test_a_server_that_asks_without_reading_leaves_no_tasks_behind",
             MEMORY + "test_an_endless_line_takes_no_memory_and_ends_its_connection",
             MEMORY + "test_a_result_as_large_as_may_be_is_held_twice_at_most",
@@ -119,12 +121,12 @@ SECURITY = (
         "output, not even in encoded form.",
         (
             MODES,
-            "oauth/test_proxy.py::test_a_token_that_its_server_tells_is_in_no_error_and_no_log",
+            "oauth/test_proxy.py::test_a_token_that_its_server_reveals_is_in_no_error_and_no_log",
             "config/test_redaction.py::test_any_secret_is_found_however_it_is_written",
             "config/test_redaction.py::test_a_traceback_in_the_log_is_redacted",
             "config/test_secrets.py::test_arguments_that_are_named_like_secrets_and_passwords_of_urls_are_secrets",
-            "downstream/test_calls.py::test_the_progress_of_a_call_tells_no_secret",
-            "downstream/test_stderr.py::test_a_secret_is_redacted_also_where_it_came_in_pieces_or_encoded",
+            "downstream/test_calls.py::test_the_progress_of_a_call_reveals_no_secret",
+            "downstream/test_stderr.py::test_a_secret_is_redacted_even_if_it_came_in_pieces_or_encoded",
         ),
     ),
     Promise(
@@ -144,7 +146,7 @@ SECURITY = (
             STOPPING + "test_the_guardian_of_the_servers_is_replaced_when_it_was_killed",
             SOAK,
             "downstream/test_processes.py::"
-            "test_children_are_gone_when_the_proxy_stops_also_those_that_ignore_the_end",
+            "test_children_are_gone_when_the_proxy_stops_even_those_that_ignore_the_end_of_input",
             STOPPING + "test_a_second_signal_ends_everything_at_once",
         ),
     ),
@@ -163,7 +165,7 @@ SECURITY = (
         (
             STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",
             "front/test_stdio_streams.py::test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile",
-            "downstream/test_flow.py::test_a_pipe_behind_a_closed_gate_is_read_when_it_opens",
+            "downstream/test_backpressure.py::test_a_pipe_behind_a_closed_gate_is_read_when_it_opens",
         ),
     ),
     Promise(
@@ -248,10 +250,10 @@ SECURITY = (
         "A server cannot direct a login to an address nearer to this machine than its own, or to one "
         "that gives a machine its credentials, no matter what a name resolves to at any moment.",
         (
-            "oauth/test_reach.py::test_a_server_elsewhere_never_leads_to_this_machine",
-            "oauth/test_reach.py::test_nobody_leads_to_what_tells_a_machine_its_credentials",
-            "oauth/test_reach.py::test_what_a_name_stands_for_is_looked_up_once_and_connected_to",
-            "oauth/test_reach.py::test_a_renewal_goes_no_nearer_than_the_login_went",
+            "oauth/test_ssrf_guard.py::test_a_server_elsewhere_never_leads_to_this_machine",
+            "oauth/test_ssrf_guard.py::test_no_server_leads_to_a_metadata_service_with_credentials",
+            "oauth/test_ssrf_guard.py::test_a_name_is_resolved_once_and_the_checked_address_is_connected_to",
+            "oauth/test_ssrf_guard.py::test_a_renewal_connects_to_no_nearer_address_than_the_login",
         ),
     ),
     Promise(
@@ -303,7 +305,7 @@ README = (
         (
             "faults/test_every_mode.py::test_what_a_child_inherits_is_a_short_list_and_its_own_settings",
             "downstream/test_processes.py::"
-            "test_a_child_gets_a_short_environment_and_what_is_configured_for_it",
+            "test_a_child_gets_a_short_environment_and_its_configured_variables",
         ),
     ),
     Promise(
@@ -490,7 +492,7 @@ README = (
         "log in.",
         (
             "oauth/test_login.py::test_a_login_discovers_registers_and_gives_tokens_for_this_server",
-            "downstream/test_urls.py::test_nobody_is_followed_to_another_address",
+            "downstream/test_urls.py::test_a_redirect_to_another_origin_is_not_followed",
             DEFINITIONS + "test_links_in_a_result_are_passed_on_and_never_followed",
         ),
     ),

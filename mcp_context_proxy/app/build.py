@@ -32,7 +32,7 @@ from mcp_context_proxy.interactions.memory import InteractionMemory, Interaction
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
-from mcp_context_proxy.learning.working_set import Novelty, SessionRecorder, WorkingSet
+from mcp_context_proxy.learning.working_set import Novelty, WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -43,7 +43,7 @@ from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools_call import ToolCalls
-from mcp_context_proxy.statistics.recorder import StatisticsRetention, UsageRecorder
+from mcp_context_proxy.statistics.recorder import SessionRecorder, StatisticsRetention, UsageRecorder
 from mcp_context_proxy.statistics.report import Inventory, Reports
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server import meta_definitions, prompts
 from mcp_context_proxy.server.forwarding import Forwarder
-from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, SessionNotifications
+from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import CacheCounts
@@ -230,7 +230,6 @@ class Proxy:
             for name, lookups in self.searching.lookups.items():
                 self.measuring.usage.counters.caches[name] = partial(_counts, lookups)
         self.open_sessions = OpenSessions()
-        self.broadcast = SessionNotifications(self.open_sessions)
         self.changes = ChangeNotifier(self.catalog, self.tool_list, self.open_sessions)
         self.upkeep.when_refreshed(self._index)
         self.upkeep.when_changed(self.changes.catalog_changed)
@@ -346,7 +345,7 @@ class Proxy:
 
     def _on_event(self, method: str, params: Members, parties: frozenset[Party]) -> None:
         self.changes.downstream_event(method, params)
-        self.broadcast.take(method, params, parties)
+        self.open_sessions.relay(method, params, parties)
 
     async def _warm_up(self) -> None:
         await self.upkeep.settled()

@@ -1,7 +1,7 @@
 """The catalog: tools, resources, prompts and documents as an immutable snapshot that is replaced whole.
 
-Definitions stay the bytes that came over the wire, except for what must not be shown (`definitions`). Entries
-are taken one by one: a bad one is withheld with a reason, never the whole list.
+Definitions stay the bytes that came over the wire, except for parts that must not be shown (`definitions`).
+Entries are taken one by one: a bad one is withheld with a reason, never the whole list.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Catalog:
         return _ParsedTools(config, listed, tuple(tools.values()), told)
 
     def _parse_tool(self, config: ServerConfig, definition: bytes) -> tuple[Tool, str]:
-        """Return a tool with a remark on what was cut.
+        """Return a tool with a remark on a cut.
 
         Raises:
             UnfitError: The tool cannot be shown.

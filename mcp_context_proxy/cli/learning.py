@@ -16,6 +16,7 @@ from mcp_context_proxy.errors import DataFileError
 
 if TYPE_CHECKING:
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+    from mcp_context_proxy.items import ToolKey
     from mcp_context_proxy.learning.tier import LearnedTier
     from mcp_context_proxy.store import Pair, ToolSessionStore
 
@@ -154,7 +155,7 @@ def _opened(
             lazy.close()
 
 
-def _is_meant(key: tuple[str, str], tool: str | None) -> bool:
+def _is_meant(key: ToolKey, tool: str | None) -> bool:
     return tool in ("__".join(key), key[1])
 
 

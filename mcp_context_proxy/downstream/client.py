@@ -1,7 +1,7 @@
 """The proxy's client to one downstream server: its listing, its state, and requests to it.
 
 A single task, `DownstreamClient.run`, owns every connection. All other methods only use them. A failure of
-the server is told to the callers of this server and to nobody else.
+the server is reported to the callers of this server alone.
 """
 
 from __future__ import annotations
@@ -71,12 +71,9 @@ class DownstreamClient:
     ) -> None:
         """Prepare a client; nothing is started until `run`.
 
-        Args:
-            config: Configuration of this server.
-            limits: Bounds on time and size.
-            on_change: Called, without blocking, whenever the listing changed.
-            on_event: Takes notifications that belong to no request, such as an updated resource.
-            store: Remembers the listings of lazy servers, and the servers not to be probed.
+        `on_change` is called, without blocking, whenever the listing changed. `on_event` takes notifications
+        that belong to no request, such as an updated resource. The store remembers the listings of lazy
+        servers, and the servers not to be probed.
         """
         self.config, self.name, self._limits = config, config.name, limits
         self.tool_embeddings: dict[str, list[IndexedChunk]] = {}
@@ -165,11 +162,7 @@ class DownstreamClient:
         await self._lifecycle.load()
 
     async def run(self, starts: StartLimiter) -> None:
-        """Own the connections until `stop`.
-
-        Args:
-            starts: Bounds how many servers are started at a time.
-        """
+        """Own the connections until `stop`."""
         try:
             await self.load_listing()
             async with anyio.create_task_group() as group:

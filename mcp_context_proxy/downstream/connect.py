@@ -16,9 +16,9 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import era_negotiation
 from mcp_context_proxy.downstream.era_negotiation import Introduction
-from mcp_context_proxy.downstream.inbound import CANCELLED, Inbound, ServerRequests
-from mcp_context_proxy.downstream.jsonrpc import Peer
-from mcp_context_proxy.downstream.link import Link, OpenChannel, Outgoing
+from mcp_context_proxy.downstream.inbound import Inbound
+from mcp_context_proxy.downstream.jsonrpc import Peer, ServerRequests
+from mcp_context_proxy.downstream.link import Channel, Link, Outgoing
 from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.stdio import open_stdio
 from mcp_context_proxy.errors import (
@@ -30,7 +30,6 @@ from mcp_context_proxy.errors import (
     RemoteError,
     ServerUnavailableError,
 )
-from mcp_context_proxy.protocol.envelope import Members, RequestId
 from mcp_context_proxy.system.threads import load_sdk
 
 if TYPE_CHECKING:
@@ -115,28 +114,19 @@ async def _connect_duplex(
 ) -> AsyncIterator[Connected]:
     """Connect over a transport on which both sides send at any time."""
     async with anyio.create_task_group() as group:
-        server_requests = ServerRequests(group, inbound.answer, limits.ask_seconds)
-
-        def on_request(request_id: RequestId, method: str, params: Members) -> None:
-            server_requests.take(peer, request_id, method, params)
-
-        def on_notification(method: str, params: Members) -> None:
-            if method == CANCELLED:
-                server_requests.cancel(params)
-            else:
-                inbound.on_notification(method, params)
-
         peer = Peer(
             config.name,
+            group=group,
             call_seconds=config.call_timeout,
             call_max_seconds=limits.call_max_seconds,
-            on_request=on_request,
-            on_notification=on_notification,
+            ask_seconds=limits.ask_seconds,
+            answer=inbound.answer,
+            on_notification=inbound.on_notification,
             strays=output.strays,
         )
         loss = Loss()
 
-        async def watch(channel: OpenChannel) -> None:
+        async def watch(channel: Channel) -> None:
             await channel.until_ended()
             # Before the pending requests are failed: afterwards none is pending.
             idle = all(sent.party is None for sent in peer.in_flight)
@@ -155,7 +145,7 @@ async def _connect_duplex(
                 else:
                     introduction = await era_negotiation.negotiate(peer, config, limits, inbound.capabilities)
                 channel.version = introduction.version
-                yield Connected(peer, introduction, loss, server_requests)
+                yield Connected(peer, introduction, loss, peer.server_requests)
         finally:
             peer.close("was stopped")
             group.cancel_scope.cancel()
@@ -163,7 +153,7 @@ async def _connect_duplex(
 
 def _open_channel(
     config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, peer: Peer
-) -> AbstractAsyncContextManager[OpenChannel]:
+) -> AbstractAsyncContextManager[Channel]:
     if config.transport == "stdio" and sys.platform != "win32":
         return open_stdio(config, limits, output, peer.receive)
     if config.transport == "http":

@@ -74,14 +74,6 @@ class DedicatedConnections:
     def __init__(
         self, config: ServerConfig, limits: Limits, redact: Redactor, notifications: ServerNotifications
     ) -> None:
-        """Start without a connection.
-
-        Args:
-            config: Configuration of the server.
-            limits: Bounds on number and time.
-            redact: Removes secrets from causes; is given those of each connection.
-            notifications: Routes the notifications that the server sends.
-        """
         self._redact, self._notifications = redact, notifications
         self._connections: list[DedicatedConnection] = []
         self._group: TaskGroup | None = None

@@ -87,12 +87,6 @@ async def negotiate(
 
     The probe stays pending beside the handshake, because a slow server answers both.
 
-    Args:
-        link: Link to the server.
-        config: Configuration of the server.
-        limits: Bounds on time.
-        capabilities: Capabilities to declare in the handshake.
-
     Raises:
         DownstreamError: the server refuses both eras, or does not answer in time.
     """
@@ -298,8 +292,8 @@ class EraMemory:
                 await self._try(self._store.forget, self._key)
         elif (self._died or introduction.ignores_probe) and self._store is not None:
             self._stored = True
-            said = self._version.encode("utf-8", "replace")
-            await self._try(self._store.put, self._key, self._clock(), said)
+            version_bytes = self._version.encode("utf-8", "replace")
+            await self._try(self._store.put, self._key, self._clock(), version_bytes)
         self._died = False
 
     async def _try(self, write: Callable[..., None], *arguments: Any) -> None:

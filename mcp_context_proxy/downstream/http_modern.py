@@ -92,12 +92,12 @@ class ModernHttp:
         body = envelope.request(request_id, method, params)
         async with self._client.stream(
             "POST", self._url, content=body, headers=self._headers(method, params)
-        ) as answer:
-            kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind == "text/event-stream" and answer.is_success:
-                return await self._read_events(answer, request_id, note)
-            body = await http_client.read(answer, self.server, self._limits.message_bytes)
-            return self._read_reply(body, answer.status_code, kind)
+        ) as response:
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind == "text/event-stream" and response.is_success:
+                return await self._read_events(response, request_id, note)
+            body = await http_client.read(response, self.server, self._limits.message_bytes)
+            return self._read_reply(body, response.status_code, kind)
 
     def _headers(self, method: str, params: Members) -> dict[str, str]:
         headers = {
@@ -117,7 +117,7 @@ class ModernHttp:
                 )
         return headers
 
-    async def _read_events(self, answer: httpx2.Response, request_id: int, note: Notify) -> bytes:
+    async def _read_events(self, response: httpx2.Response, request_id: int, note: Notify) -> bytes:
         reply = envelope.Envelope()
 
         def take(event: Event) -> bool:
@@ -132,7 +132,7 @@ class ModernHttp:
                 note(message.method, {} if message.params is UNSET else envelope.members(message.params))
             return False
 
-        if not await http_client.read_events(answer, self.server, self._limits.sse_event_bytes, take):
+        if not await http_client.read_events(response, self.server, self._limits.sse_event_bytes, take):
             raise httpx2.RemoteProtocolError("the event stream ended without an answer")
         return self._result(reply)
 

@@ -11,7 +11,7 @@ has run already.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -59,7 +59,7 @@ RESUME_MIN_SECONDS, RESUME_MAX_SECONDS = 0.1, 60.0
 
 
 class HttpSession(Ending):
-    """A session with a server at a URL. Implements `OpenChannel`."""
+    """A session with a server at a URL. Implements `Channel`."""
 
     def __init__(
         self, config: ServerConfig, limits: Limits, client: httpx2.AsyncClient, peer: Peer, group: TaskGroup
@@ -68,7 +68,6 @@ class HttpSession(Ending):
         self._server, self._url, self._limits = config.name, config.url or "", limits
         self._client, self._peer, self._group = client, peer, group
         self._session: bytes | None = None
-        self._streams = _Streams(config, limits, client, peer, self._headers)
         self._pushed, self._pushing = 0, anyio.Semaphore(PUSHES)
         """Frames that are sent without waiting, and the bound on those posted at a time."""
         self._under_way: dict[RequestId, anyio.CancelScope] = {}
@@ -92,7 +91,7 @@ class HttpSession(Ending):
             return
         await self._send_quietly("POST", frame)
         if message.method == "notifications/initialized":
-            self._group.start_soon(self._streams.listen)
+            self._group.start_soon(self._listen)
 
     def send_nowait(self, frame: bytes) -> None:
         """Send one frame in the background; a cancellation also ends the POST of its request."""
@@ -129,9 +128,11 @@ class HttpSession(Ending):
             with anyio.fail_after(self._limits.connect_seconds):
                 async with self._client.stream(
                     method, self._url, content=frame, headers=self._headers()
-                ) as answer:
-                    if not answer.is_success:
-                        logger.debug("%s: a %s got HTTP status %d", self._server, method, answer.status_code)
+                ) as response:
+                    if not response.is_success:
+                        logger.debug(
+                            "%s: a %s got HTTP status %d", self._server, method, response.status_code
+                        )
         except (httpx2.HTTPError, DownstreamError, TimeoutError) as error:
             logger.debug("%s: a %s failed: %s", self._server, method, http_client.described(error))
 
@@ -157,45 +158,43 @@ class HttpSession(Ending):
 
     def _expire(self) -> None:
         """Note that the server has forgotten the session: nothing is sent in it again, and it ends soon."""
+
+        async def end_when_answered() -> None:
+            with anyio.move_on_after(REFUSAL_SECONDS):
+                await self._all_answered.wait()
+            self.give_up("has forgotten the session")
+
         if not self._expired:
             self._expired = True
-            self._group.start_soon(self._end_when_answered)
-
-    async def _end_when_answered(self) -> None:
-        with anyio.move_on_after(REFUSAL_SECONDS):
-            await self._all_answered.wait()
-        self.give_up("has forgotten the session")
+            self._group.start_soon(end_when_answered)
 
     async def _exchange(self, request_id: RequestId, frame: bytes) -> None:
         """Post a request and pass its response on, from the body or from an event stream."""
-        async with self._client.stream("POST", self._url, content=frame, headers=self._headers()) as answer:
-            kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if answer.is_success:
-                self._note_session(answer)
-            if kind == STREAM and answer.is_success:
-                await self._streams.read_answer(request_id, answer)
+        async with self._client.stream("POST", self._url, content=frame, headers=self._headers()) as response:
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if response.is_success:
+                for name, value in response.headers.raw:
+                    if name.lower() == SESSION_HEADER:
+                        # It is sent back byte for byte.
+                        self._session = value
+            if kind == STREAM and response.is_success:
+                await self._read_response(request_id, response)
                 return
-            body = await http_client.read(answer, self._server, self._limits.message_bytes)
-        if self._disowned(answer.status_code, body) and await self._forgotten():
+            body = await http_client.read(response, self._server, self._limits.message_bytes)
+        if self._disowned(response.status_code, body) and await self._forgotten():
             raise SessionForgottenError(self._server)
         is_json = body.lstrip()[:1] in (b"{", b"[")
         if is_json:
             self._peer.receive(body)
         if self._peer.waits_for(request_id):
-            if is_json and answer.is_success:
+            if is_json and response.is_success:
                 # A message that cannot be read does not say which request it answers.
                 try:
                     envelope.decode(body)
                 except envelope.MalformedError as error:
                     reason = f"with a message that cannot be read ({error})"
                     raise BadAnswerError(self._server, reason) from None
-            raise http_client.without_message(self._server, answer.status_code, kind or "no content")
-
-    def _note_session(self, answer: httpx2.Response) -> None:
-        """Note the id of the session, which is sent back byte for byte."""
-        for name, value in answer.headers.raw:
-            if name.lower() == SESSION_HEADER:
-                self._session = value
+            raise http_client.without_message(self._server, response.status_code, kind or "no content")
 
     def _disowned(self, status: int, body: bytes) -> bool:
         """Return whether a response may mean that the server has forgotten our session: some send 400."""
@@ -210,21 +209,77 @@ class HttpSession(Ending):
             with anyio.fail_after(self._limits.connect_seconds):
                 async with self._client.stream(
                     "POST", self._url, content=frame, headers=self._headers()
-                ) as answer:
-                    if answer.is_success:
+                ) as response:
+                    if response.is_success:
                         return False
-                    body = await http_client.read(answer, self._server, self._limits.message_bytes)
+                    body = await http_client.read(response, self._server, self._limits.message_bytes)
         except (httpx2.HTTPError, DownstreamError, TimeoutError) as error:
             logger.debug("%s: a ping failed: %s", self._server, http_client.described(error))
             return False
-        return self._disowned(answer.status_code, body)
+        return self._disowned(response.status_code, body)
 
-    def _headers(self) -> dict[bytes, bytes]:
+    async def _read_response(self, request_id: RequestId, response: httpx2.Response) -> None:
+        """Read events until the request is answered; resume the stream if it breaks off.
+
+        Raises:
+            httpx2.HTTPError: the stream has ended without a response.
+        """
+        place = _Place()
+        if await self._read_events(response, place, request_id):
+            return
+        failures = 0
+        while place.event is not None and failures < RESUMPTIONS:
+            seen = place.event
+            await anyio.sleep(max(place.wait_seconds, RESUME_MIN_SECONDS))
+            try:
+                async with self._client.stream("GET", self._url, headers=self._headers(place)) as resumed:
+                    if await self._read_events(resumed, place, request_id):
+                        return
+            except httpx2.HTTPError as error:
+                # Never a reason to send the request again: it was sent over another connection.
+                logger.debug("%s: a stream cannot be resumed: %s", self._server, error)
+            failures = 0 if place.event != seen else failures + 1
+        if self._peer.waits_for(request_id):
+            raise httpx2.RemoteProtocolError("the event stream ended without an answer")
+
+    async def _listen(self) -> None:
+        """Read messages that belong to no request, if the server offers a stream for them."""
+        place = _Place()
+        wait = 0.0
+        while True:
+            try:
+                async with self._client.stream("GET", self._url, headers=self._headers(place)) as response:
+                    if not response.is_success or STREAM not in response.headers.get("content-type", ""):
+                        return
+                    wait = 0.0
+                    await self._read_events(response, place)
+            except (httpx2.HTTPError, DownstreamError) as error:
+                logger.debug("%s: the stream of announcements broke off: %s", self._server, error)
+            wait = min(max(2 * wait, place.wait_seconds, RESUME_SECONDS), RESUME_MAX_SECONDS)
+            await anyio.sleep(wait)
+
+    async def _read_events(
+        self, response: httpx2.Response, place: _Place, request_id: RequestId | None = None
+    ) -> bool:
+        """Pass the events of a stream on; return whether the request is answered."""
+
+        def take(event: Event) -> bool:
+            place.note(event)
+            if event.name != b"message" or not event.data:
+                return False
+            self._peer.receive(event.data)
+            return request_id is not None and not self._peer.waits_for(request_id)
+
+        return await http_client.read_events(response, self._server, self._limits.sse_event_bytes, take)
+
+    def _headers(self, resumed: _Place | None = None) -> dict[bytes, bytes]:
         headers = {b"accept": f"application/json, {STREAM}".encode(), b"content-type": b"application/json"}
         if self._session is not None:
             headers[SESSION_HEADER] = self._session
         if self.version is not None:
             headers[b"mcp-protocol-version"] = self.version.encode()
+        if resumed is not None and resumed.event is not None:
+            headers[b"last-event-id"] = resumed.event
         return headers
 
 
@@ -243,79 +298,6 @@ async def open_session_http(
         finally:
             await session.close()
             group.cancel_scope.cancel()
-
-
-class _Streams:
-    """The event streams of one session: responses, and messages that belong to no request."""
-
-    def __init__(
-        self,
-        config: ServerConfig,
-        limits: Limits,
-        client: httpx2.AsyncClient,
-        peer: Peer,
-        headers: Callable[[], Mapping[bytes, bytes]],
-    ) -> None:
-        self._server, self._url, self._limits = config.name, config.url or "", limits
-        self._client, self._peer, self._headers = client, peer, headers
-
-    async def read_answer(self, request_id: RequestId, answer: httpx2.Response) -> None:
-        """Read events until the request is answered; resume the stream if it breaks off.
-
-        Raises:
-            httpx2.HTTPError: the stream has ended without a response.
-        """
-        place = _Place()
-        if await self._read(answer, place, request_id):
-            return
-        failures = 0
-        while place.event is not None and failures < RESUMPTIONS:
-            seen = place.event
-            await anyio.sleep(max(place.wait_seconds, RESUME_MIN_SECONDS))
-            try:
-                async with self._client.stream("GET", self._url, headers=self._from(place)) as resumed:
-                    if await self._read(resumed, place, request_id):
-                        return
-            except httpx2.HTTPError as error:
-                # Never a reason to send the request again: it was sent over another connection.
-                logger.debug("%s: a stream cannot be resumed: %s", self._server, error)
-            failures = 0 if place.event != seen else failures + 1
-        if self._peer.waits_for(request_id):
-            raise httpx2.RemoteProtocolError("the event stream ended without an answer")
-
-    async def listen(self) -> None:
-        """Read messages that belong to no request, if the server offers a stream for them."""
-        place = _Place()
-        wait = 0.0
-        while True:
-            try:
-                async with self._client.stream("GET", self._url, headers=self._from(place)) as answer:
-                    if not answer.is_success or STREAM not in answer.headers.get("content-type", ""):
-                        return
-                    wait = 0.0
-                    await self._read(answer, place)
-            except (httpx2.HTTPError, DownstreamError) as error:
-                logger.debug("%s: the stream of announcements broke off: %s", self._server, error)
-            wait = min(max(2 * wait, place.wait_seconds, RESUME_SECONDS), RESUME_MAX_SECONDS)
-            await anyio.sleep(wait)
-
-    async def _read(
-        self, answer: httpx2.Response, place: _Place, request_id: RequestId | None = None
-    ) -> bool:
-        """Pass the events of a stream on; return whether the request is answered."""
-
-        def take(event: Event) -> bool:
-            place.note(event)
-            if event.name != b"message" or not event.data:
-                return False
-            self._peer.receive(event.data)
-            return request_id is not None and not self._peer.waits_for(request_id)
-
-        return await http_client.read_events(answer, self._server, self._limits.sse_event_bytes, take)
-
-    def _from(self, place: _Place) -> Mapping[bytes, bytes]:
-        headers = self._headers()
-        return headers if place.event is None else {**headers, b"last-event-id": place.event}
 
 
 class _Place:

@@ -1,4 +1,4 @@
-"""A JSON-RPC peer over a duplex channel of frames (stdio, SSE, handshake-era HTTP) and its requests.
+"""A JSON-RPC peer over a duplex channel (stdio, SSE, handshake-era HTTP): requests in both directions.
 
 Frames are handed in synchronously by the reader of the channel, so that a response resumes its caller without
 another task in between. Ids come from a counter, so a response that is foreign, late or doubled matches
@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import anyio
+from anyio.abc import TaskGroup
 from msgspec import UNSET, Raw
 
-from mcp_context_proxy.downstream.link import PLAIN, FrameChannel, HeaderMap, Notify, Outgoing, Party
+from mcp_context_proxy.downstream.link import PLAIN, Channel, HeaderMap, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.output import Strays
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -33,8 +35,16 @@ from mcp_context_proxy.protocol.framing import Oversized
 
 logger = logging.getLogger(__name__)
 
+CANCELLED = "notifications/cancelled"
+
+OPEN_REQUESTS = 64
+"""Requests of one server that may be open at a time; further ones are refused."""
+
 BAD_LINES = 1000
 """Lines in a row without a message after which the other side is taken for no MCP server."""
+
+Answer: TypeAlias = Callable[["Peer", str, Members], Awaitable[bytes]]
+"""Answers a request that the server makes over a peer; raises `RequestError` to refuse."""
 
 
 class Peer:
@@ -46,35 +56,46 @@ class Peer:
         self,
         server: str,
         *,
+        group: TaskGroup,
         call_seconds: float,
         call_max_seconds: float,
-        on_request: Callable[[envelope.RequestId, str, Members], None],
+        ask_seconds: float,
+        answer: Answer,
         on_notification: Notify,
         strays: Strays,
     ) -> None:
         """Prepare a peer; `attach` gives it the channel.
 
         Args:
-            server: Name of the server, for messages.
+            server: Name of the server.
+            group: Runs the tasks that answer requests of the server.
             call_seconds: Default timeout of a request.
             call_max_seconds: Upper bound that progress cannot extend.
-            on_request: Takes a request that the server makes; answer it with `answer` or `refuse`.
+            ask_seconds: Time for the answer to a request of the server.
+            answer: Answers requests of the server.
             on_notification: Takes notifications that belong to no request.
             strays: Takes lines that are no messages.
         """
         self.era = Era.HANDSHAKE
         self.server = server
-        self._channel: FrameChannel = _NoChannel()
+        self._channel: Channel | None = None
         self._pending = PendingRequests(server, call_seconds, call_max_seconds)
-        self._on_request, self._on_notification, self._strays = on_request, on_notification, strays
+        self.server_requests = ServerRequests(self, group, answer, ask_seconds)
+        self._on_notification, self._strays = on_notification, strays
         self._bad_lines = 0
         """Lines without a message since the last message."""
         self._closed: str | None = None
         """Cause of the loss, once the connection is lost."""
 
-    def attach(self, channel: FrameChannel) -> None:
+    def attach(self, channel: Channel) -> None:
         """Send over `channel` from now on."""
         self._channel = channel
+
+    @property
+    def _attached(self) -> Channel:
+        if self._channel is None:
+            raise ConnectionError("is not connected yet")
+        return self._channel
 
     @property
     def in_flight(self) -> list[Outgoing]:
@@ -118,14 +139,14 @@ class Peer:
         """Send within the timeout of the request: a server that stops reading delays nobody longer."""
         pending.sending = anyio.CancelScope()
         with pending.sending:
-            await self._channel.send(frame)
+            await self._attached.send(frame)
             pending.sending = None
 
     def _cancel(self, request_id: int, reason: str) -> None:
         """Tell the server without waiting: a server that does not answer may not read either."""
         params = {"requestId": request_id, "reason": reason}
         with contextlib.suppress(ConnectionError):
-            self._channel.send_nowait(envelope.notification("notifications/cancelled", params))
+            self._attached.send_nowait(envelope.notification(CANCELLED, params))
 
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
         """Send a notification; it is dropped when the connection is lost."""
@@ -142,11 +163,11 @@ class Peer:
     def refuse_nowait(self, request_id: envelope.RequestId, code: int, message: str) -> None:
         """Refuse a request over the bound, without waiting for a server that does not read."""
         with contextlib.suppress(ConnectionError):
-            self._channel.send_nowait(envelope.error_reply(request_id, code, message))
+            self._attached.send_nowait(envelope.error_reply(request_id, code, message))
 
     async def _send_unless_closed(self, frame: bytes) -> None:
         try:
-            await self._channel.send(frame)
+            await self._attached.send(frame)
         except ConnectionError:
             logger.debug("%s: dropped a message, the connection is closed", self.server)
 
@@ -202,7 +223,7 @@ class Peer:
         elif (pending := self._echoed(message.id, message.method)) is not None:
             pending.fail(BadAnswerError(self.server, "with what it was sent, so it is no MCP server"))
         else:
-            self._on_request(message.id, message.method, _members(message.params))
+            self.server_requests.take(message.id, message.method, _members(message.params))
 
     def _echoed(self, request_id: envelope.RequestId, method: str) -> Pending | None:
         """Find our own request, sent back by a program that repeats its input."""
@@ -237,6 +258,8 @@ class Peer:
         listening = self._pending.find(_number(eras.meta_of(params).get(eras.SUBSCRIPTION_KEY)))
         if listening is not None and listening.outgoing.on_notification is not None:
             listening.outgoing.on_notification(method, params)
+        elif method == CANCELLED:
+            self.server_requests.cancel(params)
         else:
             self._on_notification(method, params)
 
@@ -251,21 +274,58 @@ class Peer:
     def _count_bad_line(self, line: bytes) -> None:
         self._bad_lines += 1
         self._strays.add(line)
-        if self._bad_lines == BAD_LINES:
+        if self._bad_lines == BAD_LINES and self._channel is not None:
             self._channel.give_up(f"sent {BAD_LINES:,} lines in a row that are no messages")
 
 
-class _NoChannel:
-    """Stands in until a channel is attached."""
+class ServerRequests:
+    """The open requests that one server has made on one connection, each answered in a task of its own."""
 
-    async def send(self, frame: bytes) -> None:
-        raise ConnectionError("is not connected yet")
+    def __init__(self, peer: Peer, group: TaskGroup, answer: Answer, seconds: float) -> None:
+        self._peer, self._group, self._answer, self._seconds = peer, group, answer, seconds
+        self._open: dict[envelope.RequestId, anyio.CancelScope] = {}
+        self._all_answered = anyio.Event()
+        self.taken = 0
+        """Requests accepted so far."""
 
-    def send_nowait(self, frame: bytes) -> None:
-        pass
+    async def wait_all_answered(self) -> None:
+        """Wait until no request is open."""
+        while self._open:
+            self._all_answered = anyio.Event()
+            await self._all_answered.wait()
 
-    def give_up(self, cause: str) -> None:
-        pass
+    def take(self, request_id: envelope.RequestId, method: str, params: Members) -> None:
+        """Answer a request in a task of its own, or refuse it if too many are open."""
+        if request_id in self._open or len(self._open) >= OPEN_REQUESTS:
+            self._peer.refuse_nowait(request_id, envelope.INVALID_REQUEST, "too many requests are open")
+            return
+        self.taken += 1
+        self._open[request_id] = anyio.CancelScope()
+        self._group.start_soon(self._reply, request_id, method, params)
+
+    def cancel(self, params: Members) -> None:
+        """Stop answering the request that the server cancelled; no response is sent."""
+        target = envelope.value(params["requestId"]) if "requestId" in params else None
+        scope = self._open.get(target) if isinstance(target, int | str) else None
+        if scope is not None:
+            scope.cancel()
+
+    async def _reply(self, request_id: envelope.RequestId, method: str, params: Members) -> None:
+        try:
+            with self._open[request_id]:
+                try:
+                    with anyio.fail_after(self._seconds):
+                        result = await self._answer(self._peer, method, params)
+                    await self._peer.answer(request_id, result)
+                except envelope.RequestError as error:
+                    await self._peer.refuse(request_id, error.code, error.message, error.data)
+                except TimeoutError:
+                    text = f"the client did not answer {method} within {self._seconds:g} s"
+                    await self._peer.refuse(request_id, envelope.INTERNAL_ERROR, text)
+        finally:
+            del self._open[request_id]
+            if not self._open:
+                self._all_answered.set()
 
 
 def _members(params: Raw | Any) -> Members:
@@ -364,41 +424,23 @@ class PendingRequests:
                 pending.sending.cancel()
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """One pending request: its caller's future, its timeout, and the receiver of its notifications."""
 
-    __slots__ = (
-        "_result",
-        "future",
-        "give_up_at",
-        "held_since",
-        "holds",
-        "id",
-        "method",
-        "outgoing",
-        "sending",
-        "timeout",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        request_id: int,
-        method: str,
-        future: asyncio.Future[None],
-        outgoing: Outgoing,
-        timeout: float,
-        give_up_at: float,
-    ) -> None:
-        self.id, self.method, self.future, self.outgoing = request_id, method, future, outgoing
-        self.timeout, self.give_up_at = timeout, give_up_at
-        self.timer: asyncio.TimerHandle | None = None
-        self.holds = 0
-        """Open requests of the server to the client; the timeout is paused while there are any."""
-        self.held_since = 0.0
-        self.sending: anyio.CancelScope | None = None
-        """Set while the request waits for the channel to take it."""
-        self._result = b""
+    id: int
+    method: str
+    future: asyncio.Future[None]
+    outgoing: Outgoing
+    timeout: float
+    give_up_at: float
+    timer: asyncio.TimerHandle | None = None
+    holds: int = 0
+    """Open requests of the server to the client; the timeout is paused while there are any."""
+    held_since: float = 0.0
+    sending: anyio.CancelScope | None = None
+    """Set while the request waits for the channel to take it."""
+    _result: bytes = b""
 
     @property
     def subject(self) -> str:

@@ -1,11 +1,11 @@
 """The lifecycle of one server: connects, lists, reconnects with backoff, and sleeps while nobody calls.
 
-One task owns the shared connection and alone opens and closes it. Every failure ends in the state of the
-server, which callers are told.
+One task owns the shared connection and alone opens and closes it. Every failure becomes part of the state of
+the server, which error messages report.
 
 A server of which enough is known sleeps until it is called: from the start if it is lazy, and later if it has
 an idle timeout. Callers wait for the attempt to connect that their call began, or that follows the loss of a
-connection, and are told if it fails.
+connection, and get its error if it fails.
 """
 
 from __future__ import annotations
@@ -77,16 +77,8 @@ class ServerLifecycle:
     ) -> None:
         """Prepare; nothing is opened until `run`.
 
-        Args:
-            config: Configuration of the server.
-            limits: Bounds on time and size.
-            output: Takes the output of the server beside its messages.
-            redact: Removes secrets from causes; is given those of the connection.
-            lists: Kept current while there is a connection.
-            subscriptions: Sent to the server on each connection.
-            inbound: Handlers of messages that the server sends on its own accord.
-            in_use: Returns whether the server must not be put to sleep now.
-            store: Remembers the listings of lazy servers, and the servers not to be probed.
+        Secrets of the connection are added to `redact`. The server is not put to sleep while `in_use` returns
+        True. The store remembers the listings of lazy servers, and the servers not to be probed.
         """
         self.state = ServerState.WAITING
         self.connected: Connected | None = None
@@ -173,11 +165,7 @@ class ServerLifecycle:
                 self._called.set()
 
     async def run(self, starts: StartLimiter) -> None:
-        """Connect, serve, and reconnect after a loss, until cancelled.
-
-        Args:
-            starts: Bounds how many servers are started at a time.
-        """
+        """Connect, serve, and reconnect after a loss, until cancelled."""
         await self._era_memory.load()
         while True:
             may_sleep = False
@@ -198,15 +186,13 @@ class ServerLifecycle:
     async def _connect_once(self, starts: StartLimiter, may_sleep: bool) -> float:
         """Connect and serve until the connection ends; return the seconds to wait before the next attempt.
 
-        Args:
-            starts: Bounds how many servers are started at a time.
-            may_sleep: Whether the server slept until now, so that a caller may be waiting for it.
+        With `may_sleep` the server slept until now, so a caller may be waiting for it.
         """
         ready_at: float | None = None
         while_idle = self._login_wanted = False
-        slot, seconds = StartSlot(starts), self._config.connect_timeout
+        seconds = self._config.connect_timeout
+        free_slot = await starts.take()
         try:
-            await slot.take()
             self.has_answered = False
             self.transition(ServerState.STARTING)
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
@@ -223,7 +209,7 @@ class ServerLifecycle:
                         await self._lists.fetch_first(connected)
                         await self._save(connected)
                     scope.deadline = float("inf")
-                    slot.free()
+                    free_slot()
                     ready_at = self.idle.ready_at = anyio.current_time()
                     self.transition(ServerState.READY, connected=connected)
                     await self._serve(connected)
@@ -238,7 +224,7 @@ class ServerLifecycle:
             self._era_memory.failed(innermost(error))
             self.transition(ServerState.FAILED, cause=describe(error))
         finally:
-            slot.free()
+            free_slot()
         if self.state is ServerState.ASLEEP:
             return 0.0
         lasted = 0.0 if ready_at is None else anyio.current_time() - ready_at
@@ -425,35 +411,26 @@ class StartLimiter:
         """Start all servers, within the bound."""
         self._all.set()
 
-    async def take(self) -> None:
-        """Wait for a place."""
+    async def take(self) -> Callable[[], None]:
+        """Wait for a place.
+
+        Returns:
+            A function that gives the place back. It may be called more than once, and is called after
+            `SLOT_SECONDS` at the latest.
+        """
         if not self._all.is_set():
             if self._first == 0:
                 await self._all.wait()
             else:
                 self._first -= 1
         await self._places.acquire()
+        freed = False
 
-    def free(self) -> None:
-        """Give a place back."""
-        self._places.release()
+        def free() -> None:
+            nonlocal freed
+            if not freed:
+                freed = True
+                self._places.release()
 
-
-class StartSlot:
-    """One place of a `StartLimiter`, held for a bounded time and given back once."""
-
-    def __init__(self, starts: StartLimiter) -> None:
-        self._starts = starts
-        self._taken = False
-
-    async def take(self) -> None:
-        """Wait for a place."""
-        await self._starts.take()
-        self._taken = True
-        asyncio.get_running_loop().call_later(SLOT_SECONDS, self.free)
-
-    def free(self) -> None:
-        """Leave the place to another server."""
-        if self._taken:
-            self._taken = False
-            self._starts.free()
+        asyncio.get_running_loop().call_later(SLOT_SECONDS, free)
+        return free

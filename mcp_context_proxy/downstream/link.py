@@ -114,8 +114,11 @@ class Link(Protocol):
         ...
 
 
-class FrameChannel(Protocol):
-    """Carries frames to the other side."""
+class Channel(Protocol):
+    """Carries frames to the other side, until it ends."""
+
+    version: str | None
+    """The negotiated protocol revision, once it is known; some transports name it in headers."""
 
     async def send(self, frame: bytes) -> None:
         """Send one frame; waits while the other side does not read.
@@ -132,13 +135,6 @@ class FrameChannel(Protocol):
     def give_up(self, cause: str) -> None:
         """Treat the channel as lost."""
         ...
-
-
-class OpenChannel(FrameChannel, Protocol):
-    """A channel that is open until it ends."""
-
-    version: str | None
-    """The negotiated protocol revision, once it is known; some transports name it in headers."""
 
     @property
     def killed(self) -> bool:

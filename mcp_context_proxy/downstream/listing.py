@@ -94,14 +94,7 @@ class Lists:
     """The current listing of one server; fetched on connecting, and again when the server says it changed."""
 
     def __init__(self, server: str, limits: Limits, redact: Redactor, on_change: Callable[[], None]) -> None:
-        """Start with an empty listing.
-
-        Args:
-            server: Name of the server, for messages.
-            limits: Bounds on size and time.
-            redact: Removes secrets from error messages of the server.
-            on_change: Called, without blocking, when a listing that differs is published.
-        """
+        """Start with an empty listing; `on_change` is called when one that differs is published."""
         self.current = self._published = ServerListing()
         self._server, self._limits, self._redact, self._on_change = server, limits, redact, on_change
         self._stale: set[str] = set()

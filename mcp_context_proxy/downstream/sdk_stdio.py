@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class SdkChannel(QueuedChannel):
-    """A frame channel over the SDK's message streams. Implements `OpenChannel`."""
+    """A frame channel over the SDK's message streams. Implements `Channel`."""
 
     async def read(self, reader: Any, receive: Callable[[bytes], None]) -> None:
         """Pass received messages on until the transport ends."""

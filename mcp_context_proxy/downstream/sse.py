@@ -41,7 +41,7 @@ RECEIPT_BYTES = 64 << 10
 
 
 class SseChannel(QueuedChannel):
-    """An open event stream and the address to post frames to. Implements `OpenChannel`."""
+    """An open event stream and the address to post frames to. Implements `Channel`."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class SseChannel(QueuedChannel):
             with anyio.move_on_after(self._limits.call_max_seconds):
                 async with self._client.stream(
                     "POST", self._address, content=frame, headers=headers
-                ) as answer:
-                    await http_client.read(answer, self._server, RECEIPT_BYTES)
-                if answer.status_code in UNKNOWN:
-                    self.give_up(f"took no message (HTTP status {answer.status_code})")
-                elif not answer.is_success:
-                    self._fail(frame, http_client.without_message(self._server, answer.status_code))
+                ) as response:
+                    await http_client.read(response, self._server, RECEIPT_BYTES)
+                if response.status_code in UNKNOWN:
+                    self.give_up(f"took no message (HTTP status {response.status_code})")
+                elif not response.is_success:
+                    self._fail(frame, http_client.without_message(self._server, response.status_code))
         except httpx2.HTTPError as error:
             self._fail(frame, http_client.refusal(error, self._server, self._address) or error)
         except DownstreamError as error:

@@ -117,7 +117,7 @@ def child_environment(config: ServerConfig, environ: Mapping[str, str] = os.envi
 
 
 class StdioChannel:
-    """The pipes of a running child process. Implements `OpenChannel`."""
+    """The pipes of a running child process. Implements `Channel`."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Output) -> None:
         self._process = process

@@ -49,6 +49,8 @@ class ClientSubscriptions:
         """The level that all sessions together need."""
         self._least_level: str | None = None
         """The most verbose level that a request has asked for."""
+        self._wanted_level: str | None = None
+        """The more verbose of the two."""
         self._watchers: Counter[str] = Counter()
         """Number of clients by URI."""
         self._sent: set[str] = set()
@@ -114,11 +116,8 @@ class ClientSubscriptions:
     ) -> None:
         """Keep the server of a new connection informed, until cancelled.
 
-        Args:
-            connected: The connection.
-            limits: Bounds on time.
-            on_notification: Takes the notifications that a modern server sends for the subscription.
-            mark_lists_stale: Called when changes of the lists may have gone unnoticed.
+        `on_notification` takes the notifications of a modern server's subscription, and `mark_lists_stale`
+        is called when changes of the lists may have gone unnoticed.
         """
         self._confirmed = set()
         try:
@@ -143,7 +142,7 @@ class ClientSubscriptions:
         sent_level, self._sent = None, set()
         while True:
             changed = self._changed
-            level = most_verbose((self._level, self._least_level))
+            level = self._wanted_level
             if level != sent_level and level is not None and connected.introduction.offers("logging"):
                 sent_level = level
                 await send("logging/setLevel", "level", level)
@@ -185,6 +184,7 @@ class ClientSubscriptions:
         self._responded = anyio.Event()
 
     def _wake(self) -> None:
+        self._wanted_level = most_verbose((self._level, self._least_level))
         self._changed.set()
         self._changed = anyio.Event()
 

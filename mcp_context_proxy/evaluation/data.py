@@ -20,7 +20,7 @@ from msgspec import Meta, Raw
 from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.items import Snapshot, Source, Tool
+from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 
 T = TypeVar("T")
 
@@ -104,9 +104,6 @@ def _tool(line: CorpusLine) -> Tool:
         fingerprint=fingerprint(line.server, definition),
     )
 
-
-ToolKey: TypeAlias = tuple[str, str]
-"""Server and the tool's own name."""
 
 Need: TypeAlias = frozenset[ToolKey]
 """Tools any one of which is enough."""

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.evaluation.data import Need, ToolKey
+from mcp_context_proxy.evaluation.data import Need
+from mcp_context_proxy.items import ToolKey
 
 RECALL_DEPTHS = (1, 3, 5, 10)
 COMPLETE_DEPTHS = (5, 10)

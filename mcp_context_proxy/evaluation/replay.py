@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.evaluation.data import EvalQuery, ToolKey
+from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import (
     TOOLS,
     MeasureDifference,
@@ -24,7 +24,7 @@ from mcp_context_proxy.evaluation.run import (
     measured,
     tools_of,
 )
-from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.items import Snapshot, ToolKey
 from mcp_context_proxy.learning.pair_store import QueryModel
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier

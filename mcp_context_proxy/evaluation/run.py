@@ -19,9 +19,9 @@ import numpy as np
 from msgspec import Meta
 
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.evaluation.data import EvalQuery, ToolKey, read_lines
+from mcp_context_proxy.evaluation.data import EvalQuery, read_lines
 from mcp_context_proxy.evaluation.metrics import DEEPEST, SELECTED, Estimate, estimate, estimates, measure
-from mcp_context_proxy.items import Kind, Snapshot, Tool
+from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
 
 
@@ -164,7 +164,7 @@ def measured(
 def tools_of(snapshot: Snapshot) -> frozenset[ToolKey]:
     """Every tool a query can need."""
     items = (item for source in snapshot.sources for item in source.items)
-    return frozenset((item.server, item.name) for item in items if isinstance(item, Tool))
+    return frozenset(item.key for item in items if isinstance(item, Tool))
 
 
 def answer_of(ranking: Ranking) -> Answer:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -166,7 +167,7 @@ class Conversation:
         if method == "initialize" and params is not None:
             self._initialize_id, self._handshake = request_id, params
         caller = self._caller(params) if params is not None and method in self._methods else None
-        early = caller is None and method in self._methods and self._sdk.has(self._initialize_id)
+        early = caller is None and method in self._methods and self._initialize_id in self._sdk.pending
         if params is None or (caller is None and not early):
             self._pass_to_sdk(frame)
         elif self.is_busy:
@@ -196,8 +197,8 @@ class Conversation:
         if era is Era.HANDSHAKE and session is None:
             return None
         return HostCaller(
-            self._channel,
-            self._requests,
+            channel=self._channel,
+            requests=self._requests,
             era=era,
             session=session,
             capabilities=capabilities,
@@ -245,7 +246,7 @@ class Conversation:
             self._group.start_soon(send_and_resume)
 
     def _note_idle(self) -> None:
-        if self._input_ended and not self._under_way and self._sdk.idle:
+        if self._input_ended and not self._under_way and not self._sdk.pending:
             self._idle.set()
 
     def _receive_notification(self, message: Envelope, frame: bytes) -> None:
@@ -308,39 +309,23 @@ def _members(params: Raw | object) -> Members | None:
         return None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class HostCaller:
     """The host as the caller of one request. Implements `Caller`."""
 
-    __slots__ = (
-        "_channel",
-        "_requests",
-        "capabilities",
-        "client_info",
-        "era",
-        "principal",
-        "released",
-        "session",
-    )
-
-    def __init__(
-        self,
-        channel: HostChannel,
-        requests: HostRequests,
-        *,
-        era: Era,
-        session: Session | None,
-        capabilities: Raw | None,
-        client_info: Raw | None,
-        principal: str | None,
-    ) -> None:
-        self._channel, self._requests, self.era, self.session = channel, requests, era, session
-        self.capabilities, self.client_info, self.principal = capabilities, client_info, principal
-        self.released = anyio.Event()
-        """Set when the front no longer needs the memory of the request."""
+    channel: HostChannel
+    requests: HostRequests
+    era: Era
+    session: Session | None
+    capabilities: Raw | None
+    client_info: Raw | None
+    principal: str | None
+    released: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the front no longer needs the memory of the request."""
 
     def notify(self, method: str, params: Members) -> None:
         """Write a notification, or drop it when the host is not reading."""
-        self._channel.send_nowait(envelope.notification(method, params))
+        self.channel.send_nowait(envelope.notification(method, params))
 
     def release(self) -> None:
         """See `Caller.release`."""
@@ -348,7 +333,7 @@ class HostCaller:
 
     async def ask(self, method: str, params: Members) -> bytes:
         """Make a request of the host; see `Caller.ask`."""
-        return await self._requests.ask(method, params)
+        return await self.requests.ask(method, params)
 
 
 class HostRequests:
@@ -401,29 +386,18 @@ class SdkRelay:
         before_message: Callable[[JSONRPCMessage], None],
         settled: Callable[[RequestId], None],
     ) -> None:
-        """Relay to `channel`.
+        """Relay to `channel`, and keep `drain` busy with requests that have no response yet.
 
-        Args:
-            channel: Takes frames for the host.
-            drain: Kept busy by requests without a response.
-            before_message: Called with each message of the SDK before it is written.
-            settled: Called with the id of each request that is answered, or never will be.
+        `before_message` is called with each message of the SDK before it is written, `settled` with the id of
+        each request that is answered, or never will be.
         """
         self._channel, self._drain = channel, drain
         self._before_message, self._settled = before_message, settled
-        self._pending: dict[RequestId, ExitStack] = {}
+        self.pending: dict[RequestId, ExitStack] = {}
+        """Requests that the SDK has yet to answer; each keeps the drain busy."""
         self._to_sdk, self._for_sdk = anyio.create_memory_object_stream["SessionMessage | Exception"](
             SDK_QUEUE
         )
-
-    @property
-    def idle(self) -> bool:
-        """True while the SDK has answered all its requests."""
-        return not self._pending
-
-    def has(self, request_id: RequestId | None) -> bool:
-        """Return whether the SDK has yet to answer a request."""
-        return request_id in self._pending
 
     async def run(self, server: SdkServer) -> None:
         """Serve until cancelled."""
@@ -450,12 +424,12 @@ class SdkRelay:
         except anyio.WouldBlock:
             return "request more than can be queued" if isinstance(message, JSONRPCRequest) else None
         if isinstance(message, JSONRPCRequest):
-            self._pending.setdefault(message.id, ExitStack()).enter_context(self._drain.busy())
+            self.pending.setdefault(message.id, ExitStack()).enter_context(self._drain.busy())
         return None
 
     def settle(self, request_id: RequestId | None) -> None:
         """Forget a request that is answered, or never will be."""
-        if request_id is not None and (busy := self._pending.pop(request_id, None)) is not None:
+        if request_id is not None and (busy := self.pending.pop(request_id, None)) is not None:
             busy.close()
             self._settled(request_id)
 

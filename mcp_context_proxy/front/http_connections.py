@@ -104,14 +104,14 @@ class BoundedConnection(H11Protocol):
         app = self.app
 
         async def app_with_waiting(scope: Scope, receive: Receive, send: Send) -> None:
-            if self._writer is not None:
-                scope[WAITING_KEY] = self._writer.wait
+            if self._bounded is not None:
+                scope[WAITING_KEY] = self._bounded.wait
             await app(scope, receive, send)
 
         self.app: ASGIApp = app_with_waiting
         self._phase = _Phase.RESPONSE
         self._deadline: asyncio.TimerHandle | None = None
-        self._writer: BoundedWriter | None = None
+        self._bounded: BoundedTransport | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give the connection a place; if there is none, one that has sent nothing for long makes room."""
@@ -120,17 +120,16 @@ class BoundedConnection(H11Protocol):
         # Asyncio's own number is 256 KiB; other event loops may not know it.
         if hasattr(transport, "max_size"):
             transport.max_size = BODY_STEP
-        counted = CountedTransport(transport)
-        super().connection_made(counted)  # type: ignore[arg-type]
-        self._writer = BoundedWriter(transport, counted, self.backlog)
-        self.backlog.add(self._writer)
+        self._bounded = BoundedTransport(transport, self.backlog)
+        super().connection_made(self._bounded)  # type: ignore[arg-type]
+        self.backlog.connections.add(self._bounded)
         self._enter(_Phase.HEADERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the deadlines."""
         self._enter(_Phase.RESPONSE)
-        if self._writer is not None:
-            self.backlog.discard(self._writer)
+        if self._bounded is not None:
+            self.backlog.connections.discard(self._bounded)
         # Uvicorn lets its own timer expire, which would keep a minute of clients that came and went.
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -204,35 +203,25 @@ def connection_class(limits: Limits, backlog: WriteBacklog) -> type[BoundedConne
     return type("Connection", (BoundedConnection,), {"limits": limits, "backlog": backlog})
 
 
-class CountedTransport:
-    """Transport of a connection that counts the bytes written to it."""
+class BoundedTransport:
+    """Transport of one connection that knows its unsent bytes, and the time since its client has read any."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.written = 0
-
-    def write(self, data: bytes) -> None:
-        """Send soon."""
-        self.written += len(data)
-        self._transport.write(data)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._transport, name)
-
-
-class BoundedWriter:
-    """Unsent bytes of one connection, and the time since its client has read any."""
-
-    def __init__(
-        self, transport: asyncio.Transport, counted: CountedTransport, backlog: WriteBacklog
-    ) -> None:
-        self._transport, self._counted, self._backlog = transport, counted, backlog
+    def __init__(self, transport: asyncio.Transport, backlog: WriteBacklog) -> None:
+        self._transport, self._backlog = transport, backlog
         self._socket = transport.get_extra_info("socket")
-        self._waiting = 0
+        self._written = self._waiting = 0
         self._read = 0
         """Bytes that the client had read at the last look."""
         self.since = asyncio.get_running_loop().time()
         """Time at which the client last read something, or had nothing to read."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send soon."""
+        self._written += len(data)
+        self._transport.write(data)
 
     @property
     def size(self) -> int:
@@ -247,7 +236,7 @@ class BoundedWriter:
 
     def look(self, now: float) -> None:
         """Note whether the client has read something since the last look."""
-        written = self._counted.written
+        written = self._written
         if written == self._read and not self._waiting:
             self.since = now
             return
@@ -256,8 +245,8 @@ class BoundedWriter:
         if read > self._read or (read == written and not self._waiting):
             self._read, self.since = read, now
 
-    def close(self, why: str) -> None:
-        """Close the connection, and free all that waits for it."""
+    def disconnect(self, why: str) -> None:
+        """Close the connection at once, and free all that waits for it."""
         logger.info("closed a connection that did not read its answer%s", why)
         # Otherwise the system keeps offering the bytes in its buffer for minutes.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -282,15 +271,8 @@ class WriteBacklog:
     def __init__(self, stalled_seconds: float) -> None:
         """Disconnect a client that reads nothing for `stalled_seconds`."""
         self._stalled_seconds = stalled_seconds
-        self._connections: set[BoundedWriter] = set()
-
-    def add(self, connection: BoundedWriter) -> None:
-        """Watch a connection."""
-        self._connections.add(connection)
-
-    def discard(self, connection: BoundedWriter) -> None:
-        """Forget a connection that is closed."""
-        self._connections.discard(connection)
+        self.connections: set[BoundedTransport] = set()
+        """The open connections."""
 
     async def watch(self) -> None:
         """Look at all connections in turn, until cancelled."""
@@ -298,7 +280,7 @@ class WriteBacklog:
         while True:
             await anyio.sleep(min(STALLED_SECONDS, self._stalled_seconds / 4))
             now = loop.time()
-            for connection in list(self._connections):
+            for connection in list(self.connections):
                 connection.look(now)
                 if now - connection.since >= self._stalled_seconds:
                     self._close(connection, "")
@@ -306,7 +288,7 @@ class WriteBacklog:
 
     def reduce(self) -> None:
         """Close connections while too many bytes wait, those first whose clients have stalled for longest."""
-        sizes = {connection: size for connection in self._connections if (size := connection.size)}
+        sizes = {connection: size for connection in self.connections if (size := connection.size)}
         waiting = sum(sizes.values())
         if waiting <= TOGETHER_BYTES:
             return
@@ -318,6 +300,6 @@ class WriteBacklog:
             waiting -= sizes[connection]
             self._close(connection, ": too much waits to be read")
 
-    def _close(self, connection: BoundedWriter, why: str) -> None:
-        self._connections.discard(connection)
-        connection.close(why)
+    def _close(self, connection: BoundedTransport, why: str) -> None:
+        self.connections.discard(connection)
+        connection.disconnect(why)

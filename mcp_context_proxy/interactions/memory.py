@@ -44,7 +44,7 @@ TOP_K: Final = 10
 """Interactions that a search finds, unless it says how many."""
 
 AGENT_CHARACTERS: Final = 100
-"""Characters of an agent's name that are kept: what fits on a line."""
+"""Characters of an agent's name that are kept: they fit on a line."""
 
 UNNAMED: Final = "unknown"
 """Name of an agent that did not say who it is."""
@@ -63,7 +63,7 @@ _SECRET_NAME: Final = re.compile(
 """Names of arguments that are not kept."""
 
 Method: TypeAlias = Literal["semantic", "recent"]
-"""How interactions were found: by meaning and age; or, where no embedding can be had, the latest."""
+"""The way interactions were found: by meaning and age; or, without an embedding, the latest."""
 
 Redact: TypeAlias = Callable[[str], str]
 """Removes secrets from a text."""

@@ -30,17 +30,17 @@ EMBEDDED_AT_ONCE: Final = 16
 """Interactions in one batch: some 50 ms of work with the packaged model, during which a search can run."""
 
 GATHERING_SECONDS: Final = 0.5
-"""How long interactions are gathered before they are written, unless a client posts one, and before they are
-embedded, unless a search waits for them: an agent works in bursts, and should not share the processor with
-its own memory."""
+"""Time for which interactions are gathered before they are written, unless a client posts one, and before
+they are embedded, unless a search waits for them: an agent works in bursts, and should not share the
+processor with its own memory."""
 
 PAUSE: Final = 5.0
 """Pause between two batches, in times of the last batch. A batch may take two threads, so this uses a third
 of one processor."""
 
 PATIENCE_SECONDS: Final = 1.0
-"""How long a search waits for recent interactions: the model may have to be opened first. It does not wait
-for more than one batch; its answer counts those that are left out."""
+"""Time for which a search waits for recent interactions: the model may have to be opened first. It does not
+wait for more than one batch; its answer counts those that are left out."""
 
 BATCH: Final = 50
 """Interactions between two writes of a backfill."""

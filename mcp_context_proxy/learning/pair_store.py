@@ -21,12 +21,11 @@ from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.learning.pairs import key_of, pruned
 from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import DAY, LearnedStore, Pair, PairId
+from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
 
 COHERENT: Final = 0.2
 """Mean cosine of a tool's queries with each other from which on they have a topic. On public logs 90 of 100
 tools have more; queries for all sorts of tools together have 0.08 to 0.17."""
-
-LITTLE_ENDIAN: Final = np.dtype("<f4")
 
 
 class QueryModel(Protocol):
@@ -267,7 +266,7 @@ def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
         line = PairLine(*pair.tool, pair.confidence, pair.uses, pair.first, pair.last, pair.query)
         if pair.query is None:
             line.key, line.model = pair.key.hex(), pair.model_id
-            line.vector = base64.b64encode(pair.vector.astype(LITTLE_ENDIAN).tobytes()).decode()
+            line.vector = base64.b64encode(encoded_vector(pair.vector)).decode()
         yield msgspec.json.encode(line)
 
 
@@ -286,7 +285,7 @@ def imported(lines: Sequence[PairLine], model: QueryModel) -> list[Pair]:
             key, vector = key_of(line.query), next(embedded)
         elif line.model == model_id and line.key and line.vector:
             key = bytes.fromhex(line.key)
-            vector = np.frombuffer(base64.b64decode(line.vector), LITTLE_ENDIAN).astype(np.float32)
+            vector = decoded_vector(base64.b64decode(line.vector))
         else:
             continue
         tool, confidence = (line.server, line.tool), min(max(line.confidence, 0.0), 1.0)

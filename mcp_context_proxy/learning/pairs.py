@@ -19,7 +19,7 @@ from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId
 
 
 class Signal(StrEnum):
-    """How a tool came to be used, or not."""
+    """The way in which a tool came to be used, or not."""
 
     FOUND = "found"
     """A search found it, and it was used."""
@@ -59,9 +59,9 @@ class Use:
 FIRST: Final = 0.75
 """Share of the weight of a first use that counts at once: one use may be a mistake."""
 RATE: Final = 0.3
-"""How far a further use moves the average."""
+"""Share of the distance to its signal by which a further use moves the average."""
 RATE_AGAINST: Final = 0.1
-"""How far the average moves when the tool was passed over: a little, as several tools can do one thing."""
+"""The same for a tool that was passed over: a little, as several tools can do one thing."""
 
 FORGET_BELOW: Final = 0.1
 """A pair with less confidence is not worth its place."""

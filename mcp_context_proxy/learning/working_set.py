@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,11 +15,10 @@ from typing import Final
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Tool, ToolKey
+from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
 from mcp_context_proxy.store import (
     DAY,
-    BatchWriter,
     StatisticsStore,
-    ToolSession,
     ToolSessions,
     ToolSessionStore,
 )
@@ -30,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 SEVERAL: Final = 3
 """Sessions in which a tool of the working set was used: twice may be one task that was resumed."""
-
-WINDOW_DAYS: Final = 30.0
-"""How far back sessions count; a learned pair that is not used is forgotten after the same time."""
 
 
 @dataclass(slots=True)
@@ -87,47 +82,6 @@ def chosen(used: Sequence[ToolSessions], tokens: Mapping[ToolKey, int], budget: 
     return found
 
 
-BATCH_SECONDS: Final = 0.5
-"""How long uses are gathered before they are written."""
-MOST_KEPT: Final = 20_000
-"""Uses in the store, one per tool and session: a month of 60 sessions a day with ten tools each, 2 MB."""
-UNWRITTEN_KEPT: Final = 10_000
-"""Uses that wait for the store; of more, the oldest are dropped."""
-SEEN_KEPT: Final = 2_000
-"""Uses that are remembered, 350 bytes each, so that each is written once, or again when it was forgotten."""
-
-
-class SessionRecorder:
-    """Records the sessions in which tools were used. Its `run` owns the writing."""
-
-    def __init__(self, store: ToolSessionStore, clock: Callable[[], float] = time_of_day) -> None:
-        self._store, self._clock = store, clock
-        self._uses = BatchWriter(self._write, seconds=BATCH_SECONDS, limit=UNWRITTEN_KEPT)
-        self._seen: OrderedDict[tuple[ToolKey, str], None] = OrderedDict()
-
-    def used(self, tool: ToolKey, session: str | None) -> None:
-        """Record a successful call; without a session, the day counts as one. Does not block."""
-        now = self._clock()
-        of_session = session or f"day {datetime.fromtimestamp(now, UTC).date().isoformat()}"
-        if (tool, of_session) in self._seen:
-            return
-        self._seen[tool, of_session] = None
-        if len(self._seen) > SEEN_KEPT:
-            self._seen.popitem(last=False)
-        self._uses.add(ToolSession(*tool, of_session, now))
-
-    async def run(self) -> None:
-        """Write until cancelled, and then the uses that are left."""
-        await self._uses.run()
-
-    async def flush(self) -> None:
-        """Write every use that was recorded before."""
-        await self._uses.flush()
-
-    def _write(self, uses: Sequence[ToolSession]) -> None:
-        self._store.add(uses, self._clock() - WINDOW_DAYS * DAY, MOST_KEPT)
-
-
 MOST: Final = 0.02
 """Addition to the cosine of a brand-new tool: as much as one word that is found in a description."""
 HALVED_AFTER_DAYS: Final = 3.0
@@ -165,7 +119,7 @@ class Novelty:
         self._came: Mapping[ToolKey, float] = {}
 
     def additions(self) -> Mapping[ToolKey, float]:
-        """Return what is added to the cosine of each new tool now."""
+        """Return the addition to the cosine of each new tool now."""
         now = self._clock()
         if now - self._looked_at >= LOOK_SECONDS and self._looking.acquire(blocking=False):
             try:

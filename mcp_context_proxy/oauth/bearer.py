@@ -99,9 +99,9 @@ class BearerAuth(httpx2.Auth):
 
     def _check_scope(self, response: httpx2.Response) -> None:
         """Raise an error if the login is valid but lacks the scope for this request."""
-        said = response.headers.get("www-authenticate", "")
-        if response.status_code == FORBIDDEN and INSUFFICIENT_SCOPE.search(said):
-            scope = NEEDED_SCOPE.search(said)
+        challenge = response.headers.get("www-authenticate", "")
+        if response.status_code == FORBIDDEN and INSUFFICIENT_SCOPE.search(challenge):
+            scope = NEEDED_SCOPE.search(challenge)
             wanted = "another scope" if scope is None else f"the scope {scope[1]!r}"
             raise LoginRequiredError(
                 self._config.name,

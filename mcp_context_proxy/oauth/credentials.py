@@ -52,7 +52,7 @@ class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
     indicator: str | None = None
     """The ``resource`` parameter of token requests (RFC 8707)."""
     reach: int = 0
-    """How near to this machine the endpoints may be, as a `NetworkReach`."""
+    """Nearest `NetworkReach` that the endpoints may have."""
     access_token: str
     expires_at: float | None = None
     """In seconds since 1970; None when the issuer does not say."""

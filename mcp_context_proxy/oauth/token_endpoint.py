@@ -63,13 +63,13 @@ async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthC
     }
     if credentials.indicator is not None:
         data["resource"] = credentials.indicator
-    answer = await _post_as_client(config, credentials, credentials.token_endpoint, data)
-    if answer.status_code in {400, 401}:
-        raise GrantRefusedError(credentials.server, reason(answer))
-    if not answer.is_success:
-        raise AuthorizationError(credentials.server, reason(answer))
+    response = await _post_as_client(config, credentials, credentials.token_endpoint, data)
+    if response.status_code in {400, 401}:
+        raise GrantRefusedError(credentials.server, reason(response))
+    if not response.is_success:
+        raise AuthorizationError(credentials.server, reason(response))
     try:
-        tokens = OAuthToken.model_validate_json(answer.content)
+        tokens = OAuthToken.model_validate_json(response.content)
     except ValidationError:
         raise AuthorizationError(
             credentials.server, "its authorization server gave no usable token"
@@ -84,8 +84,8 @@ async def revoke(config: ServerConfig, credentials: OAuthCredentials) -> bool:
     token = credentials.refresh_token or credentials.access_token
     data = {"token": token, "client_id": credentials.client_id}
     try:
-        answer = await _post_as_client(config, credentials, credentials.revocation_endpoint, data)
-        return answer.is_success
+        response = await _post_as_client(config, credentials, credentials.revocation_endpoint, data)
+        return response.is_success
     except AuthorizationError as error:
         logger.debug("%s", error)
         return False
@@ -151,18 +151,18 @@ async def _whole(
     request: httpx2.Request,
     destinations: Destinations,
 ) -> httpx2.Response:
-    answer = await client.send(pinned, stream=True)
-    destinations.heard_from(answer)
+    response = await client.send(pinned, stream=True)
+    destinations.heard_from(response)
     body = bytearray()
     try:
-        async for chunk in answer.aiter_bytes():
+        async for chunk in response.aiter_bytes():
             body += chunk
             if len(body) > ANSWER_BYTES:
                 raise OAuthFlowError(f"{request.url.host} answered with more than {ANSWER_BYTES:,} bytes")
     finally:
-        await answer.aclose()
-    plain = {key: value for key, value in answer.headers.items() if key != "content-encoding"}
-    return httpx2.Response(answer.status_code, headers=plain, content=bytes(body), request=request)
+        await response.aclose()
+    plain = {key: value for key, value in response.headers.items() if key != "content-encoding"}
+    return httpx2.Response(response.status_code, headers=plain, content=bytes(body), request=request)
 
 
 def check_encrypted(url: str) -> None:
@@ -191,9 +191,9 @@ def explained(error: BaseException) -> str:
     return clean(text)[:REASON_SHOWN]
 
 
-def reason(answer: httpx2.Response) -> str:
+def reason(response: httpx2.Response) -> str:
     """Return the explanation of an authorization server that refused, for a person."""
-    return clean(f"its authorization server answered {answer.status_code}: {answer.text}")[:REASON_SHOWN]
+    return clean(f"its authorization server answered {response.status_code}: {response.text}")[:REASON_SHOWN]
 
 
 class InMemoryTokenStorage:

@@ -27,10 +27,11 @@ from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.text import terms
 
 K1 = 1.2
-"""How fast repetitions stop counting; 0.6 to 2 moved recall by less than a point."""
+"""Saturation: the lower, the sooner repetitions stop counting. 0.6 to 2 moved recall by less than a point."""
 
 B = 0.75
-"""How much a long field counts against its terms; 0.4 to 0.9 moved recall by less than a point."""
+"""Length normalisation: the higher, the more a long field counts against its terms. 0.4 to 0.9 moved recall
+by less than a point."""
 
 FIELDS = tuple(field.name for field in fields(Fields))
 
@@ -280,7 +281,7 @@ class Postings:
     offsets: NDArray[np.int64]
     """Term t has ``cells[offsets[t]:offsets[t + 1]]``."""
     cells: Small
-    """Where a term occurs, ascending: ``item * len(FIELDS) + field``."""
+    """Places where a term occurs, ascending: ``item * len(FIELDS) + field``."""
     counts: Small
     lengths: NDArray[np.float32]
     """[items, fields], in terms."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import Kind, Snapshot, Tool
+from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval.index import Filters, Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, EmbedTexts, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.query_scores import PreparedQuery, QueryScores
@@ -41,7 +41,7 @@ INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
 
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
-Novel = Callable[[], Mapping[tuple[str, str], float]]
+Novel = Callable[[], Mapping[ToolKey, float]]
 """Returns the additions for new tools, by server and own name."""
 
 T = TypeVar("T")
@@ -292,7 +292,7 @@ def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> 
     return vector / norm if norm > 0 else otherwise
 
 
-def _by_item(index: Index, by_tool: Mapping[tuple[str, str], T]) -> Iterator[tuple[int, T]]:
+def _by_item(index: Index, by_tool: Mapping[ToolKey, T]) -> Iterator[tuple[int, T]]:
     """Yield values by server and own name of a tool, by its position."""
     if not by_tool:
         return
@@ -365,9 +365,9 @@ def _rank(
 
 def _progress_note(indexed: tuple[int, int], unread: int, filters: Filters) -> str | None:
     """Return how far indexing is, for a reader of the results."""
-    (done, total), what = indexed, "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
+    (done, total), kind = indexed, "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
     if unread:
-        return f"indexing has begun: {unread:,} {what} could not be searched yet"
+        return f"indexing has begun: {unread:,} {kind} could not be searched yet"
     return (
-        None if done == total else f"{done:,} of {total:,} {what} are indexed; the rest was searched by words"
+        None if done == total else f"{done:,} of {total:,} {kind} are indexed; the rest was searched by words"
     )

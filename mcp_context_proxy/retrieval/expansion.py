@@ -35,7 +35,7 @@ Neighbours: TypeAlias = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class ExpansionOptions:
-    """How far to go."""
+    """Distance and number of the items to add."""
 
     depth: int = 0
     """Steps from the selected items; 0 for none."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool
+from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.retrieval.bm25 import ITEMS_A_GROUP, Flat, Group, LexicalIndex, TermCounts, grouped
 from mcp_context_proxy.retrieval.item_metadata import metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion, suspected
@@ -51,9 +51,9 @@ class Filters:
     """Labels of which an item must have one; empty for no such constraint."""
     no_labels: frozenset[str] = frozenset()
     """Labels that an item must not have."""
-    unfit: frozenset[tuple[str, str]] = frozenset()
+    unfit: frozenset[ToolKey] = frozenset()
     """Tools that are left out, by server and own name."""
-    proven: frozenset[tuple[str, str]] | None = None
+    proven: frozenset[ToolKey] | None = None
     """The only tools that are considered, by server and own name; None for all."""
 
     def allow(self, item: Item) -> bool:
@@ -136,7 +136,7 @@ class Part:
 
     source: Source
     several_servers: bool
-    """Whether the texts were made for a catalog of several servers."""
+    """True if the texts were made for a catalog of several servers."""
     suspicion: Suspicion | None
     """Reason why the descriptions are suspected of stuffing."""
     reading: Reading
@@ -147,7 +147,7 @@ class Part:
     ready: NDArray[np.bool_]
     """Items that have their vectors."""
     complete: bool = False
-    """Whether every item has."""
+    """True if every item has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +184,7 @@ class Index:
     note: str | None
     """Reason why there will be no vectors."""
     complete: bool
-    """Whether it is final; False after a model failure that may pass."""
+    """True if it is final; False after a model failure that may pass."""
     masks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Cached results of `labelled`."""
 
@@ -242,7 +242,7 @@ class Index:
                 self.masks[label] = found
         return found
 
-    def _tools(self, keys: frozenset[tuple[str, str]]) -> list[int]:
+    def _tools(self, keys: frozenset[ToolKey]) -> list[int]:
         """Return the positions of tools that are given by server and own name."""
         if not keys:
             return []

@@ -1,4 +1,4 @@
-"""Detects servers whose descriptions are stuffed: written to be found, not to say what their tools do.
+"""Detects keyword stuffing: descriptions that are written to be found, not to describe the tools.
 
 Requests that are copied into descriptions ("I need a flight to Rome. Book me a table.") are nearer to real
 requests than any honest description is, whatever the tools do. Two things give such a server away: its

@@ -13,11 +13,11 @@ from typing import Literal, Protocol, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.items import Item
+from mcp_context_proxy.items import Item, ToolKey
 from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
 Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
-"""How items are scored. The proxy uses ``hybrid``, and ``lexical`` where there is no model; the others are
+"""Scoring method. The proxy uses ``hybrid``, and ``lexical`` where there is no model; the others are
 baselines for measurements: the cosine alone, and reciprocal rank fusion of both rankings."""
 
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -25,7 +25,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How many items a search selects.
+    """Method and size of a search result.
 
     Candidates are the items of the ``top_k`` best chunks, the ``top_k`` best items lexically, and items whose
     name the query is. Of these, in order of score, the first ``top_n`` are selected, and after them every one
@@ -43,13 +43,13 @@ class SearchOptions:
     share_of_best: float | None = None
     """Select items that score at least this share of the best score, ``at_least`` to ``at_most`` items."""
     best: int = 1
-    """How many of the best scores are averaged for that: one that stands out by its name alone should not
-    hide the others."""
+    """Number of the best scores whose mean counts as the best: one item that stands out by its name alone
+    should not hide the others."""
     at_least: int = 3
     at_most: int = 12
     method: Method = "hybrid"
     explore: bool = False
-    """Whether new tools that were not used yet get a little more."""
+    """Adds a little to the score of new tools that were not used yet."""
     depth: int = 0
     """Length of the whole ranking: items after the selected ones come as `Ranking.others`."""
 
@@ -63,7 +63,7 @@ class SearchOptions:
 
 ADAPTIVE = SearchOptions(share_of_best=0.7, best=3, at_least=4, at_most=10, include_score=inf)
 """Selects by how near the others come to the best: few for a clear need, more for a vague or long one. It
-finds more of what is needed than a fixed number of the same average. benchmarks/retrieval.md compares them,
+finds more of the needed items than a fixed number of the same average. benchmarks/retrieval.md compares them,
 and has the result of each public set with the share that is chosen without it."""
 
 
@@ -77,13 +77,13 @@ class Support:
     """The past query that is nearest; None where queries are not kept."""
     uses: int
     general: bool = False
-    """Whether the tool was used for queries that have nothing in common: then this one says little."""
+    """True for a tool that was used for queries that have nothing in common: then this one says little."""
 
 
 class Learned(Protocol):
     """Tools that were used for earlier queries. Blocking and thread-safe."""
 
-    def supported(self, query: NDArray[np.float32]) -> Mapping[tuple[str, str], Support]:
+    def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
         """Return the support of tools, by server and own name, for a query ([dimensions], norm 1)."""
 
     def confidence(self, query: NDArray[np.float32]) -> float | None:
@@ -124,7 +124,7 @@ class Result:
     novelty: float = 0.0
     """Amount added because the tool is new and was not used yet."""
     exact: bool = False
-    """Whether the query is its name."""
+    """True if the query is its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,9 @@ class Ranking:
     note: str | None
     """A limitation that the person should know, such as a model that could not be loaded."""
     fits: bool
-    """Whether anything in the catalog seems to be meant at all."""
+    """False if nothing in the catalog seems to be meant at all."""
     near_misses: tuple[Result, ...]
-    """When nothing fits: the items that would have been selected otherwise, best first."""
+    """The items that would have been selected, best first, if nothing fits; otherwise empty."""
     seconds: float
     """Duration of the search, embedding included."""
     others: tuple[Result, ...] = ()

@@ -352,7 +352,7 @@ class BinaryQuantization:
     number``). With P the set of the vector's positive components, the product of the query with the signs (+1
     or -1) is ``2 * sum over P of query - sum of query``, and the sum over P is ``low * |P| + step * sum over
     bits of 2**bit * popcount(signs & bit)``: only ands and bit counts of whole words. The estimate is off by
-    what both roundings take, about 0.04; with one bit of the query it would be twice that, with four hardly
+    both roundings, about 0.04; with one bit of the query it would be twice that, with four hardly
     less. It is that of Gao and Long, "RaBitQ" (SIGMOD 2024), without their rotation, which these vectors do
     not need.
     """

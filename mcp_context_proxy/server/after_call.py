@@ -22,7 +22,7 @@ from mcp_context_proxy.errors import AuthorizationError, DownstreamError, Server
 from mcp_context_proxy.interactions import memory
 from mcp_context_proxy.interactions.memory import CALL, SEARCH
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import IncludeMode, Kind, Tool
+from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
@@ -79,20 +79,15 @@ class EndedCalls:
         log: InteractionLog | None = None,
         learn: Callable[[Use], None] | None = None,
         used: Callable[[RequestContext, Tool], None] | None = None,
-        in_session: Callable[[tuple[str, str], str | None], None] | None = None,
+        in_session: Callable[[ToolKey, str | None], None] | None = None,
         working_set: WorkingSet | None = None,
     ) -> None:
-        """Pass calls on to those given; each may be None.
+        """Prepare to take calls; a part that is None is switched off.
 
-        Args:
-            records: The request contexts that a call may belong to.
-            catalog: The catalog, for the servers of the tools that a request showed.
-            usage: Counts calls.
-            log: Remembers calls as interactions.
-            learn: Takes pairs of a query and the tool that was used for it.
-            used: Takes a request context and a tool that it had selected and that was called for it.
-            in_session: Takes server and own name of a tool that was used, and the id of the session, if any.
-            working_set: The tools that are always listed, so that their use says nothing about a request.
+        `learn` takes the pairs of a query and the tool used for it, `used` takes a request and a tool that it
+        had selected and that was called for it, and `in_session` takes server and own name of a tool that was
+        used, and the id of the session, if any. Uses of the `working_set` say nothing about a request, since
+        it is always listed.
         """
         self._records, self._catalog, self._usage, self._log = records, catalog, usage, log
         self._learn, self._used, self._in_session = learn, used, in_session
@@ -141,13 +136,13 @@ class EndedCalls:
         query = goal or (context.query if context is not None else None)
         if self._learn is None or not query or not query.strip():
             return
-        signal, shown = Signal.UNLISTED, list[tuple[str, str]]()
+        signal, shown = Signal.UNLISTED, list[ToolKey]()
         if context is not None and shows:
             signal = Signal.FOUND if context.origin == "search" else Signal.LISTED
         if context is not None and query == context.query:
             tools = self._catalog.snapshot.tools
             found = (tools.get(item.name) for item in context.of(Kind.TOOL))
-            shown = [(each.server, each.name) for each in found if each is not None]
+            shown = [each.key for each in found if each is not None]
         # Each session counts once, however often it calls; without a session each request does.
         if session is not None:
             counted_as = session.id
@@ -156,7 +151,7 @@ class EndedCalls:
         self._learn(
             Use(
                 query=query,
-                tool=(tool.server, tool.name),
+                tool=tool.key,
                 signal=signal,
                 session=counted_as,
                 shown=tuple(shown),

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.inbound import CAPABILITY_OF
 from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
-from mcp_context_proxy.errors import BadAnswerError, InputMissingError, RemoteError
+from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
@@ -91,12 +92,8 @@ class Forwarder:
     ) -> bytes:
         """Send a request to a downstream server and return the result, fitted to the caller's era.
 
-        Args:
-            client: The client of the server.
-            method: The method, as the caller sent it.
-            params: The params, with names as the server knows them.
-            caller: The client that made the request.
-            subject: Names the request in error messages, such as ``tool 'create_issue'``.
+        The names in `params` are those that the server knows; `subject` names the request in error messages,
+        such as ``tool 'create_issue'``.
 
         Raises:
             DownstreamError: see `Link.request`.
@@ -200,6 +197,17 @@ def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outg
 def fit_to_caller(method: str, result: bytes, caller: Caller) -> bytes:
     """Fit a result to the era of the caller."""
     return eras.fit_result_to_client(method, result, caller.era, SERVER_INFO)
+
+
+@contextmanager
+def downstream_errors(era: Era) -> Iterator[None]:
+    """Turn errors of downstream servers into errors of the caller's era."""
+    try:
+        yield
+    except RemoteError as error:
+        raise request_error(error, era) from error
+    except DownstreamError as error:
+        raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
 
 
 def request_error(error: RemoteError, era: Era) -> RequestError:
@@ -352,14 +360,7 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
     """Turn the error by which a handshake-era server sends a person to a URL into a modern result.
 
     The call has not run, so the client repeats it when the person has been there; nothing waits meanwhile.
-
-    Args:
-        error: The server's error.
-        params: The params of the request; they may hold the answer to such a result already.
-        caller: A client of the modern era.
-
-    Returns:
-        An ``input_required`` result; None if the error is another one, or the person has declined.
+    Returns None if the error is another one, or if the person has declined.
 
     Raises:
         RequestError: the client did not declare that it can be asked so.

@@ -2,8 +2,7 @@
 
 `OpenSessions` has a queue and a task for each handshake-era session, so that a client that reads nothing
 keeps no other from hearing. `ChangeNotifier` announces a changed list or resource: once, soon, and only when
-it really has changed; modern clients get events on the subscriptions that they opened. `SessionNotifications`
-passes on what servers say of their own accord; the modern era has no such channel.
+it really has changed; modern clients get events on the subscriptions that they opened.
 """
 
 from __future__ import annotations
@@ -97,6 +96,20 @@ class OpenSessions:
         queue = self._queues.get(session)
         if queue is not None:
             queue.put(method, params)
+
+    def relay(self, method: str, params: Members, parties: frozenset[Party]) -> None:
+        """Pass a notification of a server on soon, if it is one for clients.
+
+        It concerns the `parties` whose calls are under way on the connection, or every session if there are
+        none. Log messages below a session's level are left out. The modern era has no such notifications.
+        """
+        if method not in (MESSAGE, ELICITATION_COMPLETE):
+            return
+        level, passed = envelope.text(params.get("level")), eras.without_subscription(params)
+        for session in self:
+            concerned = not parties or session.party in parties
+            if concerned and (method != MESSAGE or session.wants_level(level)):
+                self.notify(session, method, passed)
 
     async def run(self) -> None:
         """Deliver queued notifications until cancelled."""
@@ -267,24 +280,3 @@ def _digest(parts: Iterable[bytes]) -> bytes:
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.digest()
-
-
-class SessionNotifications:
-    """Passes notifications of servers on to the sessions that they concern."""
-
-    def __init__(self, sessions: OpenSessions) -> None:
-        self._sessions = sessions
-
-    def take(self, method: str, params: Members, parties: frozenset[Party]) -> None:
-        """Pass a notification on soon, if it is one for clients.
-
-        It concerns the `parties` whose calls are under way on the connection, or every session if there are
-        none. Log messages below a session's level are left out.
-        """
-        if method not in (MESSAGE, ELICITATION_COMPLETE):
-            return
-        level, passed = envelope.text(params.get("level")), eras.without_subscription(params)
-        for session in self._sessions:
-            concerned = not parties or session.party in parties
-            if concerned and (method != MESSAGE or session.wants_level(level)):
-                self._sessions.notify(session, method, passed)

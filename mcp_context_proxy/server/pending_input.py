@@ -97,12 +97,8 @@ class PendingInput:
     ) -> bytes:
         """Make a call, or resume the one that its params name; return its result, or one that asks for input.
 
-        Args:
-            principal: The identity of the caller.
-            subject: Names the call, beside its params.
-            params: The params, as the client sent them.
-            listener: Takes notifications until this returns.
-            work: Makes the call.
+        A call is the same if principal, `subject` and params are. `listener` takes notifications until this
+        returns; `work` makes the call.
 
         Raises:
             RequestError: the handle is unknown, another caller's or another call's, or an answer is unusable.

@@ -16,14 +16,14 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
+from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Prompt
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.forwarding import Forwarder, fit_to_caller, request_error
+from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, fit_to_caller
 from mcp_context_proxy.server.resources import SCHEME, Resources
 
 NAME = "with_context"
@@ -130,10 +130,6 @@ class Prompts:
     async def _forward(
         self, server: str, method: str, params: Members, caller: Caller, subject: str
     ) -> bytes:
-        try:
+        with downstream_errors(caller.era):
             client = self._fleet.client(server)
             return await self._forwarder.forward(client, method, params, caller, subject)
-        except RemoteError as error:
-            raise request_error(error, caller.era) from error
-        except DownstreamError as error:
-            raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error

@@ -25,14 +25,13 @@ from mcp_context_proxy.context.session import Handles, Session, handle_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Outgoing
-from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.items import DOCUMENT_KINDS, Snapshot
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.forwarding import Forwarder, fit_to_caller, request_error
+from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, fit_to_caller
 
 SCHEME = "context://"
 CURRENT = SCHEME + "current"
@@ -237,16 +236,14 @@ class Resources:
 def _refusing(era: Era, uri: str) -> Iterator[None]:
     """Turn errors of the downstream server into errors of the caller's era."""
     try:
-        yield
-    except RemoteError as error:
-        refused = request_error(error, era)
-        # The modern era names the resource in the data of an invalid parameter if it is not found.
-        names_uri = isinstance(refused.data, Raw) and envelope.value(refused.data) == {"uri": uri}
-        if era is Era.HANDSHAKE and refused.code == INVALID_PARAMS and names_uri:
-            refused.code = RESOURCE_NOT_FOUND
-        raise refused from error
-    except DownstreamError as error:
-        raise RequestError(INTERNAL_ERROR, str(error), {"server": error.server}) from error
+        with downstream_errors(era):
+            yield
+    except RequestError as error:
+        # In the modern era a resource that is not found is an invalid parameter, named in the data.
+        names_uri = isinstance(error.data, Raw) and envelope.value(error.data) == {"uri": uri}
+        if era is Era.HANDSHAKE and error.code == INVALID_PARAMS and names_uri:
+            error.code = RESOURCE_NOT_FOUND
+        raise
 
 
 def _uri(params: Members) -> str:

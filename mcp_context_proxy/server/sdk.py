@@ -114,11 +114,8 @@ class SdkServer(Server[Any]):
     ) -> None:
         """Build the server.
 
-        Args:
-            gateway: Answers all requests but negotiation and subscriptions.
-            changes: Announces changes to sessions and subscriptions.
-            instructions: The text about this server that hosts give to their models.
-            header_schema: Returns the input schema of a tool with arguments repeated in headers, or None.
+        `instructions` is the text about it that hosts give to their models; `header_schema` returns the input
+        schema of a tool whose arguments are repeated in headers, and None for any other.
         """
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus)

@@ -61,18 +61,7 @@ class ToolCalls:
         answered: Counter[str],
         ended: EndedCalls,
     ) -> None:
-        """Prepare to call tools.
-
-        Args:
-            catalog: The tools there are.
-            fleet: The downstream servers.
-            forwarder: Forwards a call to its server.
-            contexts: Says whether sessions remember the answers of calls.
-            handles: The contexts that clients carry themselves.
-            wait_for_starting_servers: Waits for servers that are still starting, for some seconds at most.
-            answered: Counts the answered calls of each server; the most used are indexed first.
-            ended: Takes every call that has ended.
-        """
+        """Prepare to call tools; `answered` counts the answered calls of each server."""
         self._catalog, self._fleet, self._wait = catalog, fleet, wait_for_starting_servers
         self._forwarder, self._answered, self._ended = forwarder, answered, ended
         self._contexts, self._handles = contexts, handles

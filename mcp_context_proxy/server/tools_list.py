@@ -62,17 +62,7 @@ class ToolList:
         meta_tools: list[Raw],
         working_set: WorkingSet,
     ) -> None:
-        """Prepare the list.
-
-        Args:
-            expose: The settings of the list.
-            catalog: All items.
-            fleet: The downstream servers; while some are starting, the list may soon change.
-            contexts: Selects tools for a query; knows the items of sessions.
-            handles: The contexts that clients carry themselves.
-            meta_tools: Definitions of the proxy's own tools.
-            working_set: Tools that are listed like the ``always`` tools.
-        """
+        """Prepare the list; `meta_tools` are the definitions of the proxy's own tools."""
         self.working_set = working_set
         self._catalog, self._fleet, self._contexts, self._handles = catalog, fleet, contexts, handles
         self.configure(expose, meta_tools)

@@ -8,7 +8,7 @@ unchanged.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from opentelemetry.context import Context
@@ -50,15 +50,8 @@ class Tracing:
     @contextmanager
     def request(self, method: str, params: Members, era: eras.Era) -> Iterator[TracedRequest]:
         """Trace a request of a host, below the span that its ``_meta`` names."""
-        attributes = {**_attributes(method, params), "mcp_context_proxy.era": str(era)}
-        with self._tracer.start_as_current_span(
-            _span_name(method, params),
-            _parent(params),
-            SpanKind.SERVER,
-            attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
+        attributes = {"mcp_context_proxy.era": str(era)}
+        with self._span(method, params, SpanKind.SERVER, attributes, _parent(params)) as span:
             try:
                 yield TracedRequest(span, method)
             except RequestError as error:
@@ -68,21 +61,31 @@ class Tracing:
     @contextmanager
     def downstream(self, server: str, method: str, params: Members) -> Iterator[TracedRequest]:
         """Trace a request to a server, which is sent `TracedRequest.params`."""
-        attributes = {**_attributes(method, params), "mcp_context_proxy.server": server}
-        with self._tracer.start_as_current_span(
-            _span_name(method, params),
-            None,
-            SpanKind.CLIENT,
-            attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
+        attributes = {"mcp_context_proxy.server": server}
+        with self._span(method, params, SpanKind.CLIENT, attributes) as span:
             try:
                 yield TracedRequest(span, method, _with_context(params))
             except DownstreamError as error:
                 kind = str(error.code) if isinstance(error, RemoteError) else type(error).__name__
                 _fail(span, kind, str(error))
                 raise
+
+    def _span(
+        self,
+        method: str,
+        params: Members,
+        kind: SpanKind,
+        attributes: dict[str, Any],
+        parent: Context | None = None,
+    ) -> AbstractContextManager[Span]:
+        name, attributes["mcp.method.name"] = method, method
+        if method == "tools/call":
+            attributes["gen_ai.operation.name"] = "execute_tool"
+        if method in NAMED and (named := envelope.text(params.get("name"))) is not None:
+            name, attributes[NAMED[method]] = f"{method} {named}", named
+        return self._tracer.start_as_current_span(
+            name, parent, kind, attributes, record_exception=False, set_status_on_exception=False
+        )
 
 
 class TracedRequest:
@@ -118,19 +121,6 @@ def _with_context(params: Members) -> Members:
         return params
     meta = {**eras.meta_of(params), **{name: envelope.raw(text) for name, text in carried.items()}}
     return {**params, "_meta": envelope.raw(meta)}
-
-
-def _span_name(method: str, params: Members) -> str:
-    named = envelope.text(params.get("name")) if method in NAMED else None
-    return method if named is None else f"{method} {named}"
-
-
-def _attributes(method: str, params: Members) -> dict[str, Any]:
-    attributes = {"mcp.method.name": method}
-    if method == "tools/call":
-        attributes["gen_ai.operation.name"] = "execute_tool"
-    named = envelope.text(params.get("name")) if method in NAMED else None
-    return attributes if named is None else {**attributes, NAMED[method]: named}
 
 
 def _fail(span: Span, kind: str, description: str) -> None:

@@ -1,4 +1,4 @@
-"""Figures of tools from their calls, and the histogram of latencies on which percentiles are based.
+"""Counts of calls and searches, figures of tools, and the histogram of latencies behind their percentiles.
 
 The buckets of the histogram grow by a constant factor (as in DDSketch: Masson, Rim and Lee, VLDB 2019), so
 that the relative error of a percentile is the same for a microsecond and for a minute. Histograms take
@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store import DAY, HOUR, Counts, StatisticsStore, ToolUsage
+from mcp_context_proxy.store import (
+    DAY,
+    HOUR,
+    Counts,
+    SearchRow,
+    SearchUsage,
+    StatisticsStore,
+    ToolUsage,
+    UsageSlot,
+    added,
+)
 
 ERROR: Final = 0.02
 """Largest relative error of a percentile: nobody decides by less."""
@@ -26,6 +36,9 @@ makes at most some 670 buckets, and a few tens for a real tool."""
 
 _GROWTH: Final = (1 + ERROR) / (1 - ERROR)
 _PER_BUCKET: Final = math.log(_GROWTH)
+
+ROWS: Final = 1_000
+"""Searches that wait for the store one by one; of more, the oldest are only counted."""
 
 PATTERN: Final = "^[1-9][0-9]{0,3}[hd]$"
 """Syntax of a period."""
@@ -81,6 +94,112 @@ class ToolFigures:
     def success_rate(self) -> float:
         """Share of the calls that did not fail, 0 to 1."""
         return 1.0 - self.errors / self.calls if self.calls else 1.0
+
+
+class Batch:
+    """Counts that are not in the store yet. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[tuple[UsageSlot, ToolKey], Tally] = {}
+        self.searches: dict[UsageSlot, SearchUsage] = {}
+        self.rows: dict[str, SearchRow] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._tallies or self.searches or self.rows)
+
+    @property
+    def tools(self) -> Iterator[tuple[UsageSlot, ToolUsage]]:
+        """Usage of tools by slot."""
+        return ((slot, tally.usage(*key)) for (slot, key), tally in self._tallies.items())
+
+    def add_call(self, tool: ToolKey, ms: float | None, failed: bool, result_bytes: int, time: float) -> None:
+        """Count a call."""
+        key = UsageSlot.of(time), tool
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = Tally()
+        tally.add(ms, failed, result_bytes, time)
+
+    def add_search(self, row: SearchRow) -> None:
+        """Count a search, and keep it."""
+        found, latency = int(row.results > 0), {bucket_of(row.ms): 1}
+        usage = SearchUsage(1, found, reranked=int(row.reranked), ms=row.ms, latency=latency)
+        self.add_usage(UsageSlot.of(row.time), usage)
+        self._keep(row)
+
+    def add_use(self, row: SearchRow) -> None:
+        """Count the use of a tool that a search had found, and keep the search as it is now."""
+        self.add_usage(UsageSlot.of(row.time), SearchUsage(used=1, top_used=int(row.rank == 1)))
+        self._keep(row)
+
+    def add_usage(self, slot: UsageSlot, usage: SearchUsage) -> None:
+        """Add counts of searches."""
+        known = self.searches.get(slot)
+        self.searches[slot] = usage if known is None else known.plus(usage)
+
+    def take(self, later: Batch) -> None:
+        """Add all counts of a later batch."""
+        for key, tally in later._tallies.items():
+            known = self._tallies.setdefault(key, tally)
+            if known is not tally:
+                known.take(tally)
+        for slot, usage in later.searches.items():
+            self.add_usage(slot, usage)
+        for row in later.rows.values():
+            self._keep(row)
+
+    def _keep(self, row: SearchRow) -> None:
+        self.rows.pop(row.id, None)
+        self.rows[row.id] = row
+        if len(self.rows) > ROWS:
+            del self.rows[next(iter(self.rows))]
+
+
+class Tally:
+    """Calls of one tool, counted in place."""
+
+    __slots__ = ("calls", "errors", "last", "latency", "ms", "result_bytes", "timed")
+
+    def __init__(self) -> None:
+        self.calls = self.errors = self.timed = self.result_bytes = 0
+        self.ms = self.last = 0.0
+        self.latency: dict[int, int] = {}
+
+    def add(self, ms: float | None, failed: bool, result_bytes: int, now: float) -> None:
+        """Count a call; one that was never sent took no time, and says nothing about the tool's speed."""
+        self.calls += 1
+        self.errors += failed
+        self.last = max(self.last, now)
+        if ms is not None:
+            self.timed += 1
+            self.ms += ms
+            self.result_bytes += result_bytes
+            bucket = bucket_of(ms)
+            self.latency[bucket] = self.latency.get(bucket, 0) + 1
+
+    def take(self, later: Tally) -> None:
+        """Add the calls of another tally."""
+        self.calls += later.calls
+        self.errors += later.errors
+        self.timed += later.timed
+        self.ms += later.ms
+        self.result_bytes += later.result_bytes
+        self.last = max(self.last, later.last)
+        self.latency = dict(added(self.latency, later.latency))
+
+    def usage(self, server: str, tool: str) -> ToolUsage:
+        """Return the counts as a value."""
+        return ToolUsage(
+            server=server,
+            tool=tool,
+            calls=self.calls,
+            errors=self.errors,
+            timed=self.timed,
+            ms=self.ms,
+            result_bytes=self.result_bytes,
+            last=self.last,
+            latency=dict(self.latency),
+        )
 
 
 class Summed:

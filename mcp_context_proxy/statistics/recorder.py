@@ -1,4 +1,4 @@
-"""Recording of calls and searches: an append on the event loop, counted and stored in a thread.
+"""Recording of calls, searches and sessions: an append on the event loop, counted and stored in a thread.
 
 Counts add up, so a store that cannot be written costs little memory, and loses nothing until the proxy stops.
 """
@@ -10,8 +10,9 @@ import threading
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Self
 
@@ -21,16 +22,17 @@ from anyio.from_thread import check_cancelled
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.statistics.figures import Summed, bucket_of
+from mcp_context_proxy.statistics.figures import Batch, Summed
 from mcp_context_proxy.statistics.report import Inventory
 from mcp_context_proxy.store import (
+    DAY,
     BatchWriter,
     SearchRow,
     SearchUsage,
     StatisticsStore,
-    ToolUsage,
+    ToolSession,
+    ToolSessionStore,
     UsageSlot,
-    added,
 )
 from mcp_context_proxy.store.batch_writer import LAST_SECONDS
 from mcp_context_proxy.system.clock import time_of_day
@@ -39,8 +41,8 @@ from mcp_context_proxy.system.threads import in_thread
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS: Final = 0.25
-"""How long records are gathered. A killed process loses those since the last write began: less than the last
-second, also where a write takes long."""
+"""Time for which records are gathered. A killed process loses those since the last write began: less than
+the last second, also where a write takes long."""
 
 RECORDS: Final = 100_000
 """Records that wait while the store is busy for some seconds."""
@@ -60,8 +62,17 @@ SHOWN_WAITING: Final = 1_000
 USED_KEPT: Final = 1_000
 """Searches of which it is remembered that a tool was used, so that each counts once."""
 
-ROWS: Final = 1_000
-"""Searches that wait for the store one by one; of more, the oldest are only counted."""
+SESSION_SECONDS: Final = 0.5
+"""Time for which sessions of tools are gathered."""
+SESSIONS_KEPT: Final = 20_000
+"""Uses in the store, one per tool and session: a month of 60 sessions a day with ten tools each, 2 MB."""
+SESSIONS_WAITING: Final = 10_000
+"""Uses that wait for the store; of more, the oldest are dropped."""
+SESSIONS_SEEN: Final = 2_000
+"""Uses that are remembered, 350 bytes each, so that each is written once, or again when it was forgotten."""
+
+WINDOW_DAYS: Final = 30.0
+"""Days for which sessions of a tool are kept: as many as a learned pair that is not used."""
 
 TIMING_BOUNDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -229,6 +240,37 @@ class UsageRecorder:
             logger.exception("statistics could not be updated")
 
 
+class SessionRecorder:
+    """Records the sessions in which tools were used. Its `run` owns the writing."""
+
+    def __init__(self, store: ToolSessionStore, clock: Callable[[], float] = time_of_day) -> None:
+        self._store, self._clock = store, clock
+        self._uses = BatchWriter(self._write, seconds=SESSION_SECONDS, limit=SESSIONS_WAITING)
+        self._seen: OrderedDict[tuple[ToolKey, str], None] = OrderedDict()
+
+    def used(self, tool: ToolKey, session: str | None) -> None:
+        """Record a successful call; without a session, the day counts as one. Does not block."""
+        now = self._clock()
+        of_session = session or f"day {datetime.fromtimestamp(now, UTC).date().isoformat()}"
+        if (tool, of_session) in self._seen:
+            return
+        self._seen[tool, of_session] = None
+        if len(self._seen) > SESSIONS_SEEN:
+            self._seen.popitem(last=False)
+        self._uses.add(ToolSession(*tool, of_session, now))
+
+    async def run(self) -> None:
+        """Write until cancelled, and then the uses that are left."""
+        await self._uses.run()
+
+    async def flush(self) -> None:
+        """Write every use that was recorded before."""
+        await self._uses.flush()
+
+    def _write(self, uses: Sequence[ToolSession]) -> None:
+        self._store.add(uses, self._clock() - WINDOW_DAYS * DAY, SESSIONS_KEPT)
+
+
 @dataclass(frozen=True, slots=True)
 class StatisticsRetention:
     """Bounds of the counts that are kept; `config.limits` has the reason of each."""
@@ -258,112 +300,6 @@ class StatisticsRetention:
         """
         store.roll_up(now - self.hours_seconds, now - self.days_seconds)
         store.forget(self.usage_rows, self.searches, now - self.searches_seconds)
-
-
-class Batch:
-    """Counts that are not in the store yet. For one thread at a time."""
-
-    def __init__(self) -> None:
-        self._tallies: dict[tuple[UsageSlot, ToolKey], Tally] = {}
-        self.searches: dict[UsageSlot, SearchUsage] = {}
-        self.rows: dict[str, SearchRow] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._tallies or self.searches or self.rows)
-
-    @property
-    def tools(self) -> Iterator[tuple[UsageSlot, ToolUsage]]:
-        """Usage of tools by slot."""
-        return ((slot, tally.usage(*key)) for (slot, key), tally in self._tallies.items())
-
-    def add_call(self, tool: ToolKey, ms: float | None, failed: bool, result_bytes: int, time: float) -> None:
-        """Count a call."""
-        key = UsageSlot.of(time), tool
-        tally = self._tallies.get(key)
-        if tally is None:
-            tally = self._tallies[key] = Tally()
-        tally.add(ms, failed, result_bytes, time)
-
-    def add_search(self, row: SearchRow) -> None:
-        """Count a search, and keep it."""
-        found, latency = int(row.results > 0), {bucket_of(row.ms): 1}
-        usage = SearchUsage(1, found, reranked=int(row.reranked), ms=row.ms, latency=latency)
-        self.add_usage(UsageSlot.of(row.time), usage)
-        self._keep(row)
-
-    def add_use(self, row: SearchRow) -> None:
-        """Count the use of a tool that a search had found, and keep the search as it is now."""
-        self.add_usage(UsageSlot.of(row.time), SearchUsage(used=1, top_used=int(row.rank == 1)))
-        self._keep(row)
-
-    def add_usage(self, slot: UsageSlot, usage: SearchUsage) -> None:
-        """Add counts of searches."""
-        known = self.searches.get(slot)
-        self.searches[slot] = usage if known is None else known.plus(usage)
-
-    def take(self, later: Batch) -> None:
-        """Add all counts of a later batch."""
-        for key, tally in later._tallies.items():
-            known = self._tallies.setdefault(key, tally)
-            if known is not tally:
-                known.take(tally)
-        for slot, usage in later.searches.items():
-            self.add_usage(slot, usage)
-        for row in later.rows.values():
-            self._keep(row)
-
-    def _keep(self, row: SearchRow) -> None:
-        self.rows.pop(row.id, None)
-        self.rows[row.id] = row
-        if len(self.rows) > ROWS:
-            del self.rows[next(iter(self.rows))]
-
-
-class Tally:
-    """Calls of one tool, counted in place."""
-
-    __slots__ = ("calls", "errors", "last", "latency", "ms", "result_bytes", "timed")
-
-    def __init__(self) -> None:
-        self.calls = self.errors = self.timed = self.result_bytes = 0
-        self.ms = self.last = 0.0
-        self.latency: dict[int, int] = {}
-
-    def add(self, ms: float | None, failed: bool, result_bytes: int, now: float) -> None:
-        """Count a call; one that was never sent took no time, and says nothing about the tool's speed."""
-        self.calls += 1
-        self.errors += failed
-        self.last = max(self.last, now)
-        if ms is not None:
-            self.timed += 1
-            self.ms += ms
-            self.result_bytes += result_bytes
-            bucket = bucket_of(ms)
-            self.latency[bucket] = self.latency.get(bucket, 0) + 1
-
-    def take(self, later: Tally) -> None:
-        """Add the calls of another tally."""
-        self.calls += later.calls
-        self.errors += later.errors
-        self.timed += later.timed
-        self.ms += later.ms
-        self.result_bytes += later.result_bytes
-        self.last = max(self.last, later.last)
-        self.latency = dict(added(self.latency, later.latency))
-
-    def usage(self, server: str, tool: str) -> ToolUsage:
-        """Return the counts as a value."""
-        return ToolUsage(
-            server=server,
-            tool=tool,
-            calls=self.calls,
-            errors=self.errors,
-            timed=self.timed,
-            ms=self.ms,
-            result_bytes=self.result_bytes,
-            last=self.last,
-            latency=dict(self.latency),
-        )
 
 
 class Timings:

@@ -22,7 +22,6 @@ from mcp_context_proxy.store.statistics import (
 )
 from mcp_context_proxy.store.tables import (
     DECAY_PER_DAY,
-    SECONDS_A_DAY,
     LearnedStore,
     ListingStore,
     Pair,
@@ -40,7 +39,6 @@ __all__ = [
     "DECAY_PER_DAY",
     "HOUR",
     "IN_MEMORY",
-    "SECONDS_A_DAY",
     "BatchWriter",
     "Counts",
     "DefinitionRow",

@@ -23,7 +23,7 @@ class Interaction:
     interaction_type: str
     content: str
     time: float
-    """When it happened, in seconds since 1970."""
+    """Seconds since 1970."""
     id: int = 0
     """0 until the store has given it one."""
 

@@ -24,7 +24,7 @@ MEMORY: Final = Path(":memory:")
 """SQLite's name for a database without a file."""
 
 OPENING_TIMEOUT_S: Final = 1.0
-"""How long to wait for another process while the file is opened: the proxy does not serve before that."""
+"""Timeout for another process while the file is opened: the proxy does not serve before that."""
 CHECK_BUDGET_S: Final = 0.5
 """For the integrity check at the start. A store too large to check in this time is used as it is: damage that
 was not seen is found, at the latest, when it is read."""
@@ -35,7 +35,7 @@ CACHE_KIB: Final = 512
 too. SQLite's default is 2 MiB."""
 
 BUSY_TIMEOUT_S: Final = 5.0
-"""How long to wait for another process's transaction; ours take milliseconds."""
+"""Timeout for another process's transaction; ours take milliseconds."""
 BUSY_AGAIN_S: Final = 0.05
 """The timeout after one wait was in vain: requests must not wait for a lock that is held for minutes."""
 REOPEN_SECONDS: Final = 1.0

@@ -145,7 +145,7 @@ class DefinitionRow:
     fingerprint: str
     tokens: int
     first: float
-    """When it was first seen, in seconds since 1970."""
+    """Time at which it was first seen, in seconds since 1970."""
 
     @property
     def key(self) -> ToolKey:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.store.sqlite import StoreDatabase
+from mcp_context_proxy.store.statistics import DAY
 
 KEYS_PER_QUERY: Final = 500
 """SQLite's oldest limit on parameters is 999."""
@@ -86,7 +87,6 @@ def decoded_vector(blob: bytes) -> Vector:
 
 _PAIR_COLUMNS: Final = "key, server, tool, query, vector, model_id, confidence, uses, first, last"
 
-SECONDS_A_DAY: Final = 86_400.0
 DECAY_PER_DAY: Final = 0.95
 """The share of a confidence that is left after a day: 0.21 after 30 days."""
 
@@ -117,7 +117,7 @@ class Pair:
 
     def confidence_at(self, now: float) -> float:
         """Return the confidence that is left at a time: it halves in two weeks without a use."""
-        return float(self.confidence * DECAY_PER_DAY ** max((now - self.last) / SECONDS_A_DAY, 0.0))
+        return float(self.confidence * DECAY_PER_DAY ** max((now - self.last) / DAY, 0.0))
 
 
 PairId: TypeAlias = tuple[bytes, ToolKey]

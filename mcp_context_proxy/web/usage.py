@@ -174,7 +174,7 @@ class UsageApi:
 
     async def _tools(self, given: Given) -> dict[str, Any]:
         period, snapshot = self._period(given), self._catalog.snapshot
-        exposed = {(tool.server, tool.name): name for name, tool in snapshot.tools.items()}
+        exposed = {tool.key: name for name, tool in snapshot.tools.items()}
         tools = await self._read(partial(self._reports.tools, period["since"], exposed))
         return {**period, "tools": tools, "unused": await self._read(partial(self._unused, snapshot))}
 
@@ -207,9 +207,7 @@ class UsageApi:
 
     def _unused(self, snapshot: Snapshot) -> Unused:
         tools = {
-            (tool.server, tool.name): name
-            for name, tool in snapshot.tools.items()
-            if tool.include is not IncludeMode.MANUAL
+            tool.key: name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
         }
         known = self._reports.known(lambda server, tool: (server, tool) in tools)
         unused = self._reports.unused(known)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.statistics.recorder import Tally
+from mcp_context_proxy.statistics.figures import Tally
 from mcp_context_proxy.store import DAY, DefinitionRow, SearchUsage, UsageSlot, open_store
 
 from .conftest import Run

@@ -55,7 +55,7 @@ USABLE = {
 
 
 @pytest.mark.parametrize("answer", UNUSABLE, ids=lambda name: name.replace(" ", "-"))
-async def test_an_unusable_answer_fails_its_call_and_no_other(
+async def test_an_unusable_response_fails_its_call_and_no_other(
     workshop: Workshop, answer: str, era: str
 ) -> None:
     server = workshop.server(
@@ -75,7 +75,7 @@ async def test_an_unusable_answer_fails_its_call_and_no_other(
 
 
 @pytest.mark.parametrize("answer", USABLE, ids=lambda name: name.replace(" ", "-"))
-async def test_a_usable_answer_is_taken_however_it_is_framed(workshop: Workshop, answer: str) -> None:
+async def test_a_usable_response_is_accepted_however_it_is_framed(workshop: Workshop, answer: str) -> None:
     workshop.server("odd", tools=[tool("odd"), tool("good")], calls={"odd": USABLE[answer]})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake")
@@ -86,7 +86,7 @@ async def test_a_usable_answer_is_taken_however_it_is_framed(workshop: Workshop,
     assert "isError" not in good
 
 
-async def test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit(workshop: Workshop) -> None:
+async def test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit(workshop: Workshop) -> None:
     workshop.server("big", tools=[tool("dump")], calls={"dump": [{"large": 20_000_000}]})
     async with inside(workshop.config()) as proxy:
         result = await Host(proxy, "handshake").call("big__dump")
@@ -97,7 +97,7 @@ async def test_an_answer_over_the_limit_is_told_with_its_size_and_the_limit(work
     assert "16,777,216" in text
 
 
-async def test_an_answer_just_under_the_limit_arrives_whole(workshop: Workshop) -> None:
+async def test_a_response_just_under_the_limit_arrives_whole(workshop: Workshop) -> None:
     workshop.server("big", tools=[tool("dump")], calls={"dump": [{"large": 16_000_000}]})
     async with inside(workshop.config()) as proxy:
         result = await Host(proxy, "handshake").call("big__dump")
@@ -106,7 +106,7 @@ async def test_an_answer_just_under_the_limit_arrives_whole(workshop: Workshop) 
 
 
 @pytest.mark.parametrize("depth", [100, 186])
-async def test_a_deep_result_passes_as_it_is(workshop: Workshop, depth: int, era: str) -> None:
+async def test_a_deep_result_passes_unchanged(workshop: Workshop, depth: int, era: str) -> None:
     workshop.server("deep", tools=[tool("dig")], calls={"dig": [{"nested": depth}]})
     async with inside(workshop.config()) as proxy:
         result = await Host(proxy, era).call("deep__dig")
@@ -117,7 +117,7 @@ async def test_a_deep_result_passes_as_it_is(workshop: Workshop, depth: int, era
     assert value == []
 
 
-async def test_a_result_too_deep_for_the_parsers_of_hosts_fails_in_words(
+async def test_a_result_too_deep_for_the_parsers_of_hosts_fails_with_an_error(
     workshop: Workshop, era: str
 ) -> None:
     workshop.server("deep", tools=[tool("dig")], calls={"dig": [{"nested": 500}]})
@@ -152,7 +152,7 @@ async def test_a_malformed_error_is_still_an_error(workshop: Workshop) -> None:
             await host.call("odd__bad")
 
 
-async def test_answers_out_of_order_reach_their_own_callers(workshop: Workshop) -> None:
+async def test_responses_out_of_order_reach_their_own_callers(workshop: Workshop) -> None:
     import anyio
 
     flag = workshop.flag("go")

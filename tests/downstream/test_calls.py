@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 QUICK = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02, "probe_seconds": 0.3}
 
 
-async def test_a_crash_during_a_call_is_told_and_the_call_is_never_sent_again(
+async def test_a_crash_during_a_call_is_reported_and_the_call_is_never_sent_again(
     workshop: Workshop, good: Server, era: str
 ) -> None:
     server = workshop.server(
@@ -51,7 +51,7 @@ async def test_a_kill_during_a_call_names_the_signal(workshop: Workshop) -> None
     assert "killed by signal 9" in text(result)
 
 
-async def test_a_crash_fails_every_call_that_is_under_way_once(workshop: Workshop) -> None:
+async def test_a_crash_fails_every_pending_call_once(workshop: Workshop) -> None:
     server = workshop.server(
         "frail", tools=[tool("hang"), tool("die")], calls={"hang": [{"silent": True}], "die": [{"exit": 1}]}
     )
@@ -73,7 +73,7 @@ async def test_a_crash_fails_every_call_that_is_under_way_once(workshop: Worksho
     assert len(server.ledger.calls("hang")) == 10
 
 
-async def test_a_call_too_many_is_told_busy_at_once_and_costs_no_other(workshop: Workshop) -> None:
+async def test_a_call_over_the_limit_fails_as_busy_at_once_and_affects_no_other(workshop: Workshop) -> None:
     flag = workshop.flag("go on")
     calls = {"wait": [{"wait": str(flag)}, {"result": {"content": []}}]}
     server = workshop.server("slow", tools=[tool("wait")], calls=calls)
@@ -97,7 +97,7 @@ async def test_a_call_too_many_is_told_busy_at_once_and_costs_no_other(workshop:
 
 
 @pytest.mark.parametrize("spoken", ["handshake", "modern"])
-async def test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled(
+async def test_a_call_without_a_response_ends_at_its_timeout_and_is_cancelled(
     workshop: Workshop, spoken: str
 ) -> None:
     server = workshop.server(
@@ -120,7 +120,7 @@ async def test_a_call_without_answer_ends_at_its_deadline_and_is_cancelled(
     assert "isError" not in fine
 
 
-async def test_progress_starts_the_deadline_anew(workshop: Workshop) -> None:
+async def test_progress_restarts_the_timeout(workshop: Workshop) -> None:
     flags = [workshop.flag(str(number)) for number in range(4)]
     steps = [step for at, flag in enumerate(flags) for step in ({"progress": [at]}, {"wait": str(flag)})]
     workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 2.0})
@@ -141,7 +141,7 @@ async def test_progress_starts_the_deadline_anew(workshop: Workshop) -> None:
     assert "isError" not in results[0]
 
 
-async def test_a_flood_of_progress_is_thinned_and_its_end_is_told(workshop: Workshop, era: str) -> None:
+async def test_a_flood_of_progress_is_thinned_and_its_end_is_passed_on(workshop: Workshop, era: str) -> None:
     workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 5000}]})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
@@ -154,7 +154,7 @@ async def test_a_flood_of_progress_is_thinned_and_its_end_is_told(workshop: Work
     assert len(told) < 2500
 
 
-async def test_the_newest_progress_is_told_though_it_came_too_fast_and_nothing_follows(
+async def test_the_latest_progress_is_passed_on_even_if_it_came_too_fast_and_nothing_follows(
     workshop: Workshop, era: str
 ) -> None:
     flag = workshop.flag("go")
@@ -169,7 +169,7 @@ async def test_the_newest_progress_is_told_though_it_came_too_fast_and_nothing_f
     assert len(host.notifications) < 100
 
 
-async def test_a_flood_of_log_messages_is_thinned_and_tells_no_secret(workshop: Workshop) -> None:
+async def test_a_flood_of_log_messages_is_thinned_and_reveals_no_secret(workshop: Workshop) -> None:
     said = {"method": "notifications/message", "params": {"level": "error", "data": "key s3cr3t-value"}}
     server = workshop.server(
         "eager",
@@ -187,7 +187,7 @@ async def test_a_flood_of_log_messages_is_thinned_and_tells_no_secret(workshop: 
     assert 500 <= len(told) < 3000
 
 
-async def test_the_progress_of_a_call_tells_no_secret(workshop: Workshop) -> None:
+async def test_the_progress_of_a_call_reveals_no_secret(workshop: Workshop) -> None:
     server = workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 1}]})
     server.settings["env"] = {"API_KEY": "step 1"}
     async with inside(workshop.config()) as proxy:
@@ -197,7 +197,7 @@ async def test_the_progress_of_a_call_tells_no_secret(workshop: Workshop) -> Non
     assert [params["message"] for _, params in host.notifications] == ["[redacted API_KEY]"]
 
 
-async def test_cancelling_the_caller_cancels_at_the_server(workshop: Workshop) -> None:
+async def test_cancelling_a_call_cancels_it_at_the_server(workshop: Workshop) -> None:
     server = workshop.server("slow", tools=[tool("hang")], calls={"hang": [{"wait_cancelled": True}]})
     async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
         group.start_soon(Host(proxy, "handshake").call, "slow__hang")
@@ -207,7 +207,7 @@ async def test_cancelling_the_caller_cancels_at_the_server(workshop: Workshop) -
             await server.ledger.until(lambda ledger: ledger.entries("cancelled"))
 
 
-async def test_a_server_that_reads_nothing_more_holds_up_only_itself(
+async def test_a_server_that_stops_reading_delays_only_its_own_calls(
     workshop: Workshop, good: Server
 ) -> None:
     stop = [{"kill": 19}, {"silent": True}]
@@ -231,7 +231,7 @@ async def test_a_server_that_reads_nothing_more_holds_up_only_itself(
 @pytest.mark.parametrize(
     ("kind", "spoken"), [("stdio", "handshake"), ("http", "handshake"), ("http", "modern")]
 )
-async def test_what_a_server_does_not_read_is_bounded_in_bytes(
+async def test_requests_that_a_server_does_not_read_are_bounded_in_bytes(
     workshop: Workshop, good: Server, kind: str, spoken: str
 ) -> None:
     stop = [{"kill": 19}, {"silent": True}]

@@ -4,7 +4,7 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.output import Strays
 
 
-def test_the_first_lines_are_kept_once_each_and_without_what_a_terminal_would_obey() -> None:
+def test_the_first_stray_lines_are_kept_once_each_without_terminal_control_sequences() -> None:
     strays = Strays("loud")
     for line in (b"Usage:", b"\x1b[31m --all\x1b[0m", b"", b"Usage:", b"1", b"2", b"3", b"4"):
         strays.add(line)
@@ -12,7 +12,7 @@ def test_the_first_lines_are_kept_once_each_and_without_what_a_terminal_would_ob
     assert strays.lines == ("Usage:", "--all", "1", "2", "3")
 
 
-def test_a_secret_is_gone_also_where_the_line_is_cut() -> None:
+def test_a_secret_is_redacted_even_where_the_line_is_cut() -> None:
     secret = "s3cr3t" * 100
     strays = Strays("loud", Redactor([("TOKEN", secret)]))
     strays.add(b"x" * 80 + secret.encode() + b"y" * 3_000_000)

@@ -106,7 +106,7 @@ def posted(workshop: Workshop) -> Iterator[Posted]:
         thread.join()
 
 
-async def test_calls_do_not_wait_for_each_others_receipts_where_those_come_when_they_have_run(
+async def test_calls_do_not_wait_for_a_server_that_accepts_a_post_only_when_it_has_run(
     workshop: Workshop, posted: Posted
 ) -> None:
     results: list[str] = []

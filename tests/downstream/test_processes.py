@@ -19,7 +19,7 @@ def alive(pid: int) -> bool:
         return file.read().split(")")[-1].split()[0] != "Z"
 
 
-async def test_children_are_gone_when_the_proxy_stops_also_those_that_ignore_the_end(
+async def test_children_are_gone_when_the_proxy_stops_even_those_that_ignore_the_end_of_input(
     workshop: Workshop,
 ) -> None:
     servers = [
@@ -36,7 +36,7 @@ async def test_children_are_gone_when_the_proxy_stops_also_those_that_ignore_the
     await until(lambda: not any(map(alive, pids)))
 
 
-async def test_a_child_gets_a_short_environment_and_what_is_configured_for_it(
+async def test_a_child_gets_a_short_environment_and_its_configured_variables(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_ANOTHER", "x")

@@ -35,14 +35,14 @@ def test_a_flood_without_a_line_end_takes_no_more_than_twice_its_bound() -> None
     assert kept.lines() == ("y" * 300,)
 
 
-def test_what_a_terminal_would_obey_and_what_nobody_sees_is_gone() -> None:
+def test_terminal_control_sequences_and_invisible_characters_are_removed() -> None:
     kept = tail()
     kept.feed("\x1b]0;owned\x07 red\x1b[31m \u202eevil \U000e0041a\U000e0100b\u115f\ufe00 \ue000.\n".encode())
 
     assert kept.lines() == ("red evil ab  .",)
 
 
-def test_a_secret_is_redacted_also_where_it_came_in_pieces_or_encoded() -> None:
+def test_a_secret_is_redacted_even_if_it_came_in_pieces_or_encoded() -> None:
     kept = tail(redact=Redactor([("TOKEN", "s3cr3t value")]))
     for piece in (b"key s3c", b"r3t va", b"lue\n", b"and s3cr3t%20value, czNjcjN0IHZhbHVl\n"):
         kept.feed(piece)

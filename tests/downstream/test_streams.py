@@ -144,7 +144,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-async def test_a_flood_without_an_answer_ends_at_the_deadline(
+async def test_an_endless_stream_without_a_response_ends_at_the_timeout(
     workshop: Workshop, odd: OddServer, good: Server, flood: str
 ) -> None:
     odd.fault = lambda handler, reply: handler.flood(FLOODS[flood])
@@ -167,9 +167,7 @@ async def test_a_flood_without_an_answer_ends_at_the_deadline(
     assert odd.seen["tools/call"] == 1
 
 
-async def test_comments_that_unpack_to_a_flood_end_at_the_deadline(
-    workshop: Workshop, odd: OddServer
-) -> None:
+async def test_compressed_comments_without_end_end_at_the_timeout(workshop: Workshop, odd: OddServer) -> None:
     packed = gzip.compress(b":\n" * (64 << 20), 1)
     odd.settings["call_timeout"] = 0.3
     odd.fault = lambda handler, reply: as_stream(handler, packed, **{"content-encoding": "gzip"})
@@ -178,7 +176,7 @@ async def test_comments_that_unpack_to_a_flood_end_at_the_deadline(
 
 
 @pytest.mark.parametrize("charset", ["utf-16", "klingon"])
-async def test_a_stream_is_text_whatever_else_it_says_it_is(
+async def test_a_stream_is_read_as_utf8_whatever_charset_it_declares(
     workshop: Workshop, odd: OddServer, charset: str
 ) -> None:
     said = {"content-type": f"text/event-stream; charset={charset}"}
@@ -187,7 +185,7 @@ async def test_a_stream_is_text_whatever_else_it_says_it_is(
     assert (await called(workshop))["content"][0]["text"] == "done"
 
 
-async def test_who_is_sent_back_to_the_same_address_does_not_go(workshop: Workshop, odd: OddServer) -> None:
+async def test_a_redirect_to_the_same_address_is_not_followed(workshop: Workshop, odd: OddServer) -> None:
     odd.fault = lambda handler, reply: handler.begin(307, headers={"location": handler.path})
 
     assert "a redirect to" in (await called(workshop))["content"][0]["text"]
@@ -210,7 +208,7 @@ async def test_who_is_sent_back_to_the_same_address_does_not_go(workshop: Worksh
     ],
     ids=["page", "nothing", "refusal", "cut", "no object"],
 )
-async def test_an_answer_that_is_no_message_is_told_with_what_can_be_done(
+async def test_a_response_that_is_no_message_is_reported_with_advice(
     workshop: Workshop, odd: OddServer, status: int, kind: str, body: bytes, said: str
 ) -> None:
     odd.fault = lambda handler, reply: handler.begin(status, body, {"content-type": kind})
@@ -222,7 +220,7 @@ async def test_an_answer_that_is_no_message_is_told_with_what_can_be_done(
 
 
 @pytest.mark.parametrize("odd", ["handshake"], indirect=True)
-async def test_a_stream_that_wants_to_be_asked_again_at_once_is_asked_after_a_second(
+async def test_a_stream_that_wants_to_be_resumed_at_once_is_resumed_after_a_second(
     workshop: Workshop, odd: OddServer
 ) -> None:
     odd.stream = b"retry: 0\nid: \xc3\xa4\ndata:\n\n"
@@ -236,7 +234,7 @@ async def test_a_stream_that_wants_to_be_asked_again_at_once_is_asked_after_a_se
 
 
 @pytest.mark.parametrize("odd", ["handshake"], indirect=True)
-async def test_an_answer_whose_stream_breaks_off_is_asked_for_and_never_called_again(
+async def test_a_broken_response_stream_is_resumed_and_its_call_never_repeated(
     workshop: Workshop, odd: OddServer
 ) -> None:
     def begin(handler: Handler, reply: str) -> None:
@@ -250,7 +248,7 @@ async def test_an_answer_whose_stream_breaks_off_is_asked_for_and_never_called_a
 
 
 @pytest.mark.parametrize("odd", ["handshake"], indirect=True)
-async def test_an_answer_whose_rest_cannot_be_asked_for_may_have_run(
+async def test_a_call_whose_stream_cannot_be_resumed_is_reported_as_interrupted(
     workshop: Workshop, odd: OddServer
 ) -> None:
     """That nothing listens any more says nothing of the call, which had been taken."""
@@ -278,7 +276,7 @@ async def test_an_answer_whose_rest_cannot_be_asked_for_may_have_run(
         ),
     ],
 )
-async def test_a_refused_call_is_not_sent_again_where_the_session_is_known_still(
+async def test_a_refused_call_is_not_sent_again_if_the_session_is_still_known(
     workshop: Workshop, odd: OddServer, status: int, body: str, told: str
 ) -> None:
     def refuse(handler: Handler, reply: str) -> None:
@@ -300,7 +298,7 @@ async def test_a_refused_call_is_not_sent_again_where_the_session_is_known_still
 
 @pytest.mark.slow
 @pytest.mark.parametrize("odd", ["handshake"], indirect=True)
-async def test_a_call_does_not_go_over_a_connection_that_its_server_may_be_closing(
+async def test_a_call_avoids_a_connection_that_its_server_may_be_closing(
     workshop: Workshop, odd: OddServer
 ) -> None:
     """Servers close one that was idle for some seconds; what is sent at that moment is lost."""

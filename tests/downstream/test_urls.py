@@ -65,7 +65,7 @@ def server(request: pytest.FixtureRequest, servers: Workshop) -> Server:
     return servers.servers[request.param]
 
 
-async def test_its_era_is_found_out(proxy: Proxy, server: Server) -> None:
+async def test_the_era_of_a_server_at_a_url_is_found(proxy: Proxy, server: Server) -> None:
     assert proxy.fleet.clients[server.name].era == server.name
 
 
@@ -83,7 +83,7 @@ async def test_a_result_arrives_unchanged(host: Host, server: Server) -> None:
     assert {key: result[key] for key in json.loads(EXACT)} == json.loads(EXACT)
 
 
-async def test_progress_is_told_with_the_clients_own_token(host: Host, server: Server) -> None:
+async def test_progress_is_passed_on_with_the_clients_own_token(host: Host, server: Server) -> None:
     await host.call(f"{server.name}__report", progressToken="mine")
 
     told = [params for method, params in host.notifications if method == "notifications/progress"]
@@ -126,7 +126,7 @@ async def test_modern_requests_name_their_method_and_target_in_headers(
     assert called["mcp-protocol-version"] == "2026-07-28"
 
 
-async def test_a_stream_that_ends_without_an_answer_fails_its_call_alone(proxy: Proxy) -> None:
+async def test_a_stream_that_ends_without_a_response_fails_its_call_alone(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
 
     dropped = await host.call("modern__drop")
@@ -137,7 +137,7 @@ async def test_a_stream_that_ends_without_an_answer_fails_its_call_alone(proxy: 
     assert "isError" not in after
 
 
-async def test_many_calls_at_once_each_get_their_own_answer(proxy: Proxy, server: Server) -> None:
+async def test_many_concurrent_calls_each_get_their_own_response(proxy: Proxy, server: Server) -> None:
     host = Host(proxy, "modern")
     got: dict[int, Any] = {}
 
@@ -153,7 +153,7 @@ async def test_many_calls_at_once_each_get_their_own_answer(proxy: Proxy, server
     assert got == {number: number for number in range(60)}
 
 
-async def test_a_server_that_is_not_there_is_told_with_its_address(workshop: Workshop) -> None:
+async def test_an_unreachable_server_is_reported_with_its_address(workshop: Workshop) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -211,7 +211,7 @@ def test_an_event_stream_that_names_an_address_elsewhere_is_not_followed() -> No
     [{"era": "modern"}, {"era": "handshake"}, {"era": "auto"}, {"transport": "sse"}],
     ids=["modern", "handshake", "auto", "sse"],
 )
-async def test_nobody_is_followed_to_another_address(
+async def test_a_redirect_to_another_origin_is_not_followed(
     workshop: Workshop, settings: dict[str, Any], status: int
 ) -> None:
     with socket.socket() as canary:
@@ -242,7 +242,7 @@ async def test_nobody_is_followed_to_another_address(
         (418, "418"),
     ],
 )
-def test_a_status_without_a_message_is_told_with_what_can_be_done(status: int, said: str) -> None:
+def test_a_status_without_a_message_is_reported_with_advice(status: int, said: str) -> None:
     error = without_message("work", status)
 
     assert "'work'" in str(error)
@@ -253,7 +253,7 @@ def test_a_status_without_a_message_is_told_with_what_can_be_done(status: int, s
 
 @pytest.mark.parametrize("status", [307, 308])
 @pytest.mark.parametrize("spoken", ["modern", "handshake"])
-async def test_a_server_is_followed_to_a_path_of_its_own(
+async def test_a_redirect_to_another_path_of_the_same_server_is_followed(
     workshop: Workshop, spoken: str, status: int
 ) -> None:
     """Many serve at a path with a slash at its end, and send whoever leaves it out there."""
@@ -368,7 +368,7 @@ def redirecting(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("kind", ["stdio", "http"])
-async def test_a_modern_server_that_first_refuses_the_revision_it_names_is_asked_again(
+async def test_a_modern_server_that_first_refuses_its_own_revision_is_asked_again(
     workshop: Workshop, kind: str
 ) -> None:
     refusal = {

@@ -57,7 +57,7 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
 @pytest.mark.parametrize(
     ("server", "told"), [("nobody", "at a URL are: locked"), ("local", "it has nowhere to log in")]
 )
-async def test_a_server_that_cannot_be_logged_in_to_is_told_as_such(
+async def test_a_server_without_a_login_is_reported_as_such(
     protected: Protected, tmp_path: Path, server: str, told: str
 ) -> None:
     path = configuration(tmp_path, protected, '[servers.local]\ncommand = "true"\n')

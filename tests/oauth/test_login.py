@@ -32,7 +32,7 @@ async def test_a_login_discovers_registers_and_gives_tokens_for_this_server(
     assert await fetched(server_config(protected)) != 401
 
 
-async def test_what_is_kept_is_readable_by_its_owner_alone_and_not_in_a_log(
+async def test_stored_credentials_are_readable_by_their_owner_alone_and_never_logged(
     protected: Protected,
 ) -> None:
     config = server_config(protected)
@@ -45,7 +45,7 @@ async def test_what_is_kept_is_readable_by_its_owner_alone_and_not_in_a_log(
     assert file.read() == credentials
 
 
-async def test_an_answer_with_another_state_is_refused(protected: Protected) -> None:
+async def test_a_response_with_another_state_is_refused(protected: Protected) -> None:
     protected.issuer.wrong_state = True
     with pytest.raises(AuthorizationError, match="its state is wrong"):
         await logged_in(server_config(protected))
@@ -53,7 +53,7 @@ async def test_an_answer_with_another_state_is_refused(protected: Protected) -> 
     assert protected.issuer.granted == []
 
 
-async def test_a_refusal_is_told_as_it_was_given(protected: Protected) -> None:
+async def test_a_refusal_is_reported_in_its_own_words(protected: Protected) -> None:
     protected.issuer.refuses = True
     with pytest.raises(AuthorizationError, match="access_denied"):
         await logged_in(server_config(protected))
@@ -79,7 +79,7 @@ async def test_a_server_that_leads_to_another_issuer_than_the_configured_one_is_
 @pytest.mark.parametrize(
     "door", ["javascript:alert(1)", "file:///etc/passwd", "--no-remote", "data:text/html,x", ""]
 )
-async def test_nobody_is_sent_anywhere_but_to_a_web_page(protected: Protected, door: str) -> None:
+async def test_a_person_is_sent_only_to_a_web_page(protected: Protected, door: str) -> None:
     protected.issuer.named_door = door
     sent: list[str] = []
     config = server_config(protected)
@@ -142,7 +142,7 @@ async def test_the_loopback_port_answers_nothing_but_the_callback(protected: Pro
         assert (await waiting.answer()).code == "<b>"
 
 
-async def test_a_port_that_is_taken_is_told(protected: Protected) -> None:
+async def test_a_port_in_use_is_reported(protected: Protected) -> None:
     async with login.listening("one", 0) as waiting:
         port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
         with pytest.raises(AuthorizationError, match=f"port {port} cannot be opened"):
@@ -175,7 +175,9 @@ async def test_a_secret_is_sent_to_no_other_issuer(protected: Protected) -> None
         ('{ client_id = "a", client_secret = "b" }', "client_secret needs issuer"),
     ],
 )
-async def test_a_secret_without_an_issuer_is_a_mistake(tmp_path: Path, oauth: str, told: str) -> None:
+async def test_a_secret_without_an_issuer_is_a_configuration_error(
+    tmp_path: Path, oauth: str, told: str
+) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f'[servers.a]\nurl = "https://a.example"\noauth = {oauth}\n')
     with pytest.raises(ConfigError, match=re.escape(told)):

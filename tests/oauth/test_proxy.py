@@ -20,7 +20,7 @@ from .conftest import configuration, logged_in
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_server_that_wants_a_login_says_which_command_and_works_after_it(
+async def test_a_server_that_requires_a_login_names_the_command_and_works_after_it(
     protected: Protected, tmp_path: Path, era: str
 ) -> None:
     more = f'era = "{era}"\n[limits]\nbackoff_first_seconds = 0.05\n'
@@ -34,7 +34,7 @@ async def test_a_server_that_wants_a_login_says_which_command_and_works_after_it
     assert result["content"][0]["text"] == "someone"
 
 
-async def test_a_login_is_taken_at_once_however_long_the_next_try_would_be_away(
+async def test_a_login_is_used_at_once_whenever_the_next_retry_would_be(
     protected: Protected, tmp_path: Path, era: str
 ) -> None:
     more = f'era = "{era}"\n[limits]\nbackoff_first_seconds = 9000.0\nbackoff_max_seconds = 9000.0\n'
@@ -48,7 +48,7 @@ async def test_a_login_is_taken_at_once_however_long_the_next_try_would_be_away(
 
 
 @pytest.mark.parametrize("echo", ["failure", "refusal", "result"])
-async def test_a_token_that_its_server_tells_is_in_no_error_and_no_log(
+async def test_a_token_that_its_server_reveals_is_in_no_error_and_no_log(
     protected: Protected, tmp_path: Path, era: str, echo: str
 ) -> None:
     config = load(configuration(tmp_path, protected, f'era = "{era}"\n'), environ={})
@@ -73,7 +73,7 @@ async def test_a_token_that_its_server_tells_is_in_no_error_and_no_log(
     assert token not in log.getvalue()
 
 
-async def test_a_server_over_sse_says_the_same(protected: Protected, tmp_path: Path) -> None:
+async def test_a_server_over_sse_names_the_command_too(protected: Protected, tmp_path: Path) -> None:
     config = load(configuration(tmp_path, protected, 'transport = "sse"\n'), environ={})
     async with open_proxy(config) as proxy:
         await proxy.settled()
@@ -93,7 +93,7 @@ async def test_a_token_in_the_headers_is_left_alone(protected: Protected, tmp_pa
     assert "401" in refused["content"][0]["text"]
 
 
-async def test_a_login_that_ends_at_run_time_is_told_to_the_model_and_others_go_on(
+async def test_a_login_that_ends_at_run_time_is_reported_to_the_model_and_others_go_on(
     protected: Protected, tmp_path: Path
 ) -> None:
     config = load(configuration(tmp_path, protected), environ={})
@@ -110,7 +110,7 @@ async def test_a_login_that_ends_at_run_time_is_told_to_the_model_and_others_go_
         assert (await _called(proxy))["content"][0]["text"] == "someone"
 
 
-async def test_a_scope_that_the_login_has_not_is_told_with_where_to_name_it(
+async def test_a_missing_scope_is_reported_with_the_setting_that_names_it(
     protected: Protected, tmp_path: Path
 ) -> None:
     config = load(configuration(tmp_path, protected), environ={})

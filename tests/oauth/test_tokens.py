@@ -55,7 +55,7 @@ async def test_a_token_that_expires_is_renewed_before_it_is_used(protected: Prot
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="file modes are POSIX")
-async def test_a_login_that_others_could_read_is_kept_from_them_and_that_is_told(
+async def test_a_login_that_others_could_read_is_made_private_with_a_warning(
     protected: Protected, caplog: pytest.LogCaptureFixture
 ) -> None:
     credentials = await logged_in(server_config(protected))
@@ -130,7 +130,7 @@ async def test_two_proxies_never_use_a_refresh_token_twice(protected: Protected)
     assert protected.issuer.failed == []
 
 
-async def test_a_login_that_is_made_anew_or_ended_is_followed_by_a_proxy_that_runs(
+async def test_a_running_proxy_follows_a_new_login_and_a_logout(
     protected: Protected,
 ) -> None:
     config, now = server_config(protected), [time.time()]
@@ -179,7 +179,7 @@ async def test_a_renewal_that_fails_for_now_costs_no_login(protected: Protected)
     assert kept.refresh_token == credentials.refresh_token
 
 
-async def test_credentials_of_another_issuer_url_or_name_are_not_used(protected: Protected) -> None:
+async def test_credentials_for_another_issuer_url_or_name_are_not_used(protected: Protected) -> None:
     await logged_in(server_config(protected))
     file = CredentialFile(server_config(protected))
     other_issuer = CredentialFile(server_config(protected, issuer="https://mine.example"))
@@ -192,7 +192,7 @@ async def test_credentials_of_another_issuer_url_or_name_are_not_used(protected:
     assert CredentialFile(moved).read() is None
 
 
-async def test_where_nothing_was_logged_in_nothing_is_written(protected: Protected, data_home: Path) -> None:
+async def test_without_a_login_nothing_is_written(protected: Protected, data_home: Path) -> None:
     with pytest.raises(LoginRequiredError):
         await fetched(server_config(protected))
 
@@ -212,7 +212,7 @@ async def test_without_a_place_for_files_a_login_still_lasts_as_long_as_the_prox
     assert protected.issuer.granted == ["client_credentials"]
 
 
-async def test_a_damaged_file_is_a_login_that_is_missing(protected: Protected) -> None:
+async def test_a_damaged_file_counts_as_no_login(protected: Protected) -> None:
     config = server_config(protected)
     await logged_in(config)
     CredentialFile(config).path.write_bytes(b'{"access_token": 7')

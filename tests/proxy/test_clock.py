@@ -14,8 +14,7 @@ from mcp_context_proxy.interactions import vectors
 from mcp_context_proxy.learning import working_set
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.learning.working_set import SessionRecorder
-from mcp_context_proxy.statistics.recorder import StatisticsRetention
+from mcp_context_proxy.statistics.recorder import SessionRecorder, StatisticsRetention
 from mcp_context_proxy.store import (
     DAY,
     DECAY_PER_DAY,

@@ -1,6 +1,6 @@
 """What waits for the store adds up and stays small, however long it waits."""
 
-from mcp_context_proxy.statistics.recorder import ROWS, Batch
+from mcp_context_proxy.statistics.figures import ROWS, Batch
 from mcp_context_proxy.store import SearchRow, SearchUsage, UsageSlot
 
 NOW = 1_700_000_000.0

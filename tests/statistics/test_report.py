@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.statistics.figures import seconds_of
-from mcp_context_proxy.statistics.recorder import StatisticsRetention, Tally
+from mcp_context_proxy.statistics.figures import Tally, seconds_of
+from mcp_context_proxy.statistics.recorder import StatisticsRetention
 from mcp_context_proxy.statistics.report import NOT_TIMED, Reports
 from mcp_context_proxy.store import (
     DAY,

@@ -92,7 +92,7 @@ async def test_a_pipe_that_was_closed_meanwhile_is_passed_over(pipes: tuple[Pipe
     gate.open()
 
 
-async def test_who_waits_at_the_gate_goes_on_when_it_opens() -> None:
+async def test_a_waiting_task_goes_on_when_the_gate_opens() -> None:
     gate = Backpressure()
     await gate.wait()
     gate.close()
@@ -111,7 +111,7 @@ async def test_who_waits_at_the_gate_goes_on_when_it_opens() -> None:
     assert passed
 
 
-async def test_what_a_server_said_before_it_exited_is_not_lost_behind_a_closed_gate(
+async def test_output_from_before_an_exit_is_not_lost_behind_a_closed_gate(
     workshop: Workshop,
 ) -> None:
     server = workshop.server("work", tools=[tool("go")], calls={"go": [{"raw": LAST}, {"exit": 0}]})

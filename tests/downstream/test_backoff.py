@@ -17,11 +17,11 @@ def least(low: float, high: float) -> float:
     return low
 
 
-def test_one_that_worked_and_died_is_wanted_back_at_once() -> None:
+def test_a_server_that_worked_and_died_is_restarted_at_once() -> None:
     assert Backoff(Limits(), most).seconds(lasted=3.0) == 0.0
 
 
-def test_one_that_never_came_is_waited_for_twice_as_long_each_time() -> None:
+def test_the_wait_doubles_for_a_server_that_never_starts() -> None:
     backoff = Backoff(Limits(breaker_failures=100), most)
 
     assert [backoff.seconds(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
@@ -31,7 +31,7 @@ def test_jitter_spreads_a_wait_but_leaves_some_of_it() -> None:
     assert Backoff(Limits(), least).seconds(0.0) == pytest.approx(0.1)
 
 
-def test_after_five_failures_it_is_left_alone_and_tried_once_a_minute() -> None:
+def test_after_five_failures_a_server_is_tried_once_a_minute() -> None:
     backoff = Backoff(Limits(), least)
     waits = [backoff.seconds(lasted=0.5) for _ in range(7)]
 
@@ -41,7 +41,7 @@ def test_after_five_failures_it_is_left_alone_and_tried_once_a_minute() -> None:
     assert backoff.is_open
 
 
-def test_one_that_has_answered_something_is_wanted_back_at_once_however_often_it_is_killed() -> None:
+def test_a_server_that_has_answered_is_restarted_at_once_however_often_it_is_killed() -> None:
     backoff = Backoff(Limits(), most)
 
     assert [backoff.seconds(0.01, useful=True) for _ in range(50)] == [0.0] * 50
@@ -50,7 +50,7 @@ def test_one_that_has_answered_something_is_wanted_back_at_once_however_often_it
 
 @pytest.mark.parametrize("useful", [True, False])
 @pytest.mark.parametrize("life", [0.1, 1.0, 4.9, 5.1, 20.0])
-def test_one_that_leaves_of_itself_is_started_twelve_times_in_a_minute_at_most(
+def test_a_server_that_exits_by_itself_is_started_at_most_twelve_times_a_minute(
     life: float, useful: bool
 ) -> None:
     backoff = Backoff(Limits(), least)
@@ -62,14 +62,14 @@ def test_one_that_leaves_of_itself_is_started_twelve_times_in_a_minute_at_most(
     assert 3 <= starts <= 12
 
 
-def test_one_that_leaves_of_itself_after_a_while_is_wanted_back_at_once_if_it_was_useful() -> None:
+def test_a_useful_server_that_exits_by_itself_after_a_while_is_restarted_at_once() -> None:
     backoff = Backoff(Limits(), most)
 
     assert [backoff.seconds(10.0, useful=True, left=True) for _ in range(50)] == [0.0] * 50
     assert [backoff.seconds(1.0, useful=True, left=True) for _ in range(3)] == [0.0, 2.0, 4.0]
 
 
-def test_a_minute_of_health_forgets_everything() -> None:
+def test_a_healthy_minute_resets_the_backoff() -> None:
     backoff = Backoff(Limits(), most)
     for _ in range(6):
         backoff.seconds(0.0)
@@ -79,7 +79,7 @@ def test_a_minute_of_health_forgets_everything() -> None:
     assert backoff.seconds(0.0) == 1
 
 
-def test_a_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
+def test_a_token_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
     now = 0.0
     bucket = Bucket(rate=10, burst=5, clock=lambda: now)
     assert [bucket.take() for _ in range(7)] == [True] * 5 + [False] * 2

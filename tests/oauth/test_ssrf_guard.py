@@ -95,7 +95,7 @@ async def test_a_server_elsewhere_never_leads_to_this_machine(canary: Canary, ho
         "[2002:a9fe:a9fe::1]",
     ],
 )
-async def test_nobody_leads_to_what_tells_a_machine_its_credentials(host: str, reach: NetworkReach) -> None:
+async def test_no_server_leads_to_a_metadata_service_with_credentials(host: str, reach: NetworkReach) -> None:
     with refused():
         await Destinations(PUBLIC, reach).pinned(httpx2.Request("GET", f"https://{host}/"))
 
@@ -119,7 +119,7 @@ async def test_every_server_leads_to_public_addresses(host: str) -> None:
     assert await Destinations(PUBLIC).pinned(request) == [request]
 
 
-async def test_what_a_name_stands_for_is_looked_up_once_and_connected_to(canary: Canary) -> None:
+async def test_a_name_is_resolved_once_and_the_checked_address_is_connected_to(canary: Canary) -> None:
     request = httpx2.Request("GET", f"http://localhost:{canary.port}/well-known")
     pinned = await Destinations(PUBLIC, NetworkReach.LOOPBACK).pinned(request)
     answer = await exchange(Destinations(PUBLIC, NetworkReach.LOOPBACK), request)
@@ -142,7 +142,7 @@ async def test_hosts_of_the_configuration_are_connected_to_wherever_they_are(can
     assert len(canary.heard) == 2
 
 
-async def test_a_renewal_goes_no_nearer_than_the_login_went(canary: Canary) -> None:
+async def test_a_renewal_connects_to_no_nearer_address_than_the_login(canary: Canary) -> None:
     def credentials(reach: NetworkReach) -> OAuthCredentials:
         return OAuthCredentials(
             server="far",

@@ -1,12 +1,14 @@
 """How many servers are being started at a time, and before the proxy itself is ready."""
 
+from collections.abc import Callable
+
 import anyio
 import pytest
 from support.ledger import until
 from support.proxies import inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.downstream.lifecycle import StartLimiter, StartSlot
+from mcp_context_proxy.downstream.lifecycle import StartLimiter
 
 pytestmark = pytest.mark.anyio
 
@@ -14,24 +16,27 @@ pytestmark = pytest.mark.anyio
 class Starting:
     """Servers that want to start, and those that may."""
 
-    def __init__(self, starts: StartLimiter, count: int) -> None:
-        self.slots = [StartSlot(starts) for _ in range(count)]
-        self.may: list[int] = []
+    def __init__(self, starts: StartLimiter) -> None:
+        self.starts = starts
+        self.free: dict[int, Callable[[], None]] = {}
+
+    @property
+    def may(self) -> list[int]:
+        return list(self.free)
 
     async def start(self, number: int) -> None:
-        await self.slots[number].take()
-        self.may.append(number)
+        self.free[number] = await self.starts.take()
 
 
-async def test_a_server_waits_for_one_of_the_places() -> None:
-    starting = Starting(StartLimiter(2), 3)
+async def test_a_server_waits_for_a_place_to_start() -> None:
+    starting = Starting(StartLimiter(2))
     async with anyio.create_task_group() as group:
         for number in range(3):
             group.start_soon(starting.start, number)
         await anyio.wait_all_tasks_blocked()
         assert starting.may == [0, 1]
-        starting.slots[1].free()
-        starting.slots[1].free()
+        starting.free[1]()
+        starting.free[1]()
         await anyio.wait_all_tasks_blocked()
 
     assert starting.may == [0, 1, 2]
@@ -40,13 +45,13 @@ async def test_a_server_waits_for_one_of_the_places() -> None:
 async def test_before_the_proxy_serves_only_a_first_wave_is_started() -> None:
     starts = StartLimiter(2)
     starts.hold_back()
-    starting = Starting(starts, 4)
+    starting = Starting(starts)
     async with anyio.create_task_group() as group:
         for number in range(4):
             group.start_soon(starting.start, number)
         await anyio.wait_all_tasks_blocked()
-        for slot in starting.slots[:2]:
-            slot.free()
+        for number in range(2):
+            starting.free[number]()
         await anyio.wait_all_tasks_blocked()
         assert starting.may == [0, 1]
         starts.let_all()

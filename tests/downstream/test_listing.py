@@ -9,7 +9,7 @@ from support.wires import stdio
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_changed_list_is_listed_anew(workshop: Workshop, era: str) -> None:
+async def test_a_changed_list_is_fetched_again(workshop: Workshop, era: str) -> None:
     server = workshop.server(
         "growing", era=era, tools=[tool("grow")], calls={"grow": [{"set": {"tools": [tool("new")]}}]}
     )
@@ -23,7 +23,7 @@ async def test_a_changed_list_is_listed_anew(workshop: Workshop, era: str) -> No
         assert "growing__grow" not in await host.names()
 
 
-async def test_a_flood_of_change_notices_leads_to_few_listings(workshop: Workshop) -> None:
+async def test_a_flood_of_change_notices_leads_to_few_fetches(workshop: Workshop) -> None:
     flood = [{"announce": {"method": "notifications/tools/list_changed"}}] * 500
     server = workshop.server("flapping", tools=[tool("flap")], calls={"flap": flood})
     async with inside(workshop.config()) as proxy:
@@ -34,7 +34,7 @@ async def test_a_flood_of_change_notices_leads_to_few_listings(workshop: Worksho
         assert len(server.ledger.messages("tools/list")) <= 3
 
 
-async def test_a_changed_list_that_cannot_be_had_leaves_the_old_one(workshop: Workshop) -> None:
+async def test_a_changed_list_that_cannot_be_fetched_leaves_the_old_one(workshop: Workshop) -> None:
     once = workshop.flag("listed")
     server = workshop.server(
         "odd",
@@ -51,7 +51,9 @@ async def test_a_changed_list_that_cannot_be_had_leaves_the_old_one(workshop: Wo
         assert "odd__go" in await host.names()
 
 
-async def test_a_list_that_cannot_be_had_costs_a_new_server_none_of_the_others(workshop: Workshop) -> None:
+async def test_a_list_that_cannot_be_fetched_costs_a_new_server_none_of_the_others(
+    workshop: Workshop,
+) -> None:
     refusal = {"error": {"message": "no index for s3cr3t-value"}}
     broken = [{"once": [str(workshop.flag("asked")), [refusal]]}]
     server = workshop.server(

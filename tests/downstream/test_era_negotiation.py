@@ -23,7 +23,7 @@ PATIENT = SOON | {"probe_seconds": 30.0}
 """Where one is, if there is one, however slow the machine is."""
 
 
-async def test_an_old_server_that_ignores_the_modern_probe_is_asked_the_old_way(workshop: Workshop) -> None:
+async def test_an_old_server_that_ignores_the_modern_probe_gets_the_handshake(workshop: Workshop) -> None:
     workshop.server("old", tools=[tool("go")], on={"server/discover": [{"silent": True}]})
     async with inside(workshop.config(limits=QUICK)) as proxy:
         assert "old__go" in await Host(proxy, "modern").names()
@@ -65,7 +65,7 @@ async def served(workshop: Workshop, server: Server, limits: dict[str, float] = 
         return client.introduction.era
 
 
-async def test_a_server_that_a_probe_is_wasted_on_is_not_probed_by_the_next_proxy(
+async def test_a_server_that_ignores_the_probe_is_not_probed_by_the_next_proxy(
     workshop: Workshop, old: Server
 ) -> None:
     assert [await served(workshop, old, limits) for limits in (QUICK, PATIENT, PATIENT)] == [
@@ -110,7 +110,7 @@ async def test_a_server_that_was_too_slow_for_the_probe_is_probed_by_the_next_pr
     assert await served(workshop, server) is Era.MODERN
 
 
-async def test_a_modern_server_that_was_too_slow_for_the_probe_is_spoken_to_in_its_era_at_once(
+async def test_a_modern_server_that_answers_the_probe_late_is_used_as_modern_at_once(
     workshop: Workshop,
 ) -> None:
     """Its answer to the probe comes before its refusal of the handshake."""
@@ -158,7 +158,7 @@ async def test_a_server_at_a_url_that_was_too_slow_for_the_probe_is_probed_by_th
     assert await served(workshop, server) is Era.MODERN
 
 
-async def test_a_modern_server_at_a_url_that_was_too_slow_for_the_probe_is_asked_again_with_more_time(
+async def test_a_slow_modern_server_at_a_url_is_probed_again_with_more_time(
     workshop: Workshop,
 ) -> None:
     """As one that wakes up for a request: it is known by its refusal of the handshake."""
@@ -178,7 +178,7 @@ async def test_a_server_that_is_connected_differently_is_probed_again(
     assert probes(old) == 2
 
 
-async def test_a_server_that_a_probe_is_wasted_on_is_probed_again_after_a_day(
+async def test_a_server_that_ignores_the_probe_is_probed_again_after_a_day(
     workshop: Workshop, old: Server
 ) -> None:
     await served(workshop, old, QUICK)
@@ -189,7 +189,7 @@ async def test_a_server_that_a_probe_is_wasted_on_is_probed_again_after_a_day(
     assert probes(old) == 2
 
 
-async def test_a_server_that_says_it_is_another_version_is_probed_by_the_next_proxy(
+async def test_a_server_that_reports_another_version_is_probed_by_the_next_proxy(
     workshop: Workshop, old: Server
 ) -> None:
     await served(workshop, old, QUICK)
@@ -199,7 +199,7 @@ async def test_a_server_that_says_it_is_another_version_is_probed_by_the_next_pr
     assert eras == [Era.HANDSHAKE, Era.MODERN, Era.MODERN]
 
 
-async def test_a_server_that_became_modern_is_found_so_by_the_proxy_that_remembers_it_otherwise(
+async def test_a_server_that_became_modern_is_recognized_although_it_is_remembered_as_old(
     workshop: Workshop, old: Server
 ) -> None:
     await served(workshop, old, QUICK)
@@ -211,7 +211,7 @@ async def test_a_server_that_became_modern_is_found_so_by_the_proxy_that_remembe
     assert len(old.ledger.entries("start")) == before + 3
 
 
-async def test_a_modern_server_that_died_while_it_was_asked_is_asked_again(workshop: Workshop) -> None:
+async def test_a_modern_server_that_died_during_the_probe_is_probed_again(workshop: Workshop) -> None:
     dies_once = [{"once": [str(workshop.flag("died")), [{"exit": 1}]]}]
     server = workshop.server("new", era="modern", tools=[tool("go")], on={"server/discover": dies_once})
     async with inside(workshop.config(limits=QUICK)) as proxy:

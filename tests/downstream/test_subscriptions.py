@@ -27,7 +27,7 @@ async def set_level(host: Host, level: str) -> None:
     await host.request("logging/setLevel", {"level": level})
 
 
-async def test_a_server_logs_what_the_most_curious_of_its_sessions_wants(workshop: Workshop) -> None:
+async def test_a_server_logs_at_the_most_verbose_level_of_its_sessions(workshop: Workshop) -> None:
     server = workshop.server("chatty", tools=[tool("work")], capabilities=CAPABILITIES)
     async with inside(workshop.config()) as proxy:
         quiet, curious = Host(proxy, "handshake"), Host(proxy, "handshake")
@@ -40,7 +40,7 @@ async def test_a_server_logs_what_the_most_curious_of_its_sessions_wants(worksho
         await until_level(server, "error", "debug", "critical")
 
 
-async def test_each_session_hears_what_it_wants_and_no_more(workshop: Workshop) -> None:
+async def test_each_session_gets_the_log_messages_of_its_own_level(workshop: Workshop) -> None:
     said = [
         {"announce": {"method": "notifications/message", "params": {"level": level, "data": level}}}
         for level in ("debug", "warning", "error")
@@ -63,7 +63,7 @@ async def test_each_session_hears_what_it_wants_and_no_more(workshop: Workshop) 
         assert heard(quiet) == ["error"]
 
 
-async def test_a_server_that_was_restarted_is_told_again(workshop: Workshop) -> None:
+async def test_a_restarted_server_is_sent_log_level_and_subscriptions_again(workshop: Workshop) -> None:
     server = workshop.server(
         "frail", tools=[tool("work"), tool("die")], calls={"die": [{"exit": 1}]}, capabilities=CAPABILITIES
     )
@@ -75,7 +75,9 @@ async def test_a_server_that_was_restarted_is_told_again(workshop: Workshop) -> 
         await until_level(server, "notice", "notice")
 
 
-async def test_what_a_modern_server_changed_before_it_listened_to_us_is_noticed(workshop: Workshop) -> None:
+async def test_changes_before_the_first_subscription_to_a_modern_server_are_noticed(
+    workshop: Workshop,
+) -> None:
     later = [tool("first"), tool("second")]
     workshop.server(
         "new",
@@ -89,9 +91,7 @@ async def test_what_a_modern_server_changed_before_it_listened_to_us_is_noticed(
 
 
 @pytest.mark.parametrize("asker", ["session", "subscription"])
-async def test_who_subscribes_is_answered_once_the_server_tells_of_the_resource(
-    workshop: Workshop, asker: str
-) -> None:
+async def test_a_subscriber_is_answered_once_the_server_has_confirmed(workshop: Workshop, asker: str) -> None:
     held, go = workshop.flag("held"), workshop.flag("go")
     uri = "note://1"
     server = workshop.server(
@@ -122,7 +122,7 @@ async def test_who_subscribes_is_answered_once_the_server_tells_of_the_resource(
     assert answered_before == [False]
 
 
-async def test_another_subscription_takes_over_only_when_the_server_has_acknowledged_it(
+async def test_a_new_subscription_replaces_the_old_one_only_when_acknowledged(
     workshop: Workshop,
 ) -> None:
     held, go = workshop.flag("held"), workshop.flag("go")

@@ -86,7 +86,7 @@ async def test_each_connection_is_subscribed_once_whoever_subscribes_first(works
     assert sorted(told) == sorted(pids)
 
 
-async def test_a_server_that_asks_nothing_is_one_process_for_all(workshop: Workshop) -> None:
+async def test_a_server_that_makes_no_requests_is_one_process_for_all(workshop: Workshop) -> None:
     made = server(workshop)
     async with inside(workshop.config()) as proxy:
         pids = [await pid(person(proxy, name)) for name in "ab"] + [await pid(Host(proxy, "modern", CAPABLE))]
@@ -95,7 +95,7 @@ async def test_a_server_that_asks_nothing_is_one_process_for_all(workshop: Works
     assert len(made.ledger.entries("start")) == 1
 
 
-async def test_once_a_server_has_asked_each_session_has_a_process_and_the_first_keeps_its_own(
+async def test_once_a_server_makes_a_request_each_session_gets_a_process_and_the_first_keeps_its_own(
     workshop: Workshop,
 ) -> None:
     server(workshop)
@@ -111,7 +111,7 @@ async def test_once_a_server_has_asked_each_session_has_a_process_and_the_first_
     assert again == after
 
 
-async def test_sessions_that_are_asked_at_the_same_time_are_each_asked_their_own(workshop: Workshop) -> None:
+async def test_sessions_asked_at_the_same_time_are_each_asked_their_own_question(workshop: Workshop) -> None:
     flag = workshop.flag("go")
     made = server(workshop, "session", calls={"ask": [{"wait": str(flag)}, {"ask": ELICIT}]})
     names = [f"p{number}" for number in range(4)]
@@ -130,7 +130,7 @@ async def test_sessions_that_are_asked_at_the_same_time_are_each_asked_their_own
     assert given == {name: name for name in names}
 
 
-async def test_the_calls_of_one_session_share_its_lane(workshop: Workshop) -> None:
+async def test_the_calls_of_one_session_share_its_dedicated_connection(workshop: Workshop) -> None:
     made = server(workshop, "session")
     async with inside(workshop.config()) as proxy:
         host = person(proxy, "one")
@@ -141,7 +141,7 @@ async def test_the_calls_of_one_session_share_its_lane(workshop: Workshop) -> No
     assert len(made.ledger.entries("start")) == 2
 
 
-async def test_a_lane_declares_what_its_client_declared(workshop: Workshop) -> None:
+async def test_a_dedicated_connection_declares_the_capabilities_of_its_client(workshop: Workshop) -> None:
     made = server(workshop, "session")
     async with inside(workshop.config()) as proxy:
         await pid(person(proxy, "one", {"elicitation": {"form": {}, "url": {}}, "tasks": {}}))
@@ -151,7 +151,7 @@ async def test_a_lane_declares_what_its_client_declared(workshop: Workshop) -> N
     assert lane["params"]["capabilities"] == {"elicitation": {"form": {}, "url": {}}}
 
 
-async def test_a_lane_is_closed_with_its_session(workshop: Workshop) -> None:
+async def test_a_dedicated_connection_is_closed_with_its_session(workshop: Workshop) -> None:
     made = server(workshop, "session")
     async with inside(workshop.config()) as proxy:
         one, two = person(proxy, "one"), person(proxy, "two")
@@ -163,7 +163,7 @@ async def test_a_lane_is_closed_with_its_session(workshop: Workshop) -> None:
         assert [entry["pid"] for entry in made.ledger.entries("end of input")] == [gone]
 
 
-async def test_what_a_server_asks_on_connecting_is_answered_by_the_session(workshop: Workshop) -> None:
+async def test_requests_of_a_server_on_connecting_are_answered_by_the_session(workshop: Workshop) -> None:
     made = server(workshop, "session", after_initialized=[{"ask": {"method": "roots/list"}}])
     async with inside(workshop.config()) as proxy:
         await made.ledger.until(lambda ledger: ledger.entries("asked"))
@@ -175,7 +175,7 @@ async def test_what_a_server_asks_on_connecting_is_answered_by_the_session(works
     assert lane == {"roots": [{"uri": "file:///one"}]}
 
 
-async def test_a_server_that_asks_for_roots_on_connecting_has_a_lane_for_each_session_with_roots(
+async def test_a_server_that_asks_for_roots_on_connecting_gets_a_connection_for_each_session_with_roots(
     workshop: Workshop,
 ) -> None:
     made = server(workshop, after_initialized=[{"ask": {"method": "roots/list"}}])
@@ -192,7 +192,7 @@ def eager_to_know(workshop: Workshop, questions: int) -> None:
     server(workshop, "session", asks_first=first, calls={"known": [{"heard": True}]})
 
 
-async def test_the_first_call_on_a_lane_never_overtakes_the_roots_that_its_server_asks_for(
+async def test_the_first_call_on_a_dedicated_connection_waits_until_its_server_has_the_roots(
     workshop: Workshop,
 ) -> None:
     eager_to_know(workshop, 2)
@@ -202,7 +202,9 @@ async def test_the_first_call_on_a_lane_never_overtakes_the_roots_that_its_serve
     assert known == [{"roots": [{"uri": "file:///one"}]}] * 2
 
 
-async def test_nor_where_a_modern_client_is_asked_for_them(workshop: Workshop) -> None:
+async def test_the_first_call_also_waits_if_a_modern_client_is_asked_for_the_roots(
+    workshop: Workshop,
+) -> None:
     eager_to_know(workshop, 1)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -220,13 +222,15 @@ async def test_nor_where_a_modern_client_is_asked_for_them(workshop: Workshop) -
     assert known == [roots]
 
 
-async def test_a_server_that_does_not_know_a_ping_is_called_all_the_same(workshop: Workshop) -> None:
+async def test_a_server_that_does_not_know_ping_is_called_nevertheless(workshop: Workshop) -> None:
     server(workshop, "session", on={"ping": [{"error": {"code": -32601, "message": "what?"}}]})
     async with inside(workshop.config()) as proxy:
         assert await pid(person(proxy, "one"))
 
 
-async def test_changed_roots_are_told_to_the_lane_of_the_session(workshop: Workshop) -> None:
+async def test_changed_roots_are_sent_over_the_dedicated_connection_of_the_session(
+    workshop: Workshop,
+) -> None:
     made = server(workshop, "session")
     changed = "notifications/roots/list_changed"
     async with inside(workshop.config()) as proxy:
@@ -241,7 +245,7 @@ async def test_changed_roots_are_told_to_the_lane_of_the_session(workshop: Works
     assert [entry["pid"] for entry in told] == [lane]
 
 
-async def test_a_shared_server_is_refused_its_question_when_two_clients_could_be_meant(
+async def test_a_request_of_a_shared_server_is_refused_if_two_clients_could_be_meant(
     workshop: Workshop,
 ) -> None:
     made = server(workshop, "shared")
@@ -257,7 +261,7 @@ async def test_a_shared_server_is_refused_its_question_when_two_clients_could_be
     assert len(made.ledger.entries("start")) == 1
 
 
-async def test_a_client_that_cannot_be_asked_is_still_never_mistaken_for_another(workshop: Workshop) -> None:
+async def test_a_client_that_cannot_be_asked_is_never_mistaken_for_another(workshop: Workshop) -> None:
     made = server(workshop, "shared")
     async with inside(workshop.config()) as proxy:
         one, mute = person(proxy, "one"), person(proxy, "mute", {})
@@ -268,7 +272,7 @@ async def test_a_client_that_cannot_be_asked_is_still_never_mistaken_for_another
     assert one.asked == []
 
 
-async def test_at_the_limit_an_idle_lane_makes_room_and_none_is_taken_from_who_uses_it(
+async def test_at_the_limit_an_idle_dedicated_connection_is_closed_and_never_one_in_use(
     workshop: Workshop,
 ) -> None:
     made = server(workshop, "session")
@@ -282,7 +286,7 @@ async def test_at_the_limit_an_idle_lane_makes_room_and_none_is_taken_from_who_u
     assert "busy" in refused["content"][0]["text"]
 
 
-async def test_a_lane_that_cannot_be_opened_says_why_and_the_next_call_tries_again(
+async def test_a_dedicated_connection_that_cannot_be_opened_says_why_and_the_next_call_tries_again(
     workshop: Workshop,
 ) -> None:
     shared, broken = str(workshop.flag("shared")), str(workshop.flag("broken"))
@@ -301,7 +305,9 @@ async def test_a_lane_that_cannot_be_opened_says_why_and_the_next_call_tries_aga
     assert len(made.ledger.entries("start")) == 3
 
 
-async def test_a_lane_that_died_fails_its_own_calls_alone_and_is_opened_anew(workshop: Workshop) -> None:
+async def test_a_lost_dedicated_connection_fails_its_own_calls_alone_and_is_opened_again(
+    workshop: Workshop,
+) -> None:
     server(workshop, "session")
     async with inside(workshop.config()) as proxy:
         one, two = person(proxy, "one"), person(proxy, "two")
@@ -315,7 +321,7 @@ async def test_a_lane_that_died_fails_its_own_calls_alone_and_is_opened_anew(wor
     assert again != first
 
 
-async def test_modern_calls_that_may_be_asked_have_a_lane_each_and_leave_it_to_the_next(
+async def test_modern_calls_whose_client_may_be_asked_use_one_dedicated_connection_at_a_time(
     workshop: Workshop,
 ) -> None:
     made = server(workshop, "session")
@@ -332,7 +338,7 @@ async def test_modern_calls_that_may_be_asked_have_a_lane_each_and_leave_it_to_t
     assert stranger not in (first, second)
 
 
-async def test_a_lane_of_no_session_is_closed_when_idle(workshop: Workshop) -> None:
+async def test_a_dedicated_connection_without_a_session_is_closed_when_idle(workshop: Workshop) -> None:
     made = server(workshop, "session")
     async with inside(workshop.config(limits={"lane_idle_seconds": 0.2})) as proxy:
         lane = await pid(Host(proxy, "modern", CAPABLE))
@@ -342,7 +348,7 @@ async def test_a_lane_of_no_session_is_closed_when_idle(workshop: Workshop) -> N
     assert closed == [lane]
 
 
-async def test_no_lane_outlives_the_proxy(workshop: Workshop) -> None:
+async def test_no_dedicated_connection_outlives_the_proxy(workshop: Workshop) -> None:
     made = server(workshop, "session")
     async with inside(workshop.config()) as proxy:
         await pid(person(proxy, "one"))
@@ -353,7 +359,7 @@ async def test_no_lane_outlives_the_proxy(workshop: Workshop) -> None:
     assert {entry["pid"] for entry in made.ledger.entries("end of input")} == starts
 
 
-async def test_a_handshake_server_over_http_has_lanes_as_well(workshop: Workshop) -> None:
+async def test_a_handshake_server_over_http_gets_dedicated_connections_as_well(workshop: Workshop) -> None:
     calls = {"ask": [{"ask": ELICIT}]}
     made = workshop.http_server("work", tools=[tool("ask")], calls=calls, settings=SESSION)
     async with inside(workshop.config()) as proxy:
@@ -363,7 +369,7 @@ async def test_a_handshake_server_over_http_has_lanes_as_well(workshop: Workshop
     assert len(made.ledger.messages("initialize")) == 3
 
 
-async def test_a_question_that_the_server_withdraws_is_withdrawn_from_the_client(workshop: Workshop) -> None:
+async def test_a_request_that_the_server_cancels_is_cancelled_at_the_client(workshop: Workshop) -> None:
     server(workshop, calls={"fickle": [{"ask_in_vain": ELICIT}, {"result": {"content": []}}]})
     async with inside(workshop.config()) as proxy:
         host = person(proxy, "slow")

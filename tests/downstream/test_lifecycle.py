@@ -22,7 +22,7 @@ LISTED = [{"result": {"tools": LISTED_TOOLS}}]
 QUICK = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02, "probe_seconds": 0.3}
 
 
-async def test_a_server_that_never_answers_does_not_keep_the_others_waiting(
+async def test_a_server_that_never_answers_does_not_delay_the_others(
     workshop: Workshop, good: Server, era: str
 ) -> None:
     flag = workshop.flag("never")
@@ -68,7 +68,7 @@ async def test_a_server_that_was_not_ready_in_time_is_given_up_and_tried_again(w
     assert len(server.ledger.entries("start")) >= 2
 
 
-async def test_a_server_that_exits_at_start_is_told_with_its_last_words(
+async def test_a_server_that_exits_at_start_is_reported_with_its_last_output(
     workshop: Workshop, good: Server, era: str
 ) -> None:
     workshop.server(
@@ -89,7 +89,9 @@ async def test_a_server_that_exits_at_start_is_told_with_its_last_words(
     assert "no API key: set KEY" in message
 
 
-async def test_one_that_exits_before_it_is_spoken_to_is_told_with_its_exit_code(workshop: Workshop) -> None:
+async def test_a_server_that_exits_before_the_first_request_is_reported_with_its_exit_code(
+    workshop: Workshop,
+) -> None:
     names = [f"dead{number}" for number in range(10)]
     for name in names:
         workshop.server(name).settings = {"command": "sh", "args": ["-c", "echo no key >&2; exit 3"]}
@@ -100,7 +102,7 @@ async def test_one_that_exits_before_it_is_spoken_to_is_told_with_its_exit_code(
     assert [said for said in told if "exited (code 3)" not in said or "no key" not in said] == []
 
 
-async def test_what_a_server_says_as_it_is_started_again_hides_none_of_its_last_words(
+async def test_the_output_of_a_restart_hides_none_of_the_output_before_the_failure(
     workshop: Workshop,
 ) -> None:
     trace = "\n".join([f"frame {number}" for number in range(30)] + ["KeyError: 'KEY'"])
@@ -116,14 +118,14 @@ async def test_what_a_server_says_as_it_is_started_again_hides_none_of_its_last_
         assert "KeyError" in str(client.unavailable())
 
 
-async def test_a_program_that_is_not_there_is_told_by_name(workshop: Workshop, good: Server) -> None:
+async def test_a_missing_program_is_reported_by_name(workshop: Workshop, good: Server) -> None:
     workshop.server("gone", settings={"command": "no-such-program-anywhere", "args": []})
     async with inside(workshop.config()) as proxy:
         assert "no-such-program-anywhere" in proxy.fleet.clients["gone"].cause
         assert await works(Host(proxy, "modern"))
 
 
-async def test_tools_of_a_server_that_died_stay_listed_and_their_calls_fail_at_once_with_why(
+async def test_tools_of_a_dead_server_stay_listed_and_their_calls_fail_at_once_with_the_cause(
     workshop: Workshop, era: str
 ) -> None:
     started = workshop.flag("started")
@@ -150,7 +152,7 @@ async def test_tools_of_a_server_that_died_stay_listed_and_their_calls_fail_at_o
     assert "out of luck" in text(result)
 
 
-async def test_a_call_waits_for_a_server_that_is_being_started_again(workshop: Workshop, era: str) -> None:
+async def test_a_call_waits_for_a_server_that_is_being_restarted(workshop: Workshop, era: str) -> None:
     first, gate = workshop.flag("first"), workshop.flag("gate")
     once = [{"once": [str(first), LISTED]}, {"wait": str(gate)}, *LISTED]
     server = workshop.server(
@@ -175,7 +177,7 @@ async def test_a_call_waits_for_a_server_that_is_being_started_again(workshop: W
     assert len(server.ledger.calls("live")) == 1
 
 
-async def test_one_that_is_killed_again_and_again_is_there_for_the_next_call(workshop: Workshop) -> None:
+async def test_a_server_that_is_killed_repeatedly_is_ready_for_the_next_call(workshop: Workshop) -> None:
     workshop.server("frail", tools=[tool("pid")], calls={"pid": [{"pid": True}]})
     pids = []
     limits = {"backoff_first_seconds": 9000.0, "backoff_max_seconds": 9000.0, "breaker_seconds": 9000.0}
@@ -235,7 +237,9 @@ for message in requests():
 )
 
 
-async def test_calls_to_one_that_closes_its_pipes_and_stays_go_to_the_next(workshop: Workshop) -> None:
+async def test_calls_to_a_server_that_closes_its_pipes_but_stays_go_to_the_next_process(
+    workshop: Workshop,
+) -> None:
     closed = {"deaf": "0", "mute": "1", "both": "0 1"}
     flags = {name: workshop.flag(name) for name in closed}
     for name, numbers in closed.items():
@@ -274,7 +278,7 @@ ENDS = {
 }
 
 
-async def test_what_ends_a_server_at_its_start_is_told_the_same_whenever_it_does(
+async def test_a_failure_at_start_is_reported_the_same_at_any_moment(
     workshop: Workshop,
 ) -> None:
     wanted: dict[str, str] = {}
@@ -291,7 +295,9 @@ async def test_what_ends_a_server_at_its_start_is_told_the_same_whenever_it_does
     assert causes == wanted
 
 
-async def test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers(workshop: Workshop) -> None:
+async def test_a_server_that_soon_exits_each_time_is_tried_rarely_although_it_answers(
+    workshop: Workshop,
+) -> None:
     started = workshop.flag("started")
     command = {"command": sys.executable, "args": ["-S", "-c", LEAVING, str(started)], "era": "handshake"}
     workshop.server("leaving").settings = command
@@ -310,7 +316,7 @@ async def test_one_that_soon_leaves_each_time_is_left_alone_though_it_answers(wo
     assert len(started.read_text(encoding="utf-8").splitlines()) == 2
 
 
-async def test_one_that_is_of_no_use_is_left_alone_after_some_tries_whoever_calls_it(
+async def test_a_server_that_never_works_is_tried_rarely_whoever_calls_it(
     workshop: Workshop,
 ) -> None:
     limits = {**QUICK, "breaker_failures": 3, "breaker_seconds": 3600.0}
