@@ -21,7 +21,6 @@ from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, Session
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Document, Kind
 from mcp_context_proxy.items import Item as CatalogItem
-from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.web.api import (
@@ -329,6 +328,6 @@ class ContextsApi:
         for data in (data for items in lists for data in items):
             item = context_session.item_by(snapshot, (Kind(data["type"]), data["name"]))
             if item is not None:
-                data["description"] = clean(item.description[:DESCRIPTION_CHARACTERS])
+                data["description"] = item.description[:DESCRIPTION_CHARACTERS]
             if isinstance(item, Document):
                 data["priority"] = item.priority

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context.background_indexing import Indexed
 from mcp_context_proxy.context.engine import ContextEngine
@@ -184,7 +183,7 @@ def _search_response(query: str, answer: SearchAnswer) -> Struct:
                 tokens=tokens.get(tool.exposed_name, 0),
                 category=labels["category"],
                 tags=labels["tags"],
-                input_schema=envelope.members(tool_definition(tool))["inputSchema"],
+                input_schema=envelope.members(tool.definition)["inputSchema"],
             )
         )
     facts = SearchFacts(
