@@ -16,11 +16,10 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
-    RememberedQueries,
-    look_at_model,
+    check_model_files,
     open_model,
 )
-from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention, Model
+from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
@@ -52,13 +51,12 @@ class SearchParts:
     ) -> None:
         """Build the parts; `figures` returns the present figures of tools, from their calls."""
         self._vectors = store.vectors
-        self.model = LazyModel(partial(open_model, config), look=partial(look_at_model, config))
+        self.model = LazyModel(partial(open_model, config), check=partial(check_model_files, config))
         self.answered: Counter[str] = Counter()
         """Answered calls by server: the most used servers are indexed first."""
-        embedder = QueryEmbedder(self.model)
-        queries = RememberedQueries(embedder)
+        queries = QueryEmbedder(self.model)
         learns, learned = config.learning, store.learned
-        self.learned = LearnedTier(embedder, learned, learns.store_queries) if learns.enabled else None
+        self.learned = LearnedTier(queries, learned, learns.store_queries) if learns.enabled else None
         self.session_recorder = SessionRecorder(store.tool_sessions) if learns.enabled else None
         self.working_set = WorkingSet()
         self.use_recorder = UseRecorder(self.learned) if self.learned is not None else None
@@ -124,7 +122,7 @@ class StatisticsParts:
 class InteractionParts:
     """The parts of the memory of interactions: the memory, its recorder, the log of hosts."""
 
-    def __init__(self, config: Config, store: Store, model: Model) -> None:
+    def __init__(self, config: Config, store: Store, model: LazyModel) -> None:
         self._secrets = set(all_secrets_of(config))
         self.memory = memory_of(config, store, model)
         self.recorder = InteractionRecorder(self.memory)
@@ -138,7 +136,7 @@ class InteractionParts:
         self.memory.redact_with(Redactor(self._secrets))
 
 
-def memory_of(config: Config, store: Store, model: Model) -> InteractionMemory:
+def memory_of(config: Config, store: Store, model: LazyModel) -> InteractionMemory:
     """Open the memory of interactions of a store."""
     redact = Redactor(all_secrets_of(config))
     return InteractionMemory(model, store.interactions, InteractionRetention.of(config), redact)

@@ -118,7 +118,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
 
 async def _look_at_model(proxy: Proxy) -> None:
     with anyio.move_on_after(MODEL_LOOK_SECONDS):
-        await in_thread(proxy.search.model.look, abandon_on_cancel=True)
+        await in_thread(proxy.search.model.check, abandon_on_cancel=True)
 
 
 def _instructions(proxy: Proxy) -> str:

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import is_unit
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.learning.pair_store import PairStore, QueryModel
+from mcp_context_proxy.learning.pair_store import PairStore
 from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairUpdates, Use, key_of
 from mcp_context_proxy.retrieval.results import Support
 from mcp_context_proxy.store import DAY, BatchWriter, LearnedStore, Pair, StatisticsStore
@@ -64,7 +65,7 @@ class LearnedTier:
 
     def __init__(
         self,
-        model: QueryModel,
+        model: QueryEmbedder,
         store: LearnedStore,
         store_queries: bool = True,
         clock: Callable[[], float] = time_of_day,
