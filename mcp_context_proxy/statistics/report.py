@@ -39,7 +39,7 @@ NOT_TIMED: Final = Latency(None, None, None)
 
 
 class ToolStatistics(Struct, frozen=True, kw_only=True):
-    """How a tool did."""
+    """Usage of one tool."""
 
     name: str
     """The name the server itself uses."""
@@ -59,7 +59,7 @@ class ToolStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Tokens(Struct, frozen=True):
-    """Of searches where it was known what everything costs, estimated."""
+    """Estimated tokens, over the searches for which the cost of the whole catalog was known."""
 
     shown: int
     """Tokens of the selected items."""
