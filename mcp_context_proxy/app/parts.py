@@ -22,15 +22,20 @@ from mcp_context_proxy.embedding.embeddings import (
 from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
-from mcp_context_proxy.learning.working_set import Novelty, WorkingSet
+from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
+from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.relevance import calibration_for
 from mcp_context_proxy.server.after_call import InteractionLog
-from mcp_context_proxy.statistics.recorder import SessionRecorder, StatisticsRetention, UsageRecorder
-from mcp_context_proxy.statistics.report import Inventory, Reports
+from mcp_context_proxy.statistics.recorder import (
+    Inventory,
+    SessionRecorder,
+    StatisticsRetention,
+    UsageRecorder,
+)
+from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store import Store
 
 
@@ -111,7 +116,7 @@ class StatisticsParts:
     @property
     def figures(self) -> Figures:
         """Return the figures of tools from their calls."""
-        return {} if self.usage is None else self.usage.summed.all_figures()
+        return {} if self.usage is None else self.usage.summed.figures
 
 
 class InteractionParts:

@@ -16,7 +16,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.statistics.report import SearchReport, ToolReport
+    from mcp_context_proxy.statistics.report import SearchFigures, ToolStatistics
     from mcp_context_proxy.store import DefinitionRow
 
 
@@ -58,7 +58,7 @@ def stats_command(
     console = results()
     if not config.statistics.enabled:
         console.say("Counting is switched off: these numbers are from before.")
-    if not tools and not searches.usage.searches:
+    if not tools and not searches.searches:
         console.say(f"Nothing was called or searched in {_in_words(period)}.")
     else:
         _show_searches(console, searches, period)
@@ -72,25 +72,24 @@ def _is_offered(config: Config, server: str, tool: str) -> bool:
     return known is not None and known.enabled and known.include_of(tool) is not IncludeMode.MANUAL
 
 
-def _show_searches(console: Terminal, report: SearchReport, period: str) -> None:
-    usage = report.usage
+def _show_searches(console: Terminal, report: SearchFigures, period: str) -> None:
     console.say(Text(f"In {_in_words(period)}", style="bold"))
-    if not usage.searches:
+    if not report.searches:
         console.say("No searches.")
         return
-    median, slow = _duration(report.percentile_ms(0.50)), _duration(report.percentile_ms(0.95))
+    median, slow = _duration(report.latency.p50_ms), _duration(report.latency.p95_ms)
     rows = [
-        ("Searches", f"{usage.searches:,}; {median} at the median, {slow} at the 95th percentile"),
+        ("Searches", f"{report.searches:,}; {median} at the median, {slow} at the 95th percentile"),
         ("Used", f"A found tool was called after {_percent(report.use_rate)} of the searches"),
         ("Accepted", f"The first tool was called after {_percent(report.acceptance_rate)} of the searches"),
     ]
-    if usage.behind:
-        saved = _percent(1 - usage.shown / usage.behind)
-        rows.append(("Tokens", f"{usage.shown:,} of {usage.behind:,} shown, {saved} saved (estimate)"))
+    if (tokens := report.tokens).behind:
+        saved = _percent(1 - tokens.shown / tokens.behind)
+        rows.append(("Tokens", f"{tokens.shown:,} of {tokens.behind:,} shown, {saved} saved (estimate)"))
     console.columns(rows)
 
 
-def _show_tools(console: Terminal, tools: Sequence[ToolReport], limit: int, now: float) -> None:
+def _show_tools(console: Terminal, tools: Sequence[ToolStatistics], limit: int, now: float) -> None:
     if not tools:
         return
     console.section("Tools")
@@ -100,7 +99,7 @@ def _show_tools(console: Terminal, tools: Sequence[ToolReport], limit: int, now:
     facts = [headings, *(_facts(one, now, wide) for one in tools[:limit])]
     widths = [max(cell.cell_len for cell in column) for column in zip(*facts, strict=True)]
     room = max(console.width - sum(widths) - GAP * len(widths), USEFUL)
-    names = [Text("Tool", style="bold"), *(_name(one.server, one.tool, room) for one in tools[:limit])]
+    names = [Text("Tool", style="bold"), *(_name(one.server, one.name, room) for one in tools[:limit])]
     console.columns(
         [[*row, name] for row, name in zip(facts, names, strict=True)], right=range(len(headings))
     )
@@ -108,18 +107,17 @@ def _show_tools(console: Terminal, tools: Sequence[ToolReport], limit: int, now:
         console.say(Text(f"... and {counted(len(tools) - limit, 'tool')} more", style="dim"))
 
 
-def _facts(report: ToolReport, now: float, wide: bool) -> list[Text]:
-    figures = report.figures
-    failing = 1 - figures.success_rate
-    size = (_bytes(figures.result_bytes), "-" if report.tokens is None else f"{report.tokens:,}")
+def _facts(report: ToolStatistics, now: float, wide: bool) -> list[Text]:
+    failing = 1 - report.success_rate
+    size = (_bytes(report.result_bytes), "-" if report.tokens is None else f"{report.tokens:,}")
     texts = (
-        _duration(figures.p50_ms or None),
-        _duration(figures.p95_ms or None),
+        _duration(report.latency.p50_ms),
+        _duration(report.latency.p95_ms),
         *(size if wide else ()),
-        _ago(now - figures.last_used),
+        _ago(now - report.last_used),
     )
-    failed = Text(_percent(failing) if figures.errors else "-", style="red" if failing >= FAILING else "")
-    return [Text(f"{figures.calls:,}"), failed, *map(Text, texts)]
+    failed = Text(_percent(failing) if report.errors else "-", style="red" if failing >= FAILING else "")
+    return [Text(f"{report.calls:,}"), failed, *map(Text, texts)]
 
 
 def _name(server: str, tool: str, room: int) -> Text:
@@ -154,40 +152,39 @@ def _show_unused(console: Terminal, unused: Sequence[DefinitionRow], now: float)
 def _data(
     config: Config,
     period: str,
-    tools: Sequence[ToolReport],
-    searches: SearchReport,
+    tools: Sequence[ToolStatistics],
+    searches: SearchFigures,
     unused: Sequence[DefinitionRow],
 ) -> dict[str, Any]:
-    usage = searches.usage
     return {
         "enabled": config.statistics.enabled,
         "period": period,
         "searches": {
-            "searches": usage.searches,
-            "found": usage.found,
-            "used": usage.used,
-            "accepted": usage.top_used,
+            "searches": searches.searches,
+            "found": searches.found,
+            "used": searches.used,
+            "accepted": searches.accepted,
             "use_rate": searches.use_rate,
             "acceptance_rate": searches.acceptance_rate,
-            "reranked": usage.reranked,
-            "mean_ms": searches.mean_ms,
-            "p50_ms": searches.percentile_ms(0.50),
-            "p95_ms": searches.percentile_ms(0.95),
-            "tokens_shown": usage.shown,
-            "tokens_behind": usage.behind,
+            "reranked": searches.reranked,
+            "mean_ms": searches.latency.mean_ms,
+            "p50_ms": searches.latency.p50_ms,
+            "p95_ms": searches.latency.p95_ms,
+            "tokens_shown": searches.tokens.shown,
+            "tokens_behind": searches.tokens.behind,
         },
         "tools": [
             {
                 "server": one.server,
-                "tool": one.tool,
-                "calls": one.figures.calls,
-                "errors": one.figures.errors,
-                "success_rate": one.figures.success_rate,
-                "mean_ms": one.figures.mean_ms,
-                "p50_ms": one.figures.p50_ms,
-                "p95_ms": one.figures.p95_ms,
-                "last_used": one.figures.last_used,
-                "result_bytes": one.figures.result_bytes,
+                "tool": one.name,
+                "calls": one.calls,
+                "errors": one.errors,
+                "success_rate": one.success_rate,
+                "mean_ms": one.latency.mean_ms or 0.0,
+                "p50_ms": one.latency.p50_ms or 0.0,
+                "p95_ms": one.latency.p95_ms or 0.0,
+                "last_used": one.last_used,
+                "result_bytes": one.result_bytes,
                 "tokens": one.tokens,
             }
             for one in tools

@@ -1,1 +1,1 @@
-"""What a request and a session know: the query, and what was shown for it."""
+"""Request contexts and sessions: selection of items for a query, and records of it."""

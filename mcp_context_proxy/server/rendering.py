@@ -21,7 +21,6 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.interactions.memory import Recall
 from mcp_context_proxy.items import Document, Kind, Snapshot, Tool
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.retrieval.results import Result
 
 HOW_TO_CALL = "Call a tool by its name, or through call_tool with its name and arguments."
@@ -158,8 +157,8 @@ def _result_text(result: Result, with_schema: bool) -> str:
 
 
 def _one_line(text: str, length: int) -> str:
-    """Return a server's text on one line of at most `length` characters."""
-    text = " ".join(clean(text).split())
+    """Return a text on one line of at most `length` characters; the catalog has cleaned it already."""
+    text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 3].rstrip() + "..."
 
 

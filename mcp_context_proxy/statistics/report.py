@@ -1,4 +1,4 @@
-"""Reports on a period from the store, for the API, the page and the terminal; and the catalog's tokens.
+"""Reports on a period from the store, for the API, the page and the terminal.
 
 A period is reported by whole hours, and beyond the hours that are kept by whole days (UTC).
 """
@@ -6,83 +6,119 @@ A period is reported by whole hours, and beyond the hours that are kept by whole
 from __future__ import annotations
 
 import math
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
-from mcp_context_proxy.items import Item, Snapshot
+from msgspec import Struct
+
+from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.statistics.figures import ToolFigures, percentile
 from mcp_context_proxy.store import (
     DAY,
     HOUR,
     DefinitionRow,
-    SearchRow,
     SearchUsage,
     StatisticsStore,
     UsageSlot,
 )
-from mcp_context_proxy.system.clock import time_of_day
-
-PAUSE_SECONDS: Final = 0.001
-"""Pause after each definition that is counted, in which other threads run: so 3,000 definitions take 4 s."""
 
 HOURLY_AT_MOST: Final = 2 * DAY
 """Longer periods are reported by the day: a person can see some fifty points."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolReport:
-    """The figures of a tool in a period."""
+class Latency(Struct, frozen=True):
+    """In milliseconds; null where there was nothing to time."""
 
-    server: str
-    tool: str
+    mean_ms: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+
+
+NOT_TIMED: Final = Latency(None, None, None)
+
+
+class ToolStatistics(Struct, frozen=True, kw_only=True):
+    """Usage of one tool."""
+
+    name: str
     """The name the server itself uses."""
-    figures: ToolFigures
-    tokens: int | None
-    """Tokens of its definition; None where it is not in the catalog any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchReport:
-    """The figures of all searches in a period."""
-
-    usage: SearchUsage
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Share of searches after which the first tool found was called; None without searches."""
-        return self._share(self.usage.top_used)
-
-    @property
-    def use_rate(self) -> float | None:
-        """Share of searches after which any tool found was called; None without searches."""
-        return self._share(self.usage.used)
-
-    @property
-    def mean_ms(self) -> float | None:
-        """Mean duration of a search; None without searches."""
-        return self.usage.ms / self.usage.searches if self.usage.searches else None
-
-    def percentile_ms(self, share: float) -> float | None:
-        """Return the duration that a share of the searches did not exceed; None without searches."""
-        return percentile(self.usage.latency, share) if self.usage.latency else None
-
-    def _share(self, count: int) -> float | None:
-        # A use counts in the slot of its search, whose own count may have been forgotten since.
-        return min(count / self.usage.searches, 1.0) if self.usage.searches else None
-
-
-@dataclass(frozen=True, slots=True)
-class UsageStretch:
-    """An hour or a day of a timeline."""
-
-    slot: UsageSlot
+    server: str
+    exposed_name: str | None
+    """The name hosts see; None if it is not in the catalog any more."""
     calls: int
     errors: int
-    searches: SearchUsage
+    success_rate: float
+    latency: Latency
+    last_used: float
+    """Seconds since 1970."""
+    result_bytes: float
+    """Mean size of a result."""
+    tokens: int | None
+    """Tokens of its definition; None if it is not in the catalog any more."""
+
+
+class Tokens(Struct, frozen=True):
+    """Estimated tokens, over the searches for which the cost of the whole catalog was known."""
+
+    shown: int
+    """Tokens of the selected items."""
+    behind: int
+    """Tokens of all items, as often."""
+    saved: int
+
+
+class SearchFigures(Struct, frozen=True, kw_only=True):
+    """The figures of all searches in a period."""
+
+    searches: int
+    found: int
+    """Searches that found a tool."""
+    used: int
+    """Searches after which a tool that they had found was called."""
+    accepted: int
+    """Searches after which the first tool was called."""
+    acceptance_rate: float | None
+    """Share of accepted searches; None without searches."""
+    use_rate: float | None
+    """Share of used searches; None without searches."""
+    reranked: int
+    latency: Latency
+    tokens: Tokens
+
+
+class SearchCounted(Struct, frozen=True, kw_only=True):
+    """One search."""
+
+    id: str
+    """Id of its request context."""
+    time: float
+    query: str | None
+    """None where queries are not kept."""
+    query_sha256: str
+    origin: str
+    results: int
+    top: str | None
+    chosen: str | None
+    """The tool that was called for it."""
+    rank: int | None
+    """Rank of that tool, from 1."""
+    accepted: bool
+    latency_ms: float
+    reranked: bool
+
+
+class Stretch(Struct, frozen=True, kw_only=True):
+    """An hour or a day."""
+
+    start: float
+    """Seconds since 1970."""
+    calls: int
+    errors: int
+    searches: int
+    accepted: int
+    shown: int
+    behind: int
 
 
 class Reports:
@@ -91,39 +127,108 @@ class Reports:
     def __init__(self, store: StatisticsStore) -> None:
         self._store = store
 
-    def tools(self, since: float) -> list[ToolReport]:
-        """Return every tool that was called, the most called first."""
+    def tools(self, since: float, exposed: Mapping[ToolKey, str] | None = None) -> list[ToolStatistics]:
+        """Return every tool that was called, the most called first; `exposed` has the names hosts see."""
+        exposed = exposed or {}
         tokens = {row.key: row.tokens for row in self._store.definitions()}
-        reports = [
-            ToolReport(one.server, one.tool, ToolFigures.of(one), tokens.get(one.key))
-            for one in self._store.tools(since)
-        ]
-        return sorted(reports, key=lambda one: (-one.figures.calls, one.server, one.tool))
+        reports = []
+        for usage in self._store.tools(since):
+            figures = ToolFigures.of(usage)
+            timed = usage.timed > 0
+            latency = Latency(figures.mean_ms, figures.p50_ms, figures.p95_ms) if timed else NOT_TIMED
+            reports.append(
+                ToolStatistics(
+                    name=usage.tool,
+                    server=usage.server,
+                    exposed_name=exposed.get(usage.key),
+                    calls=figures.calls,
+                    errors=figures.errors,
+                    success_rate=figures.success_rate,
+                    latency=latency,
+                    last_used=figures.last_used,
+                    result_bytes=figures.result_bytes,
+                    tokens=tokens.get(usage.key),
+                )
+            )
+        return sorted(reports, key=lambda one: (-one.calls, one.server, one.name))
 
-    def searches(self, since: float) -> SearchReport:
+    def searches(self, since: float) -> SearchFigures:
         """Return the figures of all searches."""
-        return SearchReport(reduce(SearchUsage.plus, self._store.searched(since).values(), SearchUsage()))
+        usage = reduce(SearchUsage.plus, self._store.searched(since).values(), SearchUsage())
+        latency = NOT_TIMED
+        if usage.searches:
+            shares = [percentile(usage.latency, share) if usage.latency else None for share in (0.50, 0.95)]
+            latency = Latency(usage.ms / usage.searches, *shares)
 
-    def latest(self, limit: int) -> list[SearchRow]:
+        def rate(count: int) -> float | None:
+            # A use counts in the slot of its search, whose own count may have been forgotten since.
+            return min(count / usage.searches, 1.0) if usage.searches else None
+
+        return SearchFigures(
+            searches=usage.searches,
+            found=usage.found,
+            used=usage.used,
+            accepted=usage.top_used,
+            acceptance_rate=rate(usage.top_used),
+            use_rate=rate(usage.used),
+            reranked=usage.reranked,
+            latency=latency,
+            tokens=Tokens(usage.shown, usage.behind, usage.behind - usage.shown),
+        )
+
+    def latest(self, limit: int) -> list[SearchCounted]:
         """Return the latest searches one by one, newest first."""
-        return self._store.searches(limit)
+        return [
+            SearchCounted(
+                id=row.id,
+                time=row.time,
+                query=row.query,
+                query_sha256=row.key.hex(),
+                origin=row.origin,
+                results=row.results,
+                top=row.top,
+                chosen=row.chosen,
+                rank=row.rank,
+                accepted=row.rank == 1,
+                latency_ms=row.ms,
+                reranked=row.reranked,
+            )
+            for row in self._store.searches(limit)
+        ]
 
-    def timeline(self, since: float, until: float) -> list[UsageStretch]:
-        """Return the period by the hour or day, including stretches without calls and searches."""
+    def timeline(self, since: float, until: float) -> tuple[int, list[Stretch]]:
+        """Return the period by the hour or day, including stretches without calls and searches.
+
+        The number is the length of a stretch in seconds.
+        """
         seconds = HOUR if until - since <= HOURLY_AT_MOST else DAY
-        calls, searched = self._store.calls(since), self._store.searched(since)
-        found: dict[int, UsageStretch] = {}
-        for slot in {**calls, **searched}:
-            at = UsageSlot.of(slot.start, seconds)
-            before = found.get(at.start, UsageStretch(at, 0, 0, SearchUsage()))
-            more, errors = calls.get(slot, (0, 0))
-            together = before.searches.plus(searched.get(slot, SearchUsage()))
-            found[at.start] = UsageStretch(at, before.calls + more, before.errors + errors, together)
-        begin = max(since, min(found, default=math.inf))
+        calls: dict[int, tuple[int, int]] = {}
+        for slot, (more, errors) in self._store.calls(since).items():
+            start = UsageSlot.of(slot.start, seconds).start
+            before = calls.get(start, (0, 0))
+            calls[start] = before[0] + more, before[1] + errors
+        searched: dict[int, SearchUsage] = {}
+        for slot, usage in self._store.searched(since).items():
+            start = UsageSlot.of(slot.start, seconds).start
+            searched[start] = searched.get(start, SearchUsage()).plus(usage)
+        begin = max(since, min((*calls, *searched), default=math.inf))
         if not math.isfinite(begin):
-            return []
-        starts = range(UsageSlot.of(begin, seconds).start, math.ceil(until), seconds)
-        return [found.get(at, UsageStretch(UsageSlot(seconds, at), 0, 0, SearchUsage())) for at in starts]
+            return seconds, []
+        stretches = []
+        for start in range(UsageSlot.of(begin, seconds).start, math.ceil(until), seconds):
+            (number, errors), usage = calls.get(start, (0, 0)), searched.get(start, SearchUsage())
+            stretches.append(
+                Stretch(
+                    start=start,
+                    calls=number,
+                    errors=errors,
+                    searches=usage.searches,
+                    accepted=usage.top_used,
+                    shown=usage.shown,
+                    behind=usage.behind,
+                )
+            )
+        return seconds, stretches
 
     def known(self, offered: Callable[[str, str], bool]) -> list[DefinitionRow]:
         """Return the tools of the last count for which `offered(server, tool)` is true."""
@@ -134,75 +239,3 @@ class Reports:
         used = {one.key for one in self._store.tools()}
         found = (row for row in known if row.key not in used)
         return sorted(found, key=lambda row: (-row.tokens, row.server, row.tool))
-
-
-def tokens_of(rows: Iterable[DefinitionRow]) -> int:
-    """Return the tokens of definitions together."""
-    return sum(row.tokens for row in rows)
-
-
-class Inventory:
-    """Counts the tokens of the catalog: of each definition once, and again when it changes.
-
-    Nobody waits for that, so it pauses after each definition, and calls go on.
-    """
-
-    def __init__(
-        self,
-        store: StatisticsStore,
-        snapshot: Callable[[], Snapshot],
-        tokens: Callable[[Item], int],
-        listed_whole: Callable[[Snapshot], bool],
-        clock: Callable[[], float] = time_of_day,
-        known: Callable[[Mapping[str, int]], None] = lambda _: None,
-    ) -> None:
-        """Count nothing yet.
-
-        Args:
-            store: Keeps the tokens of definitions.
-            snapshot: Returns the catalog.
-            tokens: Returns the tokens that an item costs a model.
-            listed_whole: Returns whether all of a snapshot is listed, so that nothing is saved.
-            clock: Seconds since 1970.
-            known: Gets the tokens counted in earlier runs, by fingerprint, so that nobody counts again.
-        """
-        self._store, self._snapshot, self._tokens, self._known = store, snapshot, tokens, known
-        self._listed_whole, self._clock = listed_whole, clock
-        self._counted: Snapshot | None = None
-        self.behind: int | None = None
-        """Tokens of all items, if they are not listed; None if they are, and until they are counted."""
-
-    @property
-    def outdated(self) -> bool:
-        """True when the catalog has changed since it was counted."""
-        return self._counted is not self._snapshot()
-
-    def count(self, check: Callable[[], None]) -> None:
-        """Count new definitions. Blocks; `check` is called often, and raises to end it.
-
-        Raises:
-            StoreError: the counts could not be stored; they are known all the same.
-        """
-        snapshot, now = self._snapshot(), self._clock()
-        before = self._store.definitions()
-        known = {row.fingerprint: row.tokens for row in before}
-        self._known(known)
-        rows: dict[str, list[DefinitionRow]] = defaultdict(list)
-        for tool in snapshot.tools.values():
-            tokens = known.get(tool.fingerprint)
-            if tokens is None:
-                check()
-                tokens = self._tokens(tool)
-                time.sleep(PAUSE_SECONDS)
-            rows[tool.server].append(DefinitionRow(tool.server, tool.name, tool.fingerprint, tokens, now))
-        documents = 0
-        for document in snapshot.documents.values():
-            check()
-            documents += self._tokens(document)
-        everything = documents + sum(row.tokens for of_server in rows.values() for row in of_server)
-        self.behind = None if self._listed_whole(snapshot) else everything
-        self._counted = snapshot
-        for server, of_server in rows.items():
-            versions = {(row.tool, row.fingerprint) for row in before if row.server == server}
-            if versions != {(row.tool, row.fingerprint) for row in of_server}:
-                self._store.put_definitions(server, of_server)

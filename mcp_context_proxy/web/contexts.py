@@ -21,7 +21,6 @@ from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, Session
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Document, Kind
 from mcp_context_proxy.items import Item as CatalogItem
-from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.web.api import (
@@ -46,7 +45,7 @@ Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is changed for tools, or for rules and references; numbers beat the preset."""
+    """Changed options for tools, or for rules and references; numbers replace those of the preset."""
 
     preset: Preset | None = None
     top_k: Count | None = None
@@ -55,7 +54,7 @@ class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a session or a request changes of how much is selected; what is not given stays."""
+    """Options that a session or a request changes; the others stay."""
 
     preset: Preset | None = None
     """For tools and documents, unless they have one of their own."""
@@ -99,7 +98,7 @@ class Describe(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RequestsWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which request contexts are listed."""
+    """Filters for the list of request contexts."""
 
     session: Name | None = None
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
@@ -114,7 +113,7 @@ class ItemName(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is changed in a session: all of it, or nothing where a name is unknown."""
+    """Changes of a session; nothing is changed if a name is unknown."""
 
     add: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
     remove: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
@@ -329,6 +328,6 @@ class ContextsApi:
         for data in (data for items in lists for data in items):
             item = context_session.item_by(snapshot, (Kind(data["type"]), data["name"]))
             if item is not None:
-                data["description"] = clean(item.description[:DESCRIPTION_CHARACTERS])
+                data["description"] = item.description[:DESCRIPTION_CHARACTERS]
             if isinstance(item, Document):
                 data["priority"] = item.priority

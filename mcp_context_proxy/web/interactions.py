@@ -1,17 +1,13 @@
-"""The operations on interactions: posted, found again, forgotten. Where they are not remembered, refused.
-
-What the API takes and answers of interactions: the forms.
-"""
+"""REST operations on interactions: post, find, delete. They are refused if nothing is remembered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import anyio
-import msgspec
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
@@ -27,7 +23,16 @@ from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.web.api import WITH_BODY, BadRequestError, Count, Given, Name, Operation, Words
+from mcp_context_proxy.web.api import (
+    WITH_BODY,
+    BadRequestError,
+    Count,
+    Given,
+    Name,
+    Operation,
+    Words,
+    answer_form,
+)
 
 InteractionType = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 Decay = Annotated[float, Meta(gt=0, le=1)]
@@ -47,10 +52,10 @@ class InteractionPosted(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which interactions are wanted."""
+    """Filters for a search of interactions."""
 
     query: Words | None = None
-    """None for the latest."""
+    """Text to search for; None for the latest interactions."""
     agent_name: Name | None = None
     interaction_type: InteractionType | None = None
     top_k: Count = TOP_K
@@ -58,7 +63,7 @@ class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InteractionsUnwanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which interactions are to be forgotten."""
+    """Filters for interactions to forget."""
 
     older_than_days: Annotated[float, Meta(ge=0)]
     """0 for all."""
@@ -66,40 +71,33 @@ class InteractionsUnwanted(Struct, frozen=True, forbid_unknown_fields=True):
     interaction_type: InteractionType | None = None
 
 
-class InteractionAnswer(Struct, frozen=True):
-    """An interaction as it is kept."""
+InteractionAnswer: Final = answer_form("InteractionAnswer", "An interaction as it is kept.", Interaction)
 
-    id: int
-    agent_name: str
-    interaction_type: str
-    content: str
-    """Without secrets, cut to what is kept of one."""
-    time: float
+InteractionFound: Final = answer_form(
+    "InteractionFound",
+    "An interaction that was found.",
+    Interaction,
+    score=float | None,
+    cosine=float | None,
+)
+"""``score`` is ``cosine * time_decay_factor ** days``; null in a list of the latest."""
 
-
-class InteractionFound(InteractionAnswer, frozen=True):
-    """An interaction that was found."""
-
-    score: float | None
-    """``cosine * time_decay_factor ** days``; null where the latest are listed."""
-    cosine: float | None
-
-
-class InteractionsAnswer(Struct, frozen=True):
-    """Interactions, best first; without a query, or where it has no embedding, the latest first."""
-
-    query: str | None
-    method: Method
-    results: list[InteractionFound]
-    known: int
-    """Interactions there are, of that agent and type."""
-    without_embedding: int
-    """How many of them could not be compared with the query."""
-    note: str | None
+InteractionsAnswer: Final = answer_form(
+    "InteractionsAnswer",
+    "Interactions, best first; without a query, or where it has no embedding, the latest first.",
+    query=str | None,
+    method=Method,
+    results=list[InteractionFound],  # type: ignore[valid-type]
+    known=int,
+    without_embedding=int,
+    note=str | None,
+)
+"""``known`` is the number of interactions of that agent and type, ``without_embedding`` the number of those
+among them that could not be compared with the query."""
 
 
 class Forgotten(Struct, frozen=True):
-    """How many were forgotten."""
+    """Number of interactions that were forgotten."""
 
     forgotten: int
 
@@ -107,7 +105,7 @@ class Forgotten(Struct, frozen=True):
 T = TypeVar("T")
 
 LARGEST_ID: Final = 2**63 - 1
-"""That SQLite can give."""
+"""Largest id of SQLite."""
 
 _OFF: Final = "Interactions are not remembered; enabled = true under [interactions] switches that on."
 
@@ -119,21 +117,21 @@ _PROBLEMS: Final = (
 
 
 class InteractionsApi:
-    """What the operations do."""
+    """The operations."""
 
     def __init__(
         self, recorder: InteractionRecorder | None, clock: Callable[[], float] = time_of_day
     ) -> None:
-        """Prepare to answer.
+        """Connect the parts.
 
         Args:
-            recorder: Takes interactions in; None where they are not remembered.
+            recorder: Stores interactions; None where they are not remembered.
             clock: Seconds since 1970.
         """
         self._recorder, self._clock = recorder, clock
 
     def operations(self) -> tuple[Operation, ...]:
-        """Everything that can be asked."""
+        """Return all operations."""
         return (
             Operation(
                 method="POST",
@@ -177,7 +175,7 @@ class InteractionsApi:
             ),
         )
 
-    async def _post(self, given: Given) -> InteractionAnswer:
+    async def _post(self, given: Given) -> Interaction:
         posted: InteractionPosted = given.body
         interaction = Interaction(
             agent_name=agent_named(posted.agent_name or given.agent),
@@ -186,12 +184,13 @@ class InteractionsApi:
             time=self._clock() if posted.time is None else posted.time,
         )
         try:
-            kept = await self._remembering().post(interaction)
+            return await self._remembering().post(interaction)
         except StoreError as error:
-            raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, f"It was not kept: {error}.") from None
-        return msgspec.convert(kept, InteractionAnswer, from_attributes=True)
+            raise BadRequestError(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"The interaction was not stored: {error}."
+            ) from None
 
-    async def _recall(self, given: Given) -> InteractionsAnswer:
+    async def _recall(self, given: Given) -> dict[str, Any]:
         wanted: InteractionsWanted = given.query
         memory = self._remembering().memory
         await self._remembering().wait_for_recent()
@@ -206,8 +205,7 @@ class InteractionsApi:
                 wanted.time_decay_factor,
                 wanted.interaction_type,
             )
-        found = recall_data(await _in_thread(search))
-        return msgspec.convert({"query": wanted.query, **found}, InteractionsAnswer)
+        return {"query": wanted.query, **recall_data(await _in_thread(search))}
 
     async def _forget(self, given: Given) -> Forgotten:
         unwanted: InteractionsUnwanted = given.query
@@ -215,7 +213,7 @@ class InteractionsApi:
         days = unwanted.older_than_days
         before = self._clock() - days * DAY if days else None
         scope = InteractionScope(agent, unwanted.interaction_type, before)
-        # What was searched a moment ago may still wait to be written: it is to be forgotten as well.
+        # Interactions of a moment ago may still wait to be written: they are forgotten as well.
         with anyio.move_on_after(PATIENCE_SECONDS):
             await self._remembering().drain()
         return Forgotten(await _in_thread(partial(self._remembering().memory.forget, scope)))

@@ -1,15 +1,8 @@
-"""The pages that show request contexts and usage: the same for everyone, and without data.
+"""Web pages of request contexts and usage, and the routes of API and pages for every front.
 
-They are served without a token. What they show, their script asks the API for, with the token that it was
-given in the fragment of the address; a fragment is sent to no server. A cookie would not do: browsers send it
-to every port of a host, so to any other program that serves pages on this machine.
-
-Everything that a front mounts: the API, the document that describes it, the page.
-
-The API and the page on a port of this machine, beside the stdio front.
-
-Where the port or the token cannot be had, the log says so and nothing else suffers: each host starts a proxy
-of its own, and only one of them can have the port.
+The pages are the same for everyone and served without a token. Their script asks the API for data, with the
+token from the fragment of the address, which no browser sends to a server. A cookie would not do: browsers
+send it to every port of a host, and so to any other program that serves pages on this machine.
 """
 
 from __future__ import annotations
@@ -36,13 +29,17 @@ from mcp_context_proxy.front import auth, http
 from mcp_context_proxy.front.auth import credentials_for
 from mcp_context_proxy.web.api import HEADERS, Operation, document, on_http_error, refused, route
 
+logger = logging.getLogger(__name__)
+
 PATH: Final = "/ui"
+BASE: Final = "/api/v1"
+LOOPBACK: Final = "127.0.0.1"
 
 FILES: Final = {
     **dict.fromkeys(("api.js", "page.js", "view.js", "usage.js", "usage_view.js"), "text/javascript"),
     **dict.fromkeys(("style.css", "usage.css"), "text/css"),
 }
-"""Media types of what the pages load, by file."""
+"""Media types of the files that the pages load."""
 
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -57,32 +54,32 @@ PAGE_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Nothing is loaded from elsewhere, nothing inline runs, and no text can become markup: descriptions of tools
-are written by strangers."""
+"""Headers of pages and files. Nothing is loaded from elsewhere, nothing inline runs, and no text can become
+markup: descriptions of tools are written by strangers."""
 
 _FOLDER: Final = Path(__file__).parent / "files"
 
 CURRENT: Final = ' aria-current="page"'
-"""Marks the link to the page that one is on."""
+"""Attribute of the link to the current page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one page puts into the frame that all share."""
+    """One page; all share a frame."""
 
     path: str
     name: str
-    """In the links between pages."""
+    """Text of links to it."""
     title: str
     region: str
-    """The element that one can skip to."""
+    """Id of the element that the skip link leads to."""
     main: str
-    """File of what it shows."""
+    """File with its content."""
     script: str
     styles: tuple[str, ...]
 
     def html(self) -> str:
-        """The whole page. Its addresses are relative: the proxy may be behind a path of another server."""
+        """Return the whole page. Its links are relative: the proxy may be below a path of another server."""
         root = "../" * (self.path.count("/") - 1)
         styles = [f'<link rel="stylesheet" href="{root}ui/{style}">' for style in self.styles]
         script = f'<script type="module" src="{root}ui/{self.script}"></script>'
@@ -96,7 +93,7 @@ class Page:
         )
 
     def link(self, root: str, current: bool) -> str:
-        """To this page, from one at `root` or from this one itself."""
+        """Return the link to this page from a page with the relative path `root` to the top."""
         return f'<a href="{root}{self.path[1:]}"{CURRENT if current else ""}>{self.name}</a>'
 
 
@@ -107,7 +104,7 @@ PAGES: Final = (
 
 
 def page_routes() -> list[Route]:
-    """One for each page and file, and one for the path that people type with a slash at its end."""
+    """Return a route for each page and file, and one for the path with a slash at its end."""
     served = [(page.path, page.html().encode(), "text/html") for page in PAGES]
     served += [(f"{PATH}/{name}", (_FOLDER / name).read_bytes(), kind) for name, kind in FILES.items()]
     return [
@@ -129,11 +126,8 @@ async def _to_page(request: Request) -> Response:
     return RedirectResponse("../ui", 308, PAGE_HEADERS)
 
 
-BASE = "/api/v1"
-
-
 def routes(operations: Sequence[Operation]) -> list[BaseRoute]:
-    """The routes."""
+    """Return the routes of the API, its OpenAPI document, and the pages."""
     described = document(BASE, operations)
 
     async def openapi(request: Request) -> Response:
@@ -151,26 +145,25 @@ def routes(operations: Sequence[Operation]) -> list[BaseRoute]:
         exception_handlers={HTTPException: on_http_error, Exception: _on_fault},
     )
     mounted = Mount(BASE, app=inner)
-    # A path with a line break in it is ours as well: what is below the base answers as the API does.
+    # Every path below the base is answered by the API, also one with a line break in it.
     mounted.path_regex = re.compile(mounted.path_regex.pattern, re.DOTALL)
     return [mounted, *page_routes()]
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
-    """A fault of ours: its details are in the log, where the error goes on to."""
+    # The error goes on to the log, with its details.
     del request, error
-    return refused(HTTPStatus.INTERNAL_SERVER_ERROR, "The proxy failed; its log tells more.")
-
-
-logger = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
+    return refused(HTTPStatus.INTERNAL_SERVER_ERROR, "The proxy failed; its log has the details.")
 
 
 async def serve(
     routes: Sequence[BaseRoute], settings: HttpConfig, port: int, limits: Limits, health: http.Health
 ) -> None:
-    """Serve until cancelled, or not at all."""
+    """Serve the API and the pages on a port of this machine beside the stdio front, until cancelled.
+
+    Each host starts a proxy of its own, and only one of them can have the port: if it is taken, or there is
+    no token, the log says so and nothing else suffers.
+    """
     try:
         credentials = credentials_for(settings.model_copy(update={"host": LOOPBACK}))
         bound = http.listen(LOOPBACK, port)

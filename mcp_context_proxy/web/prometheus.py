@@ -1,4 +1,4 @@
-"""``/metrics`` in the form that Prometheus collects: made from what is counted anyway, when somebody asks."""
+"""The ``/metrics`` endpoint for Prometheus, made from the counters when it is read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PREFIX: Final = "mcp_context_proxy"
 
 
 def route(counters: Counters) -> Route:
-    """Serves the metrics."""
+    """Return the route of the metrics."""
     registry = CollectorRegistry()
     registry.register(ProxyCollector(counters))
     ProcessCollector(registry=registry)
@@ -45,83 +45,73 @@ def route(counters: Counters) -> Route:
 
 
 class ProxyCollector(Collector):
-    """Reads the counters. Labels are servers, origins of searches and caches: what a person configured."""
+    """Collects the counters.
+
+    Labels are servers, origins of searches, and caches: the configuration bounds their number.
+    """
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: registering must read nothing."""
+        """Yield nothing, so that registering reads no counter."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as they are now."""
-        yield InfoMetricFamily(_PREFIX, "The proxy.", {"version": __version__})
-        yield from self._of_calls()
-        yield from self._of_searches()
-        yield from self._of_caches()
-        yield from self._of_tokens()
-        yield from self._of_learning()
+        """Yield all metrics."""
         counters = self._counters
-        yield _count("loop_stalls", "Times that the event loop was late by 0.1 s.", counters.stalls.count)
-        yield _count("loop_stall_seconds", "How late it was then, together.", counters.stalls.seconds)
+        yield InfoMetricFamily(_PREFIX, "The proxy.", {"version": __version__})
 
-    def _of_calls(self) -> Iterator[Metric]:
-        calls = CounterMetricFamily(f"{_PREFIX}_calls", "Tool calls that have ended.", labels=["server"])
-        errors = CounterMetricFamily(f"{_PREFIX}_call_errors", "Those that failed.", labels=["server"])
-        latency = HistogramMetricFamily(
-            f"{_PREFIX}_call_duration_seconds", "Of calls that reached their server.", labels=["server"]
-        )
-        for server, counts in dict(self._counters.servers).items():
+        calls = _by("server", "calls", "Tool calls that have ended.")
+        errors = _by("server", "call_errors", "Tool calls that failed.")
+        seconds = _timings("server", "call_duration_seconds", "Duration of calls that reached their server.")
+        for server, counts in dict(counters.servers).items():
             calls.add_metric([server], counts.calls)
             errors.add_metric([server], counts.errors)
-            _add(latency, server, counts.latency)
-        yield from (calls, errors, latency)
+            _add(seconds, server, counts.latency)
+        yield from (calls, errors, seconds)
 
-    def _of_searches(self) -> Iterator[Metric]:
-        counters = self._counters
-        searches = CounterMetricFamily(
-            f"{_PREFIX}_searches", "Searches, by what asked for them.", labels=["origin"]
-        )
-        latency = HistogramMetricFamily(
-            f"{_PREFIX}_search_duration_seconds", "Of a search.", labels=["origin"]
-        )
+        searches = _by("origin", "searches", "Searches, by their cause.")
+        seconds = _timings("origin", "search_duration_seconds", "Duration of a search.")
         for origin, timings in dict(counters.searches).items():
             searches.add_metric([origin], sum(timings.counts))
-            _add(latency, origin, timings)
-        yield from (searches, latency)
+            _add(seconds, origin, timings)
+        yield from (searches, seconds)
         yield _count("searches_found", "Searches that found a tool.", counters.found)
         yield _count("searches_used", "Searches after which a tool they found was called.", counters.used)
-        yield _count("searches_accepted", "Searches after which the first one was.", counters.top_used)
+        yield _count("searches_accepted", "Searches after which the first of them was.", counters.top_used)
         yield _count("searches_reranked", "Searches whose results were reranked.", counters.reranked)
 
-    def _of_caches(self) -> Iterator[Metric]:
-        hits = CounterMetricFamily(f"{_PREFIX}_cache_hits", "What a cache had.", labels=["cache"])
-        misses = CounterMetricFamily(f"{_PREFIX}_cache_misses", "What it had not.", labels=["cache"])
-        for name, counts_of in self._counters.caches.items():
-            counts = counts_of()
-            hits.add_metric([name], counts.hits)
-            misses.add_metric([name], counts.misses)
+        hits = _by("cache", "cache_hits", "Lookups that a cache answered.")
+        misses = _by("cache", "cache_misses", "Lookups that a cache did not answer.")
+        for name, counts_of in counters.caches.items():
+            found = counts_of()
+            hits.add_metric([name], found.hits)
+            misses.add_metric([name], found.misses)
         yield from (hits, misses)
 
-    def _of_tokens(self) -> Iterator[Metric]:
-        yield _count("tokens_shown", "Tokens of what searches selected, estimated.", self._counters.shown)
-        yield _count("tokens_saved", "Tokens of what they did not, estimated.", self._counters.saved)
-
-    def _of_learning(self) -> Iterator[Metric]:
-        count = self._counters.learned_pairs
-        if count is None:
-            return
-        # A store that fails says nothing; the other metrics still do.
-        with contextlib.suppress(StoreError):
-            pairs = float(count())
-            yield GaugeMetricFamily(
-                f"{_PREFIX}_learned_pairs", "Pairs of query and tool that are known.", pairs
-            )
+        yield _count("tokens_shown", "Estimated tokens of selected items.", counters.shown)
+        yield _count("tokens_saved", "Estimated tokens of items not selected.", counters.saved)
+        if counters.learned_pairs is not None:
+            # If the store fails, the other metrics are still there.
+            with contextlib.suppress(StoreError):
+                pairs = float(counters.learned_pairs())
+                meaning = "Pairs of query and tool that are known."
+                yield GaugeMetricFamily(f"{_PREFIX}_learned_pairs", meaning, pairs)
+        yield _count("loop_stalls", "Times that the event loop was late by 0.1 s.", counters.stalls.count)
+        yield _count("loop_stall_seconds", "Sum of these delays.", counters.stalls.seconds)
 
 
 def _count(name: str, meaning: str, value: float) -> Metric:
     return CounterMetricFamily(f"{_PREFIX}_{name}", meaning, value)
+
+
+def _by(label: str, name: str, meaning: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"{_PREFIX}_{name}", meaning, labels=[label])
+
+
+def _timings(label: str, name: str, meaning: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(f"{_PREFIX}_{name}", meaning, labels=[label])
 
 
 def _add(family: HistogramMetricFamily, label: str, timings: Timings) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context.background_indexing import Indexed
 from mcp_context_proxy.context.engine import ContextEngine
@@ -60,7 +59,7 @@ class ToolFound(Struct, frozen=True):
 
 
 class SearchFacts(Struct, frozen=True):
-    """How a search went."""
+    """Facts about a search: time, method, number of items searched."""
 
     result_count: int
     used_llm_rerank: bool
@@ -84,7 +83,7 @@ SearchResponse: Final = answer_form(
 
 
 class ReindexWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is indexed again."""
+    """Options of indexing again."""
 
     rebuild: bool = False
     """True: everything; false: what is not indexed yet."""
@@ -184,7 +183,7 @@ def _search_response(query: str, answer: SearchAnswer) -> Struct:
                 tokens=tokens.get(tool.exposed_name, 0),
                 category=labels["category"],
                 tags=labels["tags"],
-                input_schema=envelope.members(tool_definition(tool))["inputSchema"],
+                input_schema=envelope.members(tool.definition)["inputSchema"],
             )
         )
     facts = SearchFacts(

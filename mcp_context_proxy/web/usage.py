@@ -1,104 +1,45 @@
-"""The part of the API that tells of usage: how tools and searches did, and what was saved.
-
-What the API takes and answers about usage: the forms, with names and numbers as in the statistics.
-"""
+"""REST operations on usage statistics: how tools and searches did, and the tokens that were saved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.statistics import figures
-from mcp_context_proxy.statistics.figures import ToolFigures, seconds_of
+from mcp_context_proxy.statistics.figures import seconds_of
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.statistics.report import HOURLY_AT_MOST, Reports, SearchReport, ToolReport, tokens_of
-from mcp_context_proxy.store import DAY, HOUR, SearchRow
+from mcp_context_proxy.statistics.report import (
+    Reports,
+    SearchCounted,
+    SearchFigures,
+    Stretch,
+    ToolStatistics,
+)
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.web.api import LISTED_MOST, BadRequestError, Given, Operation
+from mcp_context_proxy.web.api import LISTED_MOST, BadRequestError, Given, Operation, answer_form
 
 Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days, such as 24h or 30d.")]
 
 
 class PeriodWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far back."""
+    """The period of a report."""
 
     period: Period = figures.DEFAULT
 
 
 class SearchesWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many searches are listed."""
+    """Length of the list of searches."""
 
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
-
-
-class Latency(Struct, frozen=True):
-    """In milliseconds; null where there was nothing to time."""
-
-    mean_ms: float | None
-    p50_ms: float | None
-    p95_ms: float | None
-
-
-class Tokens(Struct, frozen=True):
-    """Of searches where it was known what everything costs, estimated."""
-
-    shown: int
-    """Of what was selected."""
-    behind: int
-    """Of everything, as often."""
-    saved: int
-
-
-class SearchMetrics(Struct, frozen=True):
-    """How searches did."""
-
-    enabled: bool
-    """Whether anything is counted now."""
-    period: str
-    since: float
-    """Seconds since 1970."""
-    searches: int
-    found: int
-    """That found a tool."""
-    used: int
-    """After which a tool that they had found was called."""
-    accepted: int
-    """After which the first one was."""
-    acceptance_rate: float | None
-    """Accepted among all; null without searches."""
-    use_rate: float | None
-    """Used among all."""
-    reranked: int
-    latency: Latency
-    tokens: Tokens
-
-
-class ToolStatistics(Struct, frozen=True):
-    """How a tool did."""
-
-    name: str
-    """The one that the server uses."""
-    server: str
-    exposed_name: str | None
-    """The one that hosts see; null where there is no such tool any more."""
-    calls: int
-    errors: int
-    success_rate: float
-    latency: Latency
-    last_used: float
-    """Seconds since 1970."""
-    result_bytes: float
-    """On average."""
-    tokens: int | None
-    """Of its definition, estimated."""
 
 
 class UnusedTool(Struct, frozen=True):
@@ -116,82 +57,42 @@ class Unused(Struct, frozen=True):
     """Tools that nobody has called, and what they cost."""
 
     known: int
-    """Tools there are, used or not, whose cost is known."""
+    """Number of tools whose cost is known, used or not."""
     count: int
-    """Of those that were never called."""
+    """Number of tools that were never called."""
     tokens: int
-    """Of all of these."""
+    """Tokens of these together."""
     since: float | None
-    """Since when all of them could have been used; null where there are none."""
+    """Time since which all of them could have been used; null if there are none."""
     listed: bool
-    """Whether every host reads them with every request; otherwise they cost only searches that find them."""
+    """True if every host reads them with every request; else they cost only in searches that find them."""
     tools: list[UnusedTool]
-    """The dearest."""
+    """The most expensive ones."""
 
 
-class ToolsAnswer(Struct, frozen=True):
-    """How tools did, the most called first."""
+_OF_PERIOD: Final[dict[str, Any]] = {"enabled": bool, "period": str, "since": float}
+"""Facts of every report: whether anything is counted now, the period, and its start in seconds since 1970."""
 
-    enabled: bool
-    period: str
-    since: float
-    tools: list[ToolStatistics]
-    unused: Unused
+SearchMetrics: Final = answer_form("SearchMetrics", "How searches did.", SearchFigures, **_OF_PERIOD)
 
+ToolsAnswer: Final = answer_form(
+    "ToolsAnswer",
+    "How tools did, the most called first.",
+    **_OF_PERIOD,
+    tools=list[ToolStatistics],
+    unused=Unused,
+)
 
-class SearchCounted(Struct, frozen=True):
-    """One search."""
+SearchesAnswer: Final = answer_form(
+    "SearchesAnswer", "The latest searches, newest first.", searches=list[SearchCounted]
+)
 
-    id: str
-    """Of its request context."""
-    time: float
-    query: str | None
-    """Null where queries are not kept."""
-    query_sha256: str
-    origin: str
-    results: int
-    top: str | None
-    chosen: str | None
-    """The tool that was called for it."""
-    rank: int | None
-    """Of that, from 1."""
-    accepted: bool
-    latency_ms: float
-    reranked: bool
-
-
-class SearchesAnswer(Struct, frozen=True):
-    """The latest searches, newest first."""
-
-    searches: list[SearchCounted]
-
-
-class Stretch(Struct, frozen=True):
-    """An hour or a day."""
-
-    start: float
-    """Seconds since 1970."""
-    calls: int
-    errors: int
-    searches: int
-    accepted: int
-    shown: int
-    behind: int
-
-
-class TimelineAnswer(Struct, frozen=True):
-    """Usage over time, oldest first."""
-
-    enabled: bool
-    period: str
-    since: float
-    seconds: int
-    """Of each stretch."""
-    stretches: list[Stretch]
-
+TimelineAnswer: Final = answer_form(
+    "TimelineAnswer", "Usage over time, oldest first.", **_OF_PERIOD, seconds=int, stretches=list[Stretch]
+)
 
 UNUSED_SHOWN: Final = 200
-"""Unused tools in one answer: more than a person turns off."""
+"""Unused tools in one response: more than a person turns off."""
 
 _PROBLEMS: Final = (HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -199,7 +100,7 @@ T = TypeVar("T")
 
 
 class UsageApi:
-    """What the operations do."""
+    """The operations."""
 
     def __init__(
         self,
@@ -209,20 +110,20 @@ class UsageApi:
         listed_whole: Callable[[Snapshot], bool],
         clock: Callable[[], float] = time_of_day,
     ) -> None:
-        """Prepare to answer.
+        """Connect the parts.
 
         Args:
-            reports: Read the store.
+            reports: Reads the store.
             usage: Counts; None where nothing is counted.
-            catalog: Has the tools there are now.
-            listed_whole: Whether every host reads all of them.
+            catalog: Has the current tools.
+            listed_whole: Returns whether every host reads all of a snapshot.
             clock: Seconds since 1970.
         """
         self._reports, self._usage, self._catalog = reports, usage, catalog
         self._listed_whole, self._clock = listed_whole, clock
 
     def operations(self) -> tuple[Operation, ...]:
-        """Everything that can be asked."""
+        """Return all operations."""
         return (
             Operation(
                 method="GET",
@@ -266,52 +167,36 @@ class UsageApi:
             ),
         )
 
-    async def _search_metrics(self, given: Given) -> SearchMetrics:
-        period, since = self._since(given)
-        report = await self._read(partial(self._reports.searches, since))
-        return _metrics(report, self._usage is not None, period, since)
+    async def _search_metrics(self, given: Given) -> dict[str, Any]:
+        period = self._period(given)
+        report = await self._read(partial(self._reports.searches, period["since"]))
+        return {**period, **msgspec.structs.asdict(report)}
 
-    async def _tools(self, given: Given) -> ToolsAnswer:
-        period, since = self._since(given)
-        snapshot = self._catalog.snapshot
-        found = await self._read(partial(self._reports.tools, since))
-        unused = await self._read(partial(self._unused, snapshot))
+    async def _tools(self, given: Given) -> dict[str, Any]:
+        period, snapshot = self._period(given), self._catalog.snapshot
         exposed = {tool.key: name for name, tool in snapshot.tools.items()}
-        tools = [_tool(one, exposed.get((one.server, one.tool))) for one in found]
-        return ToolsAnswer(self._usage is not None, period, since, tools, unused)
+        tools = await self._read(partial(self._reports.tools, period["since"], exposed))
+        return {**period, "tools": tools, "unused": await self._read(partial(self._unused, snapshot))}
 
-    async def _searches(self, given: Given) -> SearchesAnswer:
-        rows = await self._read(partial(self._reports.latest, given.query.limit))
-        return SearchesAnswer([_search(row) for row in rows])
+    async def _searches(self, given: Given) -> dict[str, Any]:
+        return {"searches": await self._read(partial(self._reports.latest, given.query.limit))}
 
-    async def _timeline(self, given: Given) -> TimelineAnswer:
-        period, since = self._since(given)
-        until = self._clock()
-        found = await self._read(partial(self._reports.timeline, since, until))
-        stretches = [
-            Stretch(
-                start=one.slot.start,
-                calls=one.calls,
-                errors=one.errors,
-                searches=one.searches.searches,
-                accepted=one.searches.top_used,
-                shown=one.searches.shown,
-                behind=one.searches.behind,
-            )
-            for one in found
-        ]
-        seconds = HOUR if until - since <= HOURLY_AT_MOST else DAY
-        return TimelineAnswer(self._usage is not None, period, since, seconds, stretches)
+    async def _timeline(self, given: Given) -> dict[str, Any]:
+        period, until = self._period(given), self._clock()
+        read = partial(self._reports.timeline, period["since"], until)
+        seconds, stretches = await self._read(read)
+        return {**period, "seconds": seconds, "stretches": stretches}
 
-    def _since(self, given: Given) -> tuple[str, float]:
+    def _period(self, given: Given) -> dict[str, Any]:
         period: str = given.query.period
         try:
-            return period, self._clock() - seconds_of(period)
+            since = self._clock() - seconds_of(period)
         except ValueError as error:
             raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}.") from None
+        return {"enabled": self._usage is not None, "period": period, "since": since}
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """What was counted up to now."""
+        """Read the store, once everything that was counted is in it."""
         if self._usage is not None:
             self._usage.looked_at()
             await self._usage.flush()
@@ -327,65 +212,14 @@ class UsageApi:
         known = self._reports.known(lambda server, tool: (server, tool) in tools)
         unused = self._reports.unused(known)
         shown = [
-            UnusedTool(one.tool, one.server, tools[one.server, one.tool], one.tokens, one.first)
+            UnusedTool(one.tool, one.server, tools[one.key], one.tokens, one.first)
             for one in unused[:UNUSED_SHOWN]
         ]
-        since = max((one.first for one in unused), default=None)
-        return Unused(len(known), len(unused), tokens_of(unused), since, self._listed_whole(snapshot), shown)
-
-
-def _metrics(report: SearchReport, enabled: bool, period: str, since: float) -> SearchMetrics:
-    usage = report.usage
-    return SearchMetrics(
-        enabled=enabled,
-        period=period,
-        since=since,
-        searches=usage.searches,
-        found=usage.found,
-        used=usage.used,
-        accepted=usage.top_used,
-        acceptance_rate=report.acceptance_rate,
-        use_rate=report.use_rate,
-        reranked=usage.reranked,
-        latency=Latency(report.mean_ms, report.percentile_ms(0.50), report.percentile_ms(0.95)),
-        tokens=Tokens(usage.shown, usage.behind, usage.behind - usage.shown),
-    )
-
-
-def _tool(report: ToolReport, exposed_name: str | None) -> ToolStatistics:
-    figures = report.figures
-    return ToolStatistics(
-        name=report.tool,
-        server=report.server,
-        exposed_name=exposed_name,
-        calls=figures.calls,
-        errors=figures.errors,
-        success_rate=figures.success_rate,
-        latency=_latency(figures),
-        last_used=figures.last_used,
-        result_bytes=figures.result_bytes,
-        tokens=report.tokens,
-    )
-
-
-def _latency(figures: ToolFigures) -> Latency:
-    if not figures.p95_ms:
-        return Latency(None, None, None)
-    return Latency(figures.mean_ms, figures.p50_ms, figures.p95_ms)
-
-
-def _search(row: SearchRow) -> SearchCounted:
-    return SearchCounted(
-        id=row.id,
-        time=row.time,
-        query=row.query,
-        query_sha256=row.key.hex(),
-        origin=row.origin,
-        results=row.results,
-        top=row.top,
-        chosen=row.chosen,
-        rank=row.rank,
-        accepted=row.rank == 1,
-        latency_ms=row.ms,
-        reranked=row.reranked,
-    )
+        return Unused(
+            known=len(known),
+            count=len(unused),
+            tokens=sum(one.tokens for one in unused),
+            since=max((one.first for one in unused), default=None),
+            listed=self._listed_whole(snapshot),
+            tools=shown,
+        )

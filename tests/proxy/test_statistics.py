@@ -16,8 +16,8 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.statistics.figures import ToolFigures
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.statistics.report import Reports
-from mcp_context_proxy.store import SearchRow, SearchUsage
+from mcp_context_proxy.statistics.report import Reports, SearchFigures
+from mcp_context_proxy.store import SearchRow
 
 pytestmark = pytest.mark.anyio
 
@@ -56,16 +56,16 @@ def usage(proxy: Proxy) -> UsageRecorder:
 
 async def figures(proxy: Proxy, name: str) -> ToolFigures | None:
     await usage(proxy).flush()
-    return usage(proxy).summed.all_figures().get(("s", name))
+    return usage(proxy).summed.figures.get(("s", name))
 
 
-async def searches(proxy: Proxy) -> tuple[SearchUsage, list[SearchRow]]:
+async def searches(proxy: Proxy) -> tuple[SearchFigures, list[SearchRow]]:
     await usage(proxy).flush()
     rows = proxy.store.statistics.searches(100)
-    return Reports(proxy.store.statistics).searches(0.0).usage, rows
+    return Reports(proxy.store.statistics).searches(0.0), rows
 
 
-async def until_counted(proxy: Proxy) -> SearchUsage:
+async def until_counted(proxy: Proxy) -> SearchFigures:
     """Searches, once it is known what there is."""
     while usage(proxy).counting:
         await anyio.lowlevel.checkpoint()
@@ -89,7 +89,7 @@ async def test_a_call_is_counted_with_its_latency_and_size(proxy: Proxy, host: H
     assert found.mean_ms > 0
     assert found.result_bytes > 10
     assert await figures(proxy, "report_1") is None
-    assert list(usage(proxy).summed.all_figures()) == [("s", "set_status")]
+    assert list(usage(proxy).summed.figures) == [("s", "set_status")]
 
 
 async def test_what_a_tool_calls_an_error_and_what_the_protocol_does_are_errors(
@@ -121,7 +121,7 @@ async def test_a_search_is_counted_and_whether_its_first_result_was_used(proxy: 
     await find(host, "quarterly numbers nobody asked for")
     counted, rows = await searches(proxy)
 
-    assert (counted.searches, counted.used, counted.top_used) == (2, 1, 1)
+    assert (counted.searches, counted.used, counted.accepted) == (2, 1, 1)
     (row,) = [row for row in rows if row.query == QUERY]
     assert (row.top, row.chosen, row.rank, row.origin, row.reranked) == (first, first, 1, "search", False)
     assert row.results >= 1
@@ -135,7 +135,7 @@ async def test_a_search_whose_second_result_was_used_is_used_and_not_accepted(
     await host.call(names[1])
     counted, (row,) = await searches(proxy)
 
-    assert (counted.used, counted.top_used) == (1, 0)
+    assert (counted.used, counted.accepted) == (1, 0)
     assert (row.chosen, row.rank) == (names[1], 2)
 
 
@@ -154,7 +154,7 @@ async def test_uses_are_attributed_also_where_nothing_is_learned(workshop: Works
         counted, _ = await searches(proxy)
 
         assert proxy.search.use_recorder is None
-        assert counted.top_used == 1
+        assert counted.accepted == 1
 
 
 async def test_tokens_shown_and_behind_are_counted_once_everything_was(proxy: Proxy, host: Host) -> None:
@@ -162,9 +162,9 @@ async def test_tokens_shown_and_behind_are_counted_once_everything_was(proxy: Pr
     counted = await until_counted(proxy)
     definitions = proxy.store.statistics.definitions()
 
-    assert counted.behind == sum(row.tokens for row in definitions) > counted.shown > 0
+    assert counted.tokens.behind == sum(row.tokens for row in definitions) > counted.tokens.shown > 0
     assert {row.tool for row in definitions} == {entry["name"] for entry in TOOLS}
-    assert usage(proxy).counters.saved == counted.behind - counted.shown
+    assert usage(proxy).counters.saved == counted.tokens.saved
 
 
 async def test_where_everything_is_listed_nothing_is_said_to_be_saved(workshop: Workshop) -> None:
@@ -173,7 +173,7 @@ async def test_where_everything_is_listed_nothing_is_said_to_be_saved(workshop: 
         await find(Host(proxy, "modern"))
         counted = await until_counted(proxy)
 
-        assert (counted.searches, counted.shown, counted.behind) == (1, 0, 0)
+        assert (counted.searches, counted.tokens.shown, counted.tokens.behind) == (1, 0, 0)
 
 
 async def test_counts_go_on_after_a_restart_and_over_two_proxies_on_one_store(workshop: Workshop) -> None:

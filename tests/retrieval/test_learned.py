@@ -1,4 +1,4 @@
-"""What use has taught, in a ranking: it can raise, within bounds, and it says so."""
+"""Learned support in a ranking: it raises tools within bounds, and results say so."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from mcp_context_proxy.statistics.figures import Tally, seconds_of
 from mcp_context_proxy.statistics.recorder import StatisticsRetention
-from mcp_context_proxy.statistics.report import Reports, tokens_of
+from mcp_context_proxy.statistics.report import NOT_TIMED, Reports
 from mcp_context_proxy.store import (
     DAY,
     HOUR,
@@ -43,8 +43,8 @@ def test_a_call_that_was_never_sent_counts_and_says_nothing_of_latency_or_size(s
     store.statistics.add([(UsageSlot.of(NOON), tally.usage("s", "t"))], {}, [])
     (report,) = Reports(store.statistics).tools(0.0)
 
-    assert (report.figures.calls, report.figures.errors) == (2, 1)
-    assert (report.figures.mean_ms, report.figures.result_bytes) == (10.0, 100.0)
+    assert (report.calls, report.errors) == (2, 1)
+    assert (report.latency.mean_ms, report.result_bytes) == (10.0, 100.0)
     assert report.tokens is None
 
 
@@ -53,7 +53,7 @@ def test_the_most_called_tool_comes_first(store: Store) -> None:
         [(UsageSlot.of(NOON), usage(name, calls)) for name, calls in (("a", 1), ("b", 3))], {}, []
     )
 
-    assert [one.tool for one in Reports(store.statistics).tools(0.0)] == ["b", "a"]
+    assert [one.name for one in Reports(store.statistics).tools(0.0)] == ["b", "a"]
 
 
 def test_rates_are_shares_of_all_searches_and_none_without_any(store: Store) -> None:
@@ -62,8 +62,8 @@ def test_rates_are_shares_of_all_searches_and_none_without_any(store: Store) -> 
     store.statistics.add([], {UsageSlot.of(NOON): SearchUsage(4, 4, 3, 1, 0, 100.0, latency={58: 4})}, [])
     after = reports.searches(0.0)
 
-    assert (before.acceptance_rate, before.use_rate, before.mean_ms, before.percentile_ms(0.5)) == (None,) * 4
-    assert (after.acceptance_rate, after.use_rate, after.mean_ms) == (0.25, 0.75, 25.0)
+    assert (before.acceptance_rate, before.use_rate, before.latency) == (None, None, NOT_TIMED)
+    assert (after.acceptance_rate, after.use_rate, after.latency.mean_ms) == (0.25, 0.75, 25.0)
 
 
 def test_a_use_whose_search_lies_before_the_period_makes_no_rate_over_one(store: Store) -> None:
@@ -74,21 +74,21 @@ def test_a_use_whose_search_lies_before_the_period_makes_no_rate_over_one(store:
 
 def test_the_timeline_has_every_stretch_from_the_first_use_to_now(store: Store) -> None:
     reports, slots = Reports(store.statistics), (UsageSlot.of(NOON), UsageSlot.of(NOON + 3 * HOUR))
-    assert reports.timeline(NOON - 30 * DAY, NOON) == []
+    assert reports.timeline(NOON - 30 * DAY, NOON) == (DAY, [])
     store.statistics.add(
         [(slot, usage("a", 2, 1)) for slot in slots], {slots[0]: SearchUsage(1, shown=3, behind=9)}, []
     )
-    hours = reports.timeline(NOON - DAY, NOON + 3 * HOUR + 60)
-    days = reports.timeline(NOON - 30 * DAY, NOON + 3 * HOUR)
+    _, hours = reports.timeline(NOON - DAY, NOON + 3 * HOUR + 60)
+    seconds, days = reports.timeline(NOON - 30 * DAY, NOON + 3 * HOUR)
 
-    assert [(one.slot.start, one.calls, one.errors) for one in hours] == [
+    assert [(one.start, one.calls, one.errors) for one in hours] == [
         (NOON, 2, 1),
         (NOON + HOUR, 0, 0),
         (NOON + 2 * HOUR, 0, 0),
         (NOON + 3 * HOUR, 2, 1),
     ]
-    assert (hours[0].searches.shown, hours[0].searches.behind) == (3, 9)
-    assert [(one.slot, one.calls) for one in days] == [(UsageSlot(DAY, NOON - 12 * HOUR), 4)]
+    assert (hours[0].shown, hours[0].behind) == (3, 9)
+    assert (seconds, [(one.start, one.calls) for one in days]) == (DAY, [(NOON - 12 * HOUR, 4)])
 
 
 def test_what_was_never_called_is_told_the_dearest_first(store: Store) -> None:
@@ -101,7 +101,6 @@ def test_what_was_never_called_is_told_the_dearest_first(store: Store) -> None:
 
     assert sorted(row.tool for row in known) == ["a", "b", "c"]
     assert [row.tool for row in unused] == ["b", "a"]
-    assert tokens_of(unused) == 6
 
 
 def test_retention_makes_days_of_old_hours_and_bounds_the_rest(store: Store) -> None:
