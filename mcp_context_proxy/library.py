@@ -50,6 +50,7 @@ __all__ = [
     "DomainOverrides",
     "IncludeMode",
     "Interactions",
+    "Item",
     "Kind",
     "Mode",
     "Overrides",
