@@ -14,6 +14,12 @@ from mcp_context_proxy.library import (
     IncludeMode as IncludeMode,
 )
 from mcp_context_proxy.library import (
+    Interactions as Interactions,
+)
+from mcp_context_proxy.library import (
+    Item as Item,
+)
+from mcp_context_proxy.library import (
     Kind as Kind,
 )
 from mcp_context_proxy.library import (

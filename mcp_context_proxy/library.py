@@ -46,6 +46,7 @@ __all__ = [
     "DomainOverrides",
     "IncludeMode",
     "Interactions",
+    "Item",
     "Kind",
     "Mode",
     "Overrides",
