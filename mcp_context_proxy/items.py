@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -55,6 +55,8 @@ DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
 class Tool:
     """A tool of one downstream server, with its definition as the bytes that the server sent."""
 
+    kind: ClassVar[Kind] = Kind.TOOL
+
     server: str
     """Key of the server in the configuration."""
     name: str
@@ -72,11 +74,6 @@ class Tool:
     """Tags from the configuration."""
     category: str | None = None
     """Category from the configuration."""
-
-    @property
-    def kind(self) -> Kind:
-        """Return `Kind.TOOL`."""
-        return Kind.TOOL
 
     @property
     def key(self) -> ToolKey:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.records import SearchStatistics
@@ -96,7 +97,7 @@ class StatisticsParts:
         self,
         config: Config,
         store: Store,
-        snapshot: Callable[[], Snapshot],
+        catalog: Catalog,
         costs: Costs,
         listed_whole: Callable[[Snapshot], bool],
     ) -> None:
@@ -106,7 +107,7 @@ class StatisticsParts:
         self.usage: UsageRecorder | None = None
         self.searches: SearchStatistics | None = None
         if config.statistics.enabled:
-            inventory = Inventory(store.statistics, snapshot, costs.of, listed_whole, known=costs.know)
+            inventory = Inventory(store.statistics, catalog, costs.of, listed_whole, known=costs.know)
             self.usage = UsageRecorder(store.statistics, retention, inventory)
             keep = config.learning.store_queries and config.context.keep_requests
             self.searches = SearchStatistics(self.usage, keep)

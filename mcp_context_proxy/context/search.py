@@ -194,7 +194,7 @@ class Scope:
     """Items that are left out."""
 
 
-EVERYTHING = Scope()
+EVERYTHING: Final[Scope] = Scope()
 
 
 class Searcher:
