@@ -1,1 +1,1 @@
-"""What a request and a session know: the query, and what was shown for it."""
+"""Contexts of requests and sessions: queries, selections, records."""

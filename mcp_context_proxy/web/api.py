@@ -65,7 +65,7 @@ WITH_BODY = (
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong with a request."""
+    """Error of a request."""
 
     title: str
     status: int

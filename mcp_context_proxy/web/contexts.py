@@ -45,7 +45,7 @@ Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is changed for tools, or for rules and references; numbers beat the preset."""
+    """Changes for tools, or for rules and references; numbers override the preset."""
 
     preset: Preset | None = None
     top_k: Count | None = None
@@ -54,7 +54,7 @@ class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a session or a request changes of how much is selected; what is not given stays."""
+    """Changes of a selection by a session or a request; options that are not given stay."""
 
     preset: Preset | None = None
     """For tools and documents, unless they have one of their own."""
@@ -98,7 +98,7 @@ class Describe(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RequestsWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which request contexts are listed."""
+    """Choice of request contexts."""
 
     session: Name | None = None
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
@@ -113,7 +113,7 @@ class ItemName(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is changed in a session: all of it, or nothing where a name is unknown."""
+    """Changes of a session: all are made, or none if a name is unknown."""
 
     add: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
     remove: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
@@ -149,7 +149,7 @@ RequestsResponse: Final = answer_form(
     requests=list[RequestResponse],  # type: ignore[valid-type]
     tokens_behind=int | None,
 )
-"""``tokens_behind`` is what a model would read if everything were listed; null while it is being counted."""
+"""``tokens_behind``: estimated tokens of the whole catalog; null while they are being counted."""
 
 SessionResponse: Final = answer_form("SessionAnswer", "A session's context.", SessionState, items=Items)
 

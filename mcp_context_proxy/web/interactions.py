@@ -52,7 +52,7 @@ class InteractionPosted(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which interactions are wanted."""
+    """Choice of interactions to find."""
 
     query: Words | None = None
     """Text to search for; None for the latest interactions."""
@@ -63,7 +63,7 @@ class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InteractionsUnwanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which interactions are to be forgotten."""
+    """Choice of interactions to forget."""
 
     older_than_days: Annotated[float, Meta(ge=0)]
     """0 for all."""
@@ -97,7 +97,7 @@ among them that could not be compared with the query."""
 
 
 class Forgotten(Struct, frozen=True):
-    """How many were forgotten."""
+    """Number of forgotten interactions."""
 
     forgotten: int
 

@@ -59,7 +59,7 @@ class ToolFound(Struct, frozen=True):
 
 
 class SearchFacts(Struct, frozen=True):
-    """How a search went."""
+    """Facts about a search."""
 
     result_count: int
     used_llm_rerank: bool
@@ -83,10 +83,10 @@ SearchResponse: Final = answer_form(
 
 
 class ReindexWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is indexed again."""
+    """Extent of a new indexing."""
 
     rebuild: bool = False
-    """True: everything; false: what is not indexed yet."""
+    """True: everything; false: only new items."""
 
 
 ReindexResponse: Final = answer_form(

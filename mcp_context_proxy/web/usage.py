@@ -31,13 +31,13 @@ Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days
 
 
 class PeriodWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far back."""
+    """Length of the period."""
 
     period: Period = figures.DEFAULT
 
 
 class SearchesWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many searches are listed."""
+    """Number of searches."""
 
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
 
@@ -54,7 +54,7 @@ class UnusedTool(Struct, frozen=True):
 
 
 class Unused(Struct, frozen=True):
-    """Tools that nobody has called, and what they cost."""
+    """Tools that nobody has called, and their cost."""
 
     known: int
     """Number of tools whose cost is known, used or not."""
