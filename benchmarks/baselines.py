@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import EmbedTexts
 from mcp_context_proxy.retrieval.text import chunks
 
 Ranked = list[tuple[str, str, float]]
@@ -44,7 +44,7 @@ class PlainBM25:
 class SeedDesign:
     """The best cosine of the whole query with any chunk of ``name: description``."""
 
-    def __init__(self, snapshot: Snapshot, embedder: EmbedTexts, query_embedder: EmbedTexts) -> None:
+    def __init__(self, snapshot: Snapshot, embedder: Embedder, query_embedder: Embedder) -> None:
         self._tools, self._queries = _tools(snapshot), query_embedder
         texts = [chunks(f"{tool.name}: {tool.description}") for tool in self._tools]
         self._starts = np.cumsum([0, *map(len, texts[:-1])])

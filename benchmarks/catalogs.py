@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import EmbedTexts
 
 LISTS = Path(__file__).parents[1] / "tests" / "data" / "tools"
 WORDS = ("alpha", "harbour", "meadow", "copper", "lantern", "orchard", "summit", "violet", "walnut", "zephyr")
@@ -32,7 +32,7 @@ _MARK = re.compile(r"-c\d+(?= )|\s*\b(?:" + "|".join(WORDS) + r")\b")
 class Copies:
     """Vectors of copies, from those of what they are copies of."""
 
-    def __init__(self, originals: EmbedTexts) -> None:
+    def __init__(self, originals: Embedder) -> None:
         self._originals = originals
         self._known: dict[str, np.ndarray] = {}
 

@@ -27,7 +27,7 @@ from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder, RememberedQueries
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, reference, rule, tool
@@ -62,7 +62,7 @@ class Subject:
     def __init__(self, store: Store) -> None:
         config, self.catalog = Config(), Catalog(items())
         model = LazyModel()
-        self.queries = RememberedQueries(QueryEmbedder(model))
+        self.queries = QueryEmbedder(model)
         self.engine = Engine(
             CachedEmbedder(model, store.vectors), self.queries, calibration=packaged_background()
         )

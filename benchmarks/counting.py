@@ -23,8 +23,7 @@ from subjects import Workbench, answers, tool_name
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.statistics.recorder import StatisticsRetention, UsageRecorder
-from mcp_context_proxy.statistics.report import Inventory
+from mcp_context_proxy.statistics.recorder import Inventory, StatisticsRetention, UsageRecorder
 from mcp_context_proxy.store import open_store
 
 BAR_MS = 0.05

@@ -59,7 +59,7 @@ def main() -> None:
 
 def measure(lists: Path, rounds: int, folder: Path) -> list[Figure]:
     catalog, model = snapshot(TOOLS, lists_in(lists)), LazyModel()
-    queries, asked = QueryEmbedder(model), texts(catalog, 0)
+    queries, asked = QueryEmbedder(model, remembered=0), texts(catalog, 0)
     with open_store(folder / "store.sqlite3") as store:
         vectors = Copies(CachedEmbedder(model, store.vectors))
         tier = LearnedTier(queries, store.learned)

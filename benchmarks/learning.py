@@ -53,7 +53,7 @@ def rows(folder: Path, store: Path | None) -> list[str]:
     with open_store(store or "memory") as opened:
         stages = replay(
             CachedEmbedder(model, opened.vectors),
-            QueryEmbedder(model),
+            QueryEmbedder(model, remembered=len(log)),
             read_corpus(file_of(folder, "corpus")),
             log,
             ADAPTIVE,

@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 from catalogs import LISTS, lists_in, snapshot
 
+from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import TOOLS
 from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import EmbedTexts, Engine, SearchOptions
+from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.retrieval.scoring import needed_evidence
 from mcp_context_proxy.retrieval.text import chunks
@@ -87,7 +88,7 @@ class Asked:
     """What was answered."""
 
 
-def calibration(sets: Sequence[Named], embedder: EmbedTexts, query_embedder: EmbedTexts) -> list[str]:
+def calibration(sets: Sequence[Named], embedder: Embedder, query_embedder: Embedder) -> list[str]:
     """The section of the page."""
     *every, accidents = ask_all(sets, embedder, query_embedder)
     chosen = [one for one in every if one.fits.size]
@@ -116,7 +117,7 @@ def calibration(sets: Sequence[Named], embedder: EmbedTexts, query_embedder: Emb
     ]
 
 
-def ask_all(sets: Sequence[Named], embedder: EmbedTexts, query_embedder: EmbedTexts) -> Iterator[Asked]:
+def ask_all(sets: Sequence[Named], embedder: Embedder, query_embedder: Embedder) -> Iterator[Asked]:
     """Everything that is measured; last the queries that were not meant for a catalog and can be answered."""
     judged = [json.loads(line) for line in JUDGED.read_text(encoding="utf-8").splitlines()]
     ask = partial(_ask, embedder, query_embedder)
@@ -136,8 +137,8 @@ def ask_all(sets: Sequence[Named], embedder: EmbedTexts, query_embedder: EmbedTe
 
 
 def _ask(
-    embedder: EmbedTexts,
-    query_embedder: EmbedTexts,
+    embedder: Embedder,
+    query_embedder: Embedder,
     catalog: str,
     part: bool,
     answerable: bool,
@@ -237,7 +238,7 @@ def _of(sources: tuple[Source, ...]) -> Snapshot:
     return Snapshot(1, sources, {f"{tool.server}__{tool.name}": tool for tool in tools})
 
 
-def _unread(sets: Sequence[Named], catalog: Snapshot, embedder: EmbedTexts) -> Iterator[str]:
+def _unread(sets: Sequence[Named], catalog: Snapshot, embedder: Embedder) -> Iterator[str]:
     """The queries of other sets that need no tool with a twin in the catalog."""
     theirs = embedder.embed([_text(tool) for tool in catalog.tools.values()])
     for name, other, queries in sets:

@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
 from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import ADAPTIVE, EmbedTexts, Engine
+from mcp_context_proxy.retrieval import ADAPTIVE, Engine
 from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.store import open_store
 
@@ -104,7 +104,7 @@ def main() -> None:
     print(*table(columns[0], columns[1:]), sep="\n")
 
 
-def costs(one: PublicSet, catalog: EmbedTexts, queries: EmbedTexts) -> list[str]:
+def costs(one: PublicSet, catalog: Embedder, queries: Embedder) -> list[str]:
     """Recall@5 without the poisoner, and what each style takes from it."""
     chance = random.Random(SEED)
     shuffled = list(one.queries)

@@ -358,7 +358,7 @@ async def _in_process(config: Path) -> float:
     from mcp_context_proxy.config import load
 
     async with open_proxy(load(config)) as proxy:
-        await proxy.settled()
+        await proxy.wait_first_connect()
         words = definitions.queries()
         await proxy.searcher.search(next(words), proxy.catalog)
         taken = []

@@ -19,12 +19,12 @@ import numpy as np
 from baselines import PlainBM25, Ranked, SeedDesign
 from nothing_fits import calibration
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
 from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.evaluation.metrics import Estimate, estimate, macro_estimate, recall
 from mcp_context_proxy.evaluation.run import Answer, evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval import ADAPTIVE, EmbedTexts, Engine
+from mcp_context_proxy.retrieval import ADAPTIVE, Engine
 from mcp_context_proxy.retrieval.relevance import packaged_background
 from mcp_context_proxy.retrieval.scoring import count_selected
 from mcp_context_proxy.retrieval.text import content_words
@@ -79,7 +79,7 @@ class Measured:
 class Remembering:
     """Embeds each query once for all methods."""
 
-    def __init__(self, embedder: EmbedTexts) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._known: dict[str, np.ndarray] = {}
 
@@ -95,7 +95,7 @@ class Remembering:
 class WithoutTellingWords:
     """The query as it is: what is embedded beside it becomes itself."""
 
-    def __init__(self, embedder: EmbedTexts) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
 
     def embed(
@@ -146,7 +146,7 @@ def file_of(folder: Path, name: str) -> Path:
     return packed if packed.exists() else folder / f"{name}.jsonl"
 
 
-def measure_set(one: PublicSet, catalog: EmbedTexts, remembering: EmbedTexts) -> Measured:
+def measure_set(one: PublicSet, catalog: Embedder, remembering: Embedder) -> Measured:
     print(one.name, file=sys.stderr)
     general = packaged_background()
     hybrid = evaluate(

@@ -143,7 +143,7 @@ def first_search(engine: Engine, model: LazyModel, catalog: Snapshot) -> None:
 def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
     limit_malloc_arenas()  # as a proxy does
     catalog, model = snapshot(size, lists_in(folder)), LazyModel()
-    queries = QueryEmbedder(model)
+    queries = QueryEmbedder(model, remembered=0)
     queries.embed(["the model is loaded"])
     with open_store(path) as store:
         vectors = Copies(CachedEmbedder(model, store.vectors))

@@ -29,7 +29,6 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
-    RememberedQueries,
     open_model,
 )
 from mcp_context_proxy.embedding.tokens import TokenCounter
@@ -161,7 +160,7 @@ class ContextEngine(engine.ContextEngine):
         config = config or Config()
         self._store = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         model = LazyModel(partial(open_model, config))
-        queries = RememberedQueries(QueryEmbedder(model))
+        queries = QueryEmbedder(model)
         retrieval = Engine(
             CachedEmbedder(model, self._store.vectors), queries, calibration=calibration_for(config.embedding)
         )

@@ -260,11 +260,11 @@ SECURITY = (
         "A model that is asked to rerank decides only the order of five tools; it can neither delay a "
         "search beyond `limits.rerank_seconds` nor make it fail.",
         (
-            "rerank/test_order.py::test_any_answer_gives_an_order",
+            "rerank/test_order.py::test_any_answer_gives_a_complete_order",
             "rerank/test_prompt.py::test_each_candidate_is_one_line_of_data_and_none_can_pose_as_another",
-            "rerank/test_endpoint.py::test_what_cannot_be_used_leaves_the_order_as_it_was",
-            "rerank/test_endpoint.py::test_an_answer_that_never_comes_is_waited_for_no_longer_than_the_limit",
-            "rerank/test_endpoint.py::test_an_answer_that_trickles_in_is_late_too",
+            "rerank/test_endpoint.py::test_an_unusable_answer_leaves_the_order_unchanged",
+            "rerank/test_endpoint.py::test_a_missing_answer_is_waited_for_no_longer_than_the_limit",
+            "rerank/test_endpoint.py::test_a_slow_answer_is_waited_for_no_longer_than_the_limit",
         ),
     ),
 )
@@ -458,7 +458,7 @@ README = (
         "tools, the reason for each, its score and cost, and the tokens saved. It also ranks any query as "
         "you type.",
         (
-            "cli/test_ui.py::test_it_prints_the_address_with_the_token_where_no_server_gets_it",
+            "cli/test_ui.py::test_ui_prints_the_address_with_the_token_in_the_fragment",
             PAGE + "test_a_request_is_shown_in_three_columns_in_a_stable_order",
             PAGE + "test_what_is_behind_is_shown_as_soon_as_it_is_counted",
             PAGE + "test_a_query_is_ranked_as_it_is_typed_and_not_recorded",
@@ -471,7 +471,7 @@ README = (
             "web/test_usage_page.py::test_usage_and_savings_are_summed_up",
             "web/test_usage_page.py::test_tools_that_were_never_called_are_named_with_what_they_cost",
             "cli/test_stats.py::test_tools_and_searches_are_shown_as_tables",
-            "cli/test_stats.py::test_tools_that_were_never_called_are_named_with_their_cost",
+            "cli/test_stats.py::test_tools_that_were_never_called_are_listed_with_their_cost",
         ),
     ),
     Promise(
@@ -544,9 +544,9 @@ README = (
         "When several tools score close together, another model can order the best five: a chat model such "
         "as one in Ollama, a cross-encoder in a folder, or the client's own model.",
         (
-            "rerank/test_doubt.py::test_auto_asks_only_where_it_can_matter",
+            "rerank/test_doubt.py::test_auto_asks_only_if_the_scores_are_close",
             "rerank/test_endpoint.py::test_the_model_decides_the_order_and_the_outcome_says_so",
-            "rerank/test_cross_encoder.py::test_the_order_is_that_of_its_scores",
+            "rerank/test_cross_encoder.py::test_tools_are_ordered_by_the_scores",
             "proxy/test_reranking.py::test_a_search_has_the_order_that_the_clients_model_gives",
         ),
     ),

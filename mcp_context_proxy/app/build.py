@@ -1,238 +1,191 @@
-"""What searches are made of, built in one place: the model, the index, what was learned, the searcher.
-
-What counts calls and searches, built in one place: the recorder, what it counts against, the reports.
-
-What the memory of interactions is made of, in one place: the memory, its writer, the log of hosts.
-
-What answers hosts, built in one place from the parts of a proxy.
-"""
+"""Builds a proxy from its configuration: all parts, in the order of their dependencies."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from mcp_context_proxy.app.catalog_refresh import CatalogRefresh
+from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
+from mcp_context_proxy.app.proxy import Proxy, document_folders, tools_setup
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
-from mcp_context_proxy.context.records import SearchStatistics
-from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.options import configured
+from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search_filters import Figures
-from mcp_context_proxy.context.selection import Costs
-from mcp_context_proxy.embedding.embeddings import (
-    CachedEmbedder,
-    LazyModel,
-    QueryEmbedder,
-    RememberedQueries,
-    look_at_model,
-    open_model,
-)
-from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention, Model
-from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
-from mcp_context_proxy.learning.working_set import Novelty, WorkingSet
-from mcp_context_proxy.rerank.reranker import reranker_for
-from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.relevance import calibration_for
-from mcp_context_proxy.server.after_call import EndedCalls, InteractionLog
+from mcp_context_proxy.context.selection import ContextExpander, Costs
+from mcp_context_proxy.context.session import Handles, Sessions
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.link import Party
+from mcp_context_proxy.embedding.embeddings import Lookups
+from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.server import meta_definitions, prompts
+from mcp_context_proxy.server.after_call import EndedCalls
+from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
+from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
+from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools_call import ToolCalls
-from mcp_context_proxy.statistics.recorder import SessionRecorder, StatisticsRetention, UsageRecorder
-from mcp_context_proxy.statistics.report import Inventory, Reports
-
-if TYPE_CHECKING:
-    from mcp_context_proxy.app.proxy import Proxy
-    from mcp_context_proxy.store import Store
+from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.statistics.recorder import CacheCounts
+from mcp_context_proxy.store import Store
 
 
-class Searching:
-    """The parts of search, connected."""
+def build(config: Config, store: Store) -> Proxy:
+    """Build a proxy; `store` is open, and its owner closes it.
 
-    def __init__(
-        self,
-        config: Config,
-        store: Store,
-        caught_up: Callable[[float], Awaitable[None]],
-        figures: Callable[[], Figures],
-    ) -> None:
-        """Build the parts.
+    The three inner functions are called only once the proxy runs, so they may use parts that are created
+    later.
+    """
 
-        Args:
-            config: Of everything.
-            store: Where vectors and learned pairs are kept.
-            caught_up: Waits, no longer than it is told, for servers that are still starting.
-            figures: What is known of tools from their calls, now.
-        """
-        self._vectors = store.vectors
-        self.model = LazyModel(partial(open_model, config), look=partial(look_at_model, config))
-        self.answered: Counter[str] = Counter()
-        """Calls that each server has answered: the most used ones are indexed first."""
-        embedder = QueryEmbedder(self.model)
-        queries = RememberedQueries(embedder)
-        learns, learned = config.learning, store.learned
-        self.learned = LearnedTier(embedder, learned, learns.store_queries) if learns.enabled else None
-        self.session_recorder = SessionRecorder(store.tool_sessions) if learns.enabled else None
-        self.working_set = WorkingSet()
-        self.recorder = UseRecorder(self.learned) if self.learned is not None else None
-        self.engine = Engine(
-            CachedEmbedder(self.model, store.vectors),
-            queries,
-            calibration=calibration_for(config.embedding),
-            calls=self.answered.__getitem__,
-            learned=self.learned,
-            novel=None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
-        )
-        self.expander = Expander(self.engine.index_of, queries)
-        self.reranker = reranker_for(config)
-        self.searcher = Searcher(self.engine, config, caught_up, self.model.get, figures)
-        self.lookups = {
-            "query_embeddings": queries.lookups,
-            "search_results": self.searcher.remembered.lookups,
-        }
-        """How often each memory had what was asked of it, by its name."""
+    def on_server_event(method: str, params: Members, parties: frozenset[Party]) -> None:
+        changes.downstream_event(method, params)
+        open_sessions.relay(method, params, parties)
 
-    def forget_vectors(self, snapshot: Snapshot) -> None:
-        """Have everything embedded again that is searched from now on. Blocks.
+    def on_server_change() -> None:
+        refresh.mark_stale()
 
-        Raises:
-            StoreError: the store keeps them; nothing is forgotten.
-        """
-        self._vectors.clear()
-        for source in snapshot.sources:
-            source.embeddings.clear()
-        self.engine.forget()
+    def figures() -> Figures:
+        return statistics.figures
 
+    # The catalog: servers, documents, and the task that keeps it current.
+    fleet = Fleet(config.servers.values(), config.limits, on_server_change, on_server_event, store.listings)
+    library = DocumentLibrary(document_folders(config.documents), config.limits)
+    reserved = meta_definitions.RESERVED | {prompts.NAME}
+    catalog = Catalog(config.expose, config.limits, fleet.serving, library, reserved)
+    refresh = CatalogRefresh(catalog, fleet, library)
 
-class Measuring:
-    """The parts of statistics, connected; where they are switched off there are none."""
+    # Search and contexts.
+    search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)
+    sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
+    handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
+    records = RequestRecords(config.limits, kept)
+    costs = Costs(TokenCounter())
+    expander = ContextExpander(search.expander, config.context.expansion_rules)
+    contexts = ContextEngine(
+        catalog,
+        search.searcher,
+        sessions,
+        records,
+        configured(config),
+        costs,
+        expander,
+        search.reranker,
+        search.working_set,
+    )
+    interactions = InteractionParts(config, store, search.model) if config.interactions.enabled else None
+    recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
-    def __init__(
-        self,
-        config: Config,
-        store: Store,
-        snapshot: Callable[[], Snapshot],
-        costs: Costs,
-        listed_whole: Callable[[Snapshot], bool],
-    ) -> None:
-        """Build the parts.
+    # The lists that hosts see, and the statistics that need to know them.
+    setup = tools_setup(config, recalls=recall_recorder is not None)
+    tool_list = ToolList(
+        expose=config.expose,
+        catalog=catalog,
+        fleet=fleet,
+        contexts=contexts,
+        handles=handles,
+        meta_tools=meta_definitions.definitions(setup),
+        working_set=search.working_set,
+    )
+    statistics = StatisticsParts(config, store, lambda: catalog.snapshot, costs, tool_list.lists_all)
+    if statistics.searches is not None:
+        records.when_added(statistics.searches.served)
+    if statistics.usage is not None:
+        for name, lookups in search.lookups.items():
+            statistics.usage.counters.caches[name] = partial(_counts, lookups)
 
-        Args:
-            config: Of everything.
-            store: Keeps what is counted.
-            snapshot: All there is now.
-            costs: Of items, in tokens.
-            listed_whole: Whether everything is listed.
-        """
-        retention = StatisticsRetention.of(config.limits)
-        self.reports = Reports(store.statistics)
-        self.usage: UsageRecorder | None = None
-        self.searches: SearchStatistics | None = None
-        if config.statistics.enabled:
-            inventory = Inventory(store.statistics, snapshot, costs.of, listed_whole, known=costs.know)
-            self.usage = UsageRecorder(store.statistics, retention, inventory)
-            keep = config.learning.store_queries and config.context.keep_requests
-            self.searches = SearchStatistics(self.usage, keep)
-            if config.learning.enabled:
-                self.usage.counters.learned_pairs = store.learned.count
-
-    @property
-    def figures(self) -> Figures:
-        """What is known of tools from their calls."""
-        return {} if self.usage is None else self.usage.summed.all_figures()
-
-
-class Remembering:
-    """The parts of the memory of interactions, connected."""
-
-    def __init__(self, config: Config, store: Store, model: Model) -> None:
-        self._secrets = set(all_secrets_of(config))
-        self.memory = memory_of(config, store, model)
-        self.recorder = InteractionRecorder(self.memory)
-        self.log = InteractionLog(self.recorder)
-        self.recall_tool = config.interactions.recall_tool
-        """Whether models may search it; as it was at start."""
-
-    def configure(self, config: Config) -> None:
-        """Know the secrets of a changed configuration, too; none is ever forgotten."""
-        self._secrets.update(all_secrets_of(config))
-        self.memory.redact_with(Redactor(self._secrets))
-
-
-def memory_of(config: Config, store: Store, model: Model) -> InteractionMemory:
-    """The memory of interactions of a store, as configured."""
-    redact = Redactor(all_secrets_of(config))
-    return InteractionMemory(model, store.interactions, InteractionRetention.of(config), redact)
-
-
-def gateway(proxy: Proxy) -> Gateway:
-    """What answers hosts."""
-    forwarder, contexts, handles = proxy.forwarder, proxy.contexts, proxy.handles
+    # The server: notifications, forwarding, and the methods that hosts call.
+    open_sessions = OpenSessions()
+    changes = ChangeNotifier(catalog, tool_list, open_sessions)
+    pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
+    forwarder = Forwarder(pending_input)
     resources = Resources(
-        catalog=proxy.catalog, fleet=proxy.fleet, forwarder=forwarder, contexts=contexts, handles=handles
+        catalog=catalog, fleet=fleet, forwarder=forwarder, contexts=contexts, handles=handles
     )
-    prompts = Prompts(
-        catalog=proxy.catalog,
-        fleet=proxy.fleet,
-        forwarder=forwarder,
-        resources=resources,
-        contexts=contexts,
-        handles=handles,
-    )
-    proxy.open_sessions.when_ended(resources.end)
-    proxy.upkeep.when_changed(resources.catalog_changed)
-    proxy.open_sessions.when_ended(lambda session: proxy.fleet.end(session.party))
-    log = None if proxy.remembering is None else proxy.remembering.log
+    log = None if interactions is None else interactions.log
     calls = ToolCalls(
-        catalog=proxy.catalog,
-        fleet=proxy.fleet,
+        catalog=catalog,
+        fleet=fleet,
         forwarder=forwarder,
         contexts=contexts,
         handles=handles,
-        wait_for_starting_servers=proxy.caught_up,
-        answered=proxy.searching.answered,
-        ended=_ended_calls(proxy, log),
+        wait_for_starting_servers=refresh.wait_for_starting_servers,
+        answered=search.answered,
+        ended=EndedCalls(
+            records=records,
+            catalog=catalog,
+            usage=statistics.usage,
+            log=log,
+            learn=None if search.use_recorder is None else search.use_recorder.learn,
+            used=None if statistics.searches is None else statistics.searches.used,
+            in_session=None if search.session_recorder is None else search.session_recorder.used,
+            working_set=search.working_set,
+        ),
     )
-    meta_tools = MetaTools(
-        fleet=proxy.fleet,
+    gateway = Gateway(
+        fleet=fleet,
         contexts=contexts,
-        calls=calls,
-        handles=handles,
-        changes=proxy.changes,
-        pending_input=proxy.parked,
-        asks_clients=proxy.searching.reranker.asks_clients,
-        manage=lambda: proxy.setup.manage,
-        recorder=proxy.recallable,
-        log=log,
-    )
-    return Gateway(
-        fleet=proxy.fleet,
-        contexts=contexts,
-        open_sessions=proxy.open_sessions,
-        tool_list=proxy.tool_list,
+        open_sessions=open_sessions,
+        tool_list=tool_list,
         tool_calls=calls,
-        meta_tools=meta_tools,
+        meta_tools=MetaTools(
+            fleet=fleet,
+            contexts=contexts,
+            calls=calls,
+            handles=handles,
+            changes=changes,
+            pending_input=pending_input,
+            asks_clients=search.reranker.asks_clients,
+            manage=lambda: proxy.setup.manage,
+            recorder=recall_recorder,
+            log=log,
+        ),
         resources=resources,
-        prompts=prompts,
-        page_size=proxy.config.expose.page_size,
+        prompts=Prompts(
+            catalog=catalog,
+            fleet=fleet,
+            forwarder=forwarder,
+            resources=resources,
+            contexts=contexts,
+            handles=handles,
+        ),
+        page_size=config.expose.page_size,
     )
+    open_sessions.when_ended(resources.end)
+    open_sessions.when_ended(lambda session: fleet.end(session.party))
+    refresh.when_changed(changes.catalog_changed)
+    refresh.when_changed(resources.catalog_changed)
+    refresh.when_rewritten(changes.resource_updated)
+
+    proxy = Proxy(
+        config=config,
+        store=store,
+        library=library,
+        fleet=fleet,
+        catalog=catalog,
+        refresh=refresh,
+        search=search,
+        statistics=statistics,
+        interactions=interactions,
+        handles=handles,
+        records=records,
+        expander=expander,
+        contexts=contexts,
+        setup=setup,
+        tool_list=tool_list,
+        open_sessions=open_sessions,
+        changes=changes,
+        pending_input=pending_input,
+        forwarder=forwarder,
+        gateway=gateway,
+    )
+    return proxy
 
 
-def _ended_calls(proxy: Proxy, log: InteractionLog | None) -> EndedCalls:
-    learning, searches = proxy.searching.recorder, proxy.measuring.searches
-    session_recorder = proxy.searching.session_recorder
-    return EndedCalls(
-        records=proxy.records,
-        catalog=proxy.catalog,
-        usage=proxy.measuring.usage,
-        log=log,
-        learn=None if learning is None else learning.learn,
-        used=None if searches is None else searches.used,
-        in_session=None if session_recorder is None else session_recorder.used,
-        working_set=proxy.searching.working_set,
-    )
+def _counts(lookups: Lookups) -> CacheCounts:
+    return CacheCounts(lookups.hits, lookups.misses)

@@ -1,7 +1,4 @@
-"""A proxy from its start to its end: the store, the signals, the front, the configuration that changes.
-
-The fronts: where hosts come in.
-"""
+"""Serves a proxy from start to end: the store, signals, reloads, and the fronts that hosts connect to."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
+from mcp_context_proxy.app.build import build
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
@@ -43,7 +41,7 @@ Front = Callable[[Proxy, "SdkServer"], Awaitable[None]]
 
 
 def store_location(config: Config) -> Path | Literal["memory"] | None:
-    """Where vectors are kept; None is the user's data folder."""
+    """Return the place of the store; None is the user's data folder."""
     path = config.store.path
     if path is None:
         return None
@@ -52,11 +50,11 @@ def store_location(config: Config) -> Path | Literal["memory"] | None:
 
 @asynccontextmanager
 async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[Proxy]:
-    """A running proxy, without a front; if it is to have one, most servers wait for that."""
+    """Open and run a proxy without a front. With `serves`, most servers start only once a front is there."""
     redact_logs(all_secrets_of(config))
     store = await in_thread(open_store, store_location(config))
     try:
-        proxy = Proxy(config, store)
+        proxy = build(config, store)
         if serves:
             proxy.fleet.starts.hold_back()
         async with proxy.running():
@@ -66,27 +64,27 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
             await in_thread(store.close)
 
 
-LATELY_SECONDS = 7 * 86_400.0
-"""Since the latest request, for search to be made ready before there is one."""
+RECENT_SECONDS = 7 * 86_400.0
+"""Age of the latest request up to which search is prepared at start."""
 
 
-LOOK_SECONDS = 0.5
-"""For the files of the model to be read, while the SDK is imported: 25 ms for the packaged one. Those of a
-large one are read on while hosts are served already."""
+MODEL_LOOK_SECONDS = 0.5
+"""Time for reading the files of the model while the SDK is imported: 25 ms for the packaged model. Reading a
+large one goes on while hosts are served."""
 
 
 async def serve(config: Config, front: Front, load_again: Load) -> None:
-    """Serve a front until it ends or the process is asked to stop; follow the configuration meanwhile."""
+    """Serve a front until it ends or a signal stops the process; follow the configuration file meanwhile."""
     raise_file_limit()
     limit_malloc_arenas()
     set_switch_interval()
-    # Listened for before any server is started: none may outlive a proxy that is stopped at once.
+    # Signals are handled before any server starts, so that none outlives a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as listening:
-            asked, reloader = anyio.Event(), Reloader(config, load_again)
-            listening.start_soon(listen_for_signals, signals, asked, reloader.ask)
+            stop, reloader = anyio.Event(), Reloader(config, load_again)
+            listening.start_soon(listen_for_signals, signals, stop, reloader.ask)
             async with open_proxy(config, serves=True) as proxy:
-                # Half a second of imports, in which the first servers start.
+                # The imports take half a second, in which the first servers start.
                 async with anyio.create_task_group() as group:
                     group.start_soon(_look_at_model, proxy)
                     await load_sdk()
@@ -107,9 +105,9 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
 
                 proxy.reloader = reloader
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_stop_when_asked, asked, proxy, server, group.cancel_scope)
+                    group.start_soon(_stop_on_signal, stop, proxy, server, group.cancel_scope)
                     group.start_soon(reloader.run, apply)
-                    group.start_soon(_spare_the_collector, proxy)
+                    group.start_soon(_freeze_gc, proxy)
                     group.start_soon(trim_periodically)
                     group.start_soon(_make_search_ready, proxy)
                     proxy.fleet.starts.let_all()
@@ -119,39 +117,39 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
 
 
 async def _look_at_model(proxy: Proxy) -> None:
-    with anyio.move_on_after(LOOK_SECONDS):
-        await in_thread(proxy.searching.model.look, abandon_on_cancel=True)
+    with anyio.move_on_after(MODEL_LOOK_SECONDS):
+        await in_thread(proxy.search.model.check, abandon_on_cancel=True)
 
 
 def _instructions(proxy: Proxy) -> str:
-    return meta_definitions.instructions(proxy.setup, words_only=proxy.searching.model.error is not None)
+    return meta_definitions.instructions(proxy.setup, words_only=proxy.search.model.error is not None)
 
 
-async def _spare_the_collector(proxy: Proxy) -> None:
+async def _freeze_gc(proxy: Proxy) -> None:
     freeze_gc()
-    await proxy.settled()
+    await proxy.wait_first_connect()
     freeze_gc()
 
 
 async def _make_search_ready(proxy: Proxy) -> None:
-    """Where something was asked lately, more will be: the first search finds the model open and words read.
+    """Open the model and index words ahead of the first search, if there was a request recently.
 
-    Elsewhere nothing is opened that may never be needed: a model takes some 100 MB.
+    Otherwise nothing is opened that may never be needed: a model takes about 100 MB.
     """
-    await proxy.settled()
+    await proxy.wait_first_connect()
     latest = await proxy.records.latest(1)
-    if latest and time_of_day() - latest[0].time < LATELY_SECONDS:
+    if latest and time_of_day() - latest[0].time < RECENT_SECONDS:
         proxy.searcher.prepare(proxy.catalog.snapshot)
 
 
-async def _stop_when_asked(
-    asked: anyio.Event, proxy: Proxy, server: SdkServer, scope: anyio.CancelScope
+async def _stop_on_signal(
+    stop: anyio.Event, proxy: Proxy, server: SdkServer, scope: anyio.CancelScope
 ) -> None:
-    await asked.wait()
-    # A subscription that ends with an answer was not lost.
+    await stop.wait()
+    # Closed first, so that subscriptions end with a response and clients see no lost stream.
     server.listen.close()
     await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
-    # The servers begin to stop while the front still closes its connections.
+    # The servers stop while the front closes its connections.
     proxy.fleet.stop()
     scope.cancel()
 
@@ -160,19 +158,19 @@ logger = logging.getLogger(__name__)
 
 
 async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
-    """Serve the host at the other end of the standard streams, and the API where it is wanted."""
+    """Serve one host over stdin and stdout, and the REST API beside it if configured."""
     async with anyio.create_task_group() as group:
-        group.start_soon(_api_beside, proxy)
+        group.start_soon(_serve_api, proxy)
         await _serve_streams(proxy, server)
         group.cancel_scope.cancel()
 
 
-async def _api_beside(proxy: Proxy) -> None:
+async def _serve_api(proxy: Proxy) -> None:
     settings, limits = proxy.config.http, proxy.config.limits
     if settings.api_port is not None:
         from mcp_context_proxy.web import page  # noqa: PLC0415 - a stdio front alone needs none of it
 
-        async with _watching_stalls(proxy):
+        async with _measuring_stalls(proxy):
             await page.serve(_web_routes(proxy), settings, settings.api_port, limits, proxy.health)
 
 
@@ -192,8 +190,8 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     """Serve hosts over HTTP.
 
     Raises:
-        ConfigError: the front would be open to others than this machine, without a token.
-        OSError: the address cannot be had.
+        ConfigError: without a token, the front would be open to other machines.
+        OSError: the address is in use or not available.
     """
     from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front needs none of it
     from mcp_context_proxy.front.auth import credentials_for  # noqa: PLC0415
@@ -207,14 +205,14 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     message = "serving http://%s:%d/mcp, /api/v1 and /ui%s"
     logger.log(credentials.level, message, host, port, credentials.whereabouts)
     app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
-    async with _watching_stalls(proxy):
+    async with _measuring_stalls(proxy):
         await http.serve(app, bound, limits, on_stop=server.listen.close)
 
 
 @asynccontextmanager
-async def _watching_stalls(proxy: Proxy) -> AsyncIterator[None]:
-    """Notice stalls of the event loop as long as somebody can collect them."""
-    usage = proxy.measuring.usage
+async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
+    """Measure stalls of the event loop while metrics can be collected."""
+    usage = proxy.statistics.usage
     async with anyio.create_task_group() as group:
         if usage is not None:
             group.start_soon(usage.counters.stalls.run)
@@ -230,8 +228,8 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
     from mcp_context_proxy.web.usage import UsageApi  # noqa: PLC0415
 
-    measuring = proxy.measuring
-    parts = proxy.remembering
+    measuring = proxy.statistics
+    parts = proxy.interactions
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
     contexts_api = ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log)
     search_api = SearchApi(proxy.contexts, proxy.reindex, log)

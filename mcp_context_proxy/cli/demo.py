@@ -1,6 +1,6 @@
-"""``demo``: the proxy at work in front of the example servers, spoken to as a host speaks to it.
+"""``demo``: shows the proxy at work in front of the example servers, through a client as a host has one.
 
-What the demo runs in: a temporary folder with a configuration of the example servers, gone afterwards.
+Everything runs in a temporary folder with its own configuration and store, which is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -24,67 +24,139 @@ from rich.text import Text
 
 from mcp_context_proxy import examples
 from mcp_context_proxy.cli import search
-from mcp_context_proxy.cli.options import run
+from mcp_context_proxy.cli.options import innermost, run
 from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, one_line, results
 from mcp_context_proxy.config import default_path
 from mcp_context_proxy.errors import ContextProxyError
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.shared.dispatcher import ProgressFnT
     from mcp.types import CallToolResult, Tool
 
     from mcp_context_proxy.context.background_indexing import OnProgress
     from mcp_context_proxy.embedding.tokens import TokenCounter
 
 
+SEARCHES: Final = (
+    "write down what we agreed on in the meeting",
+    "when is everybody free next Tuesday",
+    "what does a loan of 200,000 cost each month",
+)
+"""None of them contains the name of a tool; each is for another server."""
+
+SHOWN: Final = 2
+"""Tools shown of each search; of the rules and references, the best one is shown."""
+
+BAR: Final = 20
+"""Cells of the longest bar."""
+
 LOG_SHOWN: Final = 15
-"""Lines of the proxy's own messages that are shown when it fails."""
+"""Lines of the proxy's log that are shown when it fails."""
 
 DEADLINE_SECONDS: Final = 60.0
-"""For the whole demo: it takes a few seconds, and must not hang on a machine where something is broken."""
+"""Time limit of the demo: it takes a few seconds, and must not hang on a broken machine."""
+
+PROGRAM: Final = "mcp-context-proxy"
+
+OWN_SERVER: Final = """\
+[servers.memory]
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-memory@2026.8.31"]"""
 
 
 class DemoError(ContextProxyError):
-    """The demo could not be shown; the text has the proxy's own messages."""
+    """The demo failed; the text ends with the proxy's own messages."""
+
+
+@click.command("demo")
+def demo_command() -> None:
+    """Show the proxy at work in front of example servers. Works offline; nothing is kept."""
+    run(_demo, results())
+
+
+async def _demo(console: Terminal) -> None:
+    began = anyio.current_time()
+    console.say(Text(PROGRAM, style="bold"), ": one MCP server in front of many")
+    console.note("Everything here is real and runs on this machine: no network, key or service.", style="dim")
+    with _stage() as stage, stage.log.open("w", encoding="utf-8") as log:
+        try:
+            with anyio.fail_after(DEADLINE_SECONDS):
+                await _play(console, stage, log)
+        except Exception as error:
+            cause = innermost(error)
+            if isinstance(cause, BrokenPipeError):
+                # The reader has gone; the proxy's pipes raise errors of their own.
+                raise cause from None
+            # boundary: whatever fails here, the proxy's own messages tell why
+            lines = stage.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            reason = str(cause) or type(cause).__name__
+            raise DemoError("\n  ".join([f"the demo failed: {reason}", *lines[-LOG_SHOWN:]])) from error
+    _show_next(console, anyio.current_time() - began)
+
+
+async def _play(console: Terminal, stage: Stage, log: TextIO) -> None:
+    with ExitStack() as starting:
+        starting.enter_context(messages().status("Starting the proxy and the example servers"))
+        proxy = [sys.executable, "-m", "mcp_context_proxy", "--config", str(stage.config)]
+        async with _connected(proxy, stage, log) as client:
+            offers = await _offers(stage)
+            starting.close()
+            _show_servers(console, offers)
+            _show_lists(console, offers, (await client.list_tools()).tools)
+            await _show_searches(console, client)
+            await _show_calls(console, client)
 
 
 @dataclass(frozen=True, slots=True)
-class DemoStage:
-    """The temporary folder and what is in it."""
+class Stage:
+    """The temporary folder of one demo."""
 
     folder: Path
     config: Path
     log: Path
-    """What the proxy writes to stderr."""
-
-    @property
-    def data(self) -> Path:
-        """Where the example servers keep what they are given."""
-        return self.folder / "data"
+    """The proxy's output on stderr."""
+    data: Path
+    """Data of the example servers."""
 
 
 @contextmanager
-def stage() -> Iterator[DemoStage]:
-    """A folder for one run of the demo.
-
-    Raises:
-        DemoError: there is no place for one.
-    """
+def _stage() -> Iterator[Stage]:
     try:
         temporary = tempfile.TemporaryDirectory(prefix="mcp-context-proxy-demo-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise DemoError(f"the demo needs a temporary folder, and there can be none: {error}") from None
+        raise DemoError(f"the demo needs a temporary folder, and cannot create one: {error}") from None
     with temporary as name:
         folder = Path(name)
-        made = DemoStage(folder, folder / "config.toml", folder / "proxy.log")
-        made.config.write_text(_config(made), encoding="utf-8")
-        yield made
+        stage = Stage(folder, folder / "config.toml", folder / "proxy.log", folder / "data")
+        stage.config.write_text(_config(stage), encoding="utf-8")
+        yield stage
+
+
+def _config(stage: Stage) -> str:
+    lines = ["[store]", f"path = {_toml(str(stage.folder / 'store.sqlite3'))}"]
+    # The output must not depend on the speed of the machine.
+    lines += ["[limits]", f"indexing_wait_seconds = {DEADLINE_SECONDS:.1f}"]
+    for name, (program, *args) in examples.servers().items():
+        lines += [
+            f"[servers.{name}]",
+            f"command = {_toml(program)}",
+            f"args = {_toml(args)}",
+            f"env = {{ {examples.DATA_VARIABLE} = {_toml(str(stage.data))} }}",
+            f"cwd = {_toml(str(stage.folder))}",
+        ]
+    for kind, folder in examples.documents().items():
+        lines += ["[[documents]]", f"kind = {_toml(kind)}", f"path = {_toml(str(folder))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: str | list[str]) -> str:
+    # Strings of JSON are strings of TOML; a dollar in a path is no variable.
+    return json.dumps(value, ensure_ascii=False).replace("${", "$${")
 
 
 @asynccontextmanager
-async def connected(command: Sequence[str], stage: DemoStage, log: TextIO) -> AsyncIterator[Client]:
-    """The SDK's client to a server over stdio, as a host would start it."""
+async def _connected(command: Sequence[str], stage: Stage, log: TextIO) -> AsyncIterator[Client]:
+    """Start a server and connect the SDK's client to it, as a host would."""
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
@@ -100,125 +172,28 @@ async def connected(command: Sequence[str], stage: DemoStage, log: TextIO) -> As
         yield client
 
 
-def proxy_command(stage: DemoStage) -> list[str]:
-    """The proxy in front of the example servers."""
-    return [sys.executable, "-m", "mcp_context_proxy", "--config", str(stage.config)]
-
-
-def failure(stage: DemoStage, error: BaseException) -> DemoError:
-    """What went wrong, with the last the proxy had to say."""
-    lines = stage.log.read_text(encoding="utf-8", errors="replace").splitlines() if stage.log.exists() else []
-    reason = str(error) or type(error).__name__
-    return DemoError("\n  ".join([f"the demo failed: {reason}", *lines[-LOG_SHOWN:]]))
-
-
-def _config(stage: DemoStage) -> str:
-    lines = ["[store]", f"path = {_toml(str(stage.folder / 'store.sqlite3'))}"]
-    # What is shown must not depend on how fast the machine is.
-    lines += ["[limits]", f"indexing_wait_seconds = {DEADLINE_SECONDS:.1f}"]
-    for name, (program, *args) in examples.servers().items():
-        lines += [
-            f"[servers.{name}]",
-            f"command = {_toml(program)}",
-            f"args = {_toml(args)}",
-            f"env = {_table({examples.DATA_VARIABLE: str(stage.data)})}",
-            f"cwd = {_toml(str(stage.folder))}",
-        ]
-    for kind, folder in examples.documents().items():
-        lines += ["[[documents]]", f"kind = {_toml(kind)}", f"path = {_toml(str(folder))}"]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: str | list[str]) -> str:
-    """Strings of JSON are strings of TOML; a dollar in a path is no variable."""
-    return json.dumps(value, ensure_ascii=False).replace("${", "$${")
-
-
-def _table(table: Mapping[str, str]) -> str:
-    return "{ " + ", ".join(f"{key} = {_toml(value)}" for key, value in table.items()) + " }"
-
-
-SEARCHES: Final = (
-    "write down what we agreed on in the meeting",
-    "when is everybody free next Tuesday",
-    "what does a loan of 200,000 cost each month",
-)
-"""None of them uses the name of a tool; each is for another server."""
-
-SHOWN: Final = 2
-"""Tools shown of each search; of the rules and references that were found too, the best."""
-
-BAR: Final = 20
-"""Cells of the longest bar."""
-
-OWN_SERVER: Final = """\
-[servers.memory]
-command = "npx"
-args = ["-y", "@modelcontextprotocol/server-memory@2026.8.31"]"""
-
-PROGRAM: Final = "mcp-context-proxy"
-
-
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one example server offers a host that connects to it directly."""
+    """The tools of one example server, as a directly connected host gets them."""
 
     server: str
     tools: tuple[Tool, ...]
     tokens: int
 
 
-@click.command("demo")
-def demo_command() -> None:
-    """Show the proxy at work in front of the example servers. Offline; nothing is kept."""
-    run(_demo, results())
-
-
-async def _demo(console: Terminal) -> None:
-    began = anyio.current_time()
-    console.say(Text("mcp-context-proxy", style="bold"), ": one MCP server in front of many")
-    console.prose(
-        Text("Everything here is real and on this machine: no network, no key, no service.", style="dim")
-    )
-    with stage() as made, made.log.open("w", encoding="utf-8") as log:
-        try:
-            with anyio.fail_after(DEADLINE_SECONDS):
-                await _play(console, made, log)
-        except Exception as error:
-            cause = _innermost(error)
-            if isinstance(cause, BrokenPipeError):
-                # The reader has gone; the proxy's pipes raise errors of their own.
-                raise cause from None
-            # boundary: whatever fails here, the proxy's own messages tell why
-            raise failure(made, cause) from error
-    _show_next(console, anyio.current_time() - began)
-
-
-async def _play(console: Terminal, made: DemoStage, log: TextIO) -> None:
-    with ExitStack() as starting:
-        starting.enter_context(messages().status("Starting the proxy and the example servers"))
-        async with connected(proxy_command(made), made, log) as client:
-            offers = await _offers(made)
-            starting.close()
-            _show_servers(console, offers)
-            _show_lists(console, offers, (await client.list_tools()).tools)
-            await _show_searches(console, client)
-            await _show_calls(console, client)
-
-
-async def _offers(made: DemoStage) -> list[Offer]:
-    """Connect to each server directly, as a host does that has no proxy."""
+async def _offers(stage: Stage) -> list[Offer]:
+    """Connect to each server directly, as a host without a proxy does."""
     found: dict[str, Offer] = {}
 
-    async def ask(name: str, words: Sequence[str]) -> None:
-        with (made.folder / f"{name}.log").open("w", encoding="utf-8") as log:
-            async with connected(words, made, log) as client:
+    async def ask(name: str, command: Sequence[str]) -> None:
+        with (stage.folder / f"{name}.log").open("w", encoding="utf-8") as log:
+            async with _connected(command, stage, log) as client:
                 tools = tuple((await client.list_tools()).tools)
         found[name] = Offer(name, tools, _tokens(tools))
 
     async with anyio.create_task_group() as group:
-        for name, words in examples.servers().items():
-            group.start_soon(ask, name, words)
+        for name, command in examples.servers().items():
+            group.start_soon(ask, name, command)
     return [found[name] for name in examples.SERVERS]
 
 
@@ -237,7 +212,7 @@ def _tokens(tools: Sequence[Tool]) -> int:
 
 
 def _show_servers(console: Terminal, offers: Sequence[Offer]) -> None:
-    console.section("1  What is behind it")
+    console.section("1  Servers behind the proxy")
     rows = [
         (
             Text(offer.server, style="cyan"),
@@ -250,7 +225,7 @@ def _show_servers(console: Terminal, offers: Sequence[Offer]) -> None:
 
 
 def _show_lists(console: Terminal, offers: Sequence[Offer], listed: Sequence[Tool]) -> None:
-    console.section("2  What a model has to read, with every request")
+    console.section("2  Definitions that the model reads with every request")
     full, short = sum(offer.tokens for offer in offers), _tokens(listed)
     rows = [
         ("Without the proxy", sum(len(offer.tools) for offer in offers), full),
@@ -267,8 +242,8 @@ def _show_lists(console: Terminal, offers: Sequence[Offer], listed: Sequence[Too
     saved = 100 * (full - short) / full
     console.prose(
         f"{saved:.0f} % less: only {', '.join(tool.name for tool in listed)}. "
-        "The other tools are found when they are needed, and can all be called. "
-        "(Tokens are estimates, by a tokenizer: WordPiece.)",
+        "A search finds the other tools when they are needed, and all of them can be called. "
+        "(Token counts are estimates by a WordPiece tokenizer.)",
         indent=3,
     )
 
@@ -279,37 +254,32 @@ def _bar(console: Terminal, tokens: int, longest: int) -> Text:
 
 
 async def _show_searches(console: Terminal, client: Client) -> None:
-    console.section("3  Search: a model says what it needs, in its own words")
+    console.section("3  Search: the model describes the tool it needs, in its own words")
     for query in SEARCHES:
         began = anyio.current_time()
         with indexing(messages()) as report:
+
+            async def on_progress(
+                progress: float, total: float | None, message: str | None, report: OnProgress = report
+            ) -> None:
+                del message
+                report(int(progress), int(total or 0))
+
             answer = await client.call_tool(
-                "search_available_tools", {"query": query}, progress_callback=_told(report)
+                "search_available_tools", {"query": query}, progress_callback=on_progress
             )
-        _show_search(console, _data(answer), (anyio.current_time() - began) * 1000)
-
-
-def _told(report: OnProgress) -> ProgressFnT:
-    """What the SDK's client wants for progress notifications."""
-
-    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        del message
-        report(int(progress), int(total or 0))
-
-    return on_progress
+        data = answer.structured_content
+        if answer.is_error or not isinstance(data, dict):
+            raise DemoError(f"search_available_tools failed: {_text(answer)}")
+        _show_search(console, data, (anyio.current_time() - began) * 1000)
 
 
 def _show_search(console: Terminal, data: Mapping[str, Any], milliseconds: float) -> None:
-    indexed = ", all of them indexed first" if data["query"] == SEARCHES[0] else ""
+    indexed = ", including indexing" if data["query"] == SEARCHES[0] else ""
     console.say()
     console.say("   ", Text(f'"{data["query"]}"', style="bold"))
-    console.prose(
-        Text(
-            f"Among {data['known']} tools, rules and references, in {milliseconds:,.0f} ms{indexed}.",
-            style="dim",
-        ),
-        indent=3,
-    )
+    searched = f"Among {data['known']} tools, rules and references, in {milliseconds:,.0f} ms{indexed}."
+    console.prose(Text(searched, style="dim"), indent=3)
     if data.get("note"):
         console.prose(Text(data["note"], style="yellow"), indent=3)
     found = data["results"] or data["near_misses"]
@@ -322,58 +292,43 @@ def _show_search(console: Terminal, data: Mapping[str, Any], milliseconds: float
 
 
 async def _show_calls(console: Terminal, client: Client) -> None:
-    console.section("4  Call: whatever was found, listed or not")
+    console.section("4  Call: every tool can be called, listed or not")
     today = datetime.now(UTC).date().isoformat()
     note = {"title": f"Meeting of {today}", "body": "We ship on Friday.", "tags": ["meeting"]}
-    console.prose("Through call_tool, the one name a model always has:", indent=3)
+    console.prose("Through call_tool, which is always listed:", indent=3)
     through = {"name": "notes__create_note", "arguments": note}
     _show_call(console, "call_tool", through, await client.call_tool("call_tool", through))
     console.say()
-    console.prose("By its own name, as the search gave it:", indent=3)
+    console.prose("By its own name, as the search returned it:", indent=3)
     loan = {"amount": 200_000, "annual_rate": 3.5, "years": 20}
     name = "calculator__loan_payment"
     _show_call(console, name, loan, await client.call_tool(name, loan))
 
 
 def _show_call(console: Terminal, name: str, arguments: Mapping[str, Any], answer: CallToolResult) -> None:
-    text = " ".join(one_line(getattr(part, "text", "")) for part in answer.content)
     if answer.is_error:
-        raise DemoError(f"{name} failed: {text}")
+        raise DemoError(f"{name} failed: {_text(answer)}")
     call = Text.assemble((name, "bold cyan"), " ", json.dumps(arguments, ensure_ascii=False))
     console.prose(call, indent=5, hanging=2)
-    console.prose(Text(f"-> {text}", style="green"), indent=5, hanging=3)
+    console.prose(Text(f"-> {_text(answer)}", style="green"), indent=5, hanging=3)
+
+
+def _text(answer: CallToolResult) -> str:
+    return " ".join(one_line(getattr(part, "text", "")) for part in answer.content)
 
 
 def _show_next(console: Terminal, seconds: float) -> None:
+    # With the full path, if there is one: hosts often do not know the PATH of a shell.
+    command = json.dumps(shutil.which(PROGRAM) or PROGRAM)
+    entry = f'{{ "mcpServers": {{ "context-proxy": {{\n  "command": {command} }} }} }}'
     console.section("Next: your own servers")
-    _step(console, f"1. Put them into {default_path(os.environ)}", OWN_SERVER)
-    _step(console, "2. See whether they all start", "mcp-context-proxy check")
-    _step(console, "3. In your host's configuration, put this one in their place", _host_entry())
+    for step, snippet in (
+        (f"1. Add them to {default_path(os.environ)}", OWN_SERVER),
+        ("2. Check that they all start", f"{PROGRAM} check"),
+        ("3. In your host's configuration, replace them with this one", entry),
+    ):
+        console.prose(step, indent=3, hanging=3)
+        for line in snippet.splitlines():
+            console.say(Text(line, style="cyan"), indent=6)
     console.say()
-    console.prose(Text(f"This took {seconds:.1f} s, and nothing of it was kept.", style="dim"))
-
-
-def _host_entry() -> str:
-    """With the full path, where there is one: hosts often do not know the PATH of a shell."""
-    command = shutil.which(PROGRAM) or PROGRAM
-    return f'{{ "mcpServers": {{ "context-proxy": {{\n  "command": {json.dumps(command)} }} }} }}'
-
-
-def _step(console: Terminal, what: str, snippet: str) -> None:
-    console.prose(what, indent=3, hanging=3)
-    for line in snippet.splitlines():
-        console.say(Text(line, style="cyan"), indent=6)
-
-
-def _data(answer: CallToolResult) -> Mapping[str, Any]:
-    data = answer.structured_content
-    if answer.is_error or not isinstance(data, dict):
-        text = " ".join(one_line(getattr(part, "text", "")) for part in answer.content)
-        raise DemoError(f"search_available_tools failed: {text}")
-    return data
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    console.note(f"This took {seconds:.1f} s, and nothing was kept.", style="dim")

@@ -1,4 +1,4 @@
-"""``eval``: how well search finds what queries need, in a file of tools or behind the proxy."""
+"""``eval``: measures how well search finds the tools that queries need, in a file or behind the proxy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine, Method, SearchOptions
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.evaluation.metrics import Estimate
     from mcp_context_proxy.evaluation.replay import ReplayStage
     from mcp_context_proxy.evaluation.run import Evaluation, MeasureDifference, Report
 
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 
 SHORTEST_LOG: Final = 10
-"""Queries, so that a tenth of them is one."""
+"""Queries: a tenth of them is one."""
 
-SPOKEN: Final = {
+LABELS: Final = {
     "selected": "tools selected",
-    "selected_recall": "recall of those selected",
-    "kept": "answerable queries that fit",
-    "refused": "impossible queries refused",
+    "selected_recall": "recall of the selection",
+    "kept": "answerable, something fits",
+    "refused": "impossible, nothing fits",
     "fits": "queries that fit",
 }
 
@@ -40,15 +39,17 @@ SPOKEN: Final = {
 @click.command("eval")
 @config_option
 @click.argument("files", nargs=-1, required=True, metavar="[CORPUS] QUERIES", type=FILE)
-@click.option("--servers", is_flag=True, help="Search the configured servers, with the configured options.")
+@click.option("--servers", is_flag=True, help="Search the configured servers with their options.")
 @click.option("--compare", is_flag=True, help="Compare two runs: A.run B.run [QUERIES].")
-@click.option("--learning", is_flag=True, help="Replay QUERIES as a log: what use would have taught by then.")
-@click.option("--shuffle", is_flag=True, help="With --learning: QUERIES have no order; always the same one.")
+@click.option("--learning", is_flag=True, help="Replay QUERIES as a log, and measure learning.")
+@click.option("--shuffle", is_flag=True, help="With --learning: replay in a fixed random order.")
 @click.option("--top-k", default=10, show_default=True, type=click.IntRange(1), help="Results to rank.")
-@click.option("--method", default="hybrid", show_default=True, type=click.Choice(METHODS), help="Of scoring.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.option("--run", "run_file", type=FILE, help="Write the rankings here, one JSON line per query.")
-@click.option("--store", type=FILE, help="Keep the vectors of CORPUS here from one run to the next.")
+@click.option(
+    "--method", default="hybrid", show_default=True, type=click.Choice(METHODS), help="Scoring method."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@click.option("--run", "run_file", type=FILE, help="Write rankings to this file, one JSON line per query.")
+@click.option("--store", type=FILE, help="Keep the vectors of CORPUS in this file for later runs.")
 @click.pass_context
 def eval_command(
     ctx: click.Context,
@@ -67,16 +68,16 @@ def eval_command(
     """Measure how well search finds the tools that queries need.
 
     CORPUS has JSON lines {server, name, description, input_schema?}, QUERIES has JSON lines {query,
-    relevant: [[server, name], ...], any_of?: [[[server, name], ...], ...]}. Every tool of relevant is needed,
-    and any one of each group of any_of. Either file may be gzipped. With --config, the embedding model
-    configured there is measured.
+    relevant: [[server, name], ...], any_of?: [[[server, name], ...], ...]}. A query needs each tool of
+    relevant, and one tool of each group of any_of. Both files may be gzipped. With --config, the embedding
+    model of that configuration is used.
     """
     chosen = cast(Method, method)
     if compare:
         _compare(files, as_json)
         return
     if shuffle and not learning:
-        raise click.UsageError("--shuffle is for --learning: otherwise the order of QUERIES means nothing")
+        raise click.UsageError("--shuffle is for --learning: otherwise the order of QUERIES does not matter")
     if learning:
         _expect(files, (2,), "--learning takes two files: CORPUS and QUERIES")
         _replay(_named_config(ctx, config_path), files, shuffle, top_k, store, as_json)
@@ -99,7 +100,7 @@ def eval_command(
 
 
 def _named_config(ctx: click.Context, config_path: Path | None) -> Config:
-    """The one that the command line names, and else the defaults: files are measured alike by everyone."""
+    # The user's own configuration is not used: files give the same measures to everyone.
     named = config_path is not None or ctx.find_root().obj is not None
     return load_config(ctx, config_path) if named else Config()
 
@@ -116,13 +117,13 @@ def _replay(
     snapshot, log = read_corpus(files[0]), read_queries(files[1])
     if len(log) < SHORTEST_LOG:
         raise click.UsageError(
-            f"a log of {len(log)} queries says nothing; at least {SHORTEST_LOG} are needed"
+            f"a log of {len(log)} queries is too short; at least {SHORTEST_LOG} are needed"
         )
     model = LazyModel(partial(open_model, config))
     with open_store(store or "memory") as opened, terminal.indexing(messages(), "Replaying") as report:
         stages = replay(
             CachedEmbedder(model, opened.vectors),
-            QueryEmbedder(model),
+            QueryEmbedder(model, remembered=len(log)),
             snapshot,
             in_random_order(log) if shuffle else log,
             ADAPTIVE,
@@ -156,7 +157,7 @@ def _of_corpus(
         words_only = method == "lexical"
         engine = Engine(
             None if words_only else CachedEmbedder(model, opened.vectors),
-            QueryEmbedder(model),
+            QueryEmbedder(model, remembered=0),
             calibration=calibration_for(config.embedding),
         )
         with terminal.indexing(messages()) as report:
@@ -176,7 +177,7 @@ async def _of_servers(config: Config, queries_file: Path, method: Method, top_k:
     async with app.open_proxy(config) as proxy:
         await terminal.settle(proxy, console)
         await terminal.index(proxy, console)
-        measured = partial(evaluate, proxy.searching.engine, proxy.catalog.snapshot, queries, options, top_k)
+        measured = partial(evaluate, proxy.search.engine, proxy.catalog.snapshot, queries, options, top_k)
         return await anyio.to_thread.run_sync(measured)
 
 
@@ -184,7 +185,7 @@ def _compare(files: tuple[Path, ...], as_json: bool) -> None:
     from mcp_context_proxy.evaluation.data import read_queries
     from mcp_context_proxy.evaluation.run import compare_files
 
-    _expect(files, (2, 3), "--compare takes two runs, and the QUERIES that say what is needed")
+    _expect(files, (2, 3), "--compare takes two runs, and optionally QUERIES")
     first, second, *queries = files
     found = compare_files(first, second, read_queries(queries[0]) if queries else None)
     if as_json:
@@ -194,37 +195,28 @@ def _compare(files: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _show(console: Terminal, report: Report) -> None:
-    what = f"{counted(report.tools, 'tool')} of {counted(report.servers, 'server')}"
-    console.say(f"queries: {report.queries:,}, to {what}; method: {report.method}")
+    catalog = f"{counted(report.tools, 'tool')} of {counted(report.servers, 'server')}"
+    console.say(f"{report.queries:,} queries to {catalog}; method: {report.method}")
     if report.note:
         console.say(f"Note: {report.note}")
     if report.unmeetable:
-        console.say(f"Note: no tool there is can meet a need of {report.unmeetable} of them")
+        console.say(f"Note: {report.unmeetable} of the queries need a tool that does not exist")
     console.say()
-    console.columns([_row(name, at) for name, at in report.measures.items()], right=(1,))
+    rows = [
+        (LABELS.get(name, name), f"{at.mean:.3f}", f"[{at.low:.3f}, {at.high:.3f}]")
+        for name, at in report.measures.items()
+    ]
+    console.columns(rows, right=(1,))
     latency = report.latency_ms
     console.say(f"search p50 {latency.p50:.1f} ms, p95 {latency.p95:.1f} ms")
 
 
-def _row(name: str, at: Estimate) -> tuple[str, str, str]:
-    return SPOKEN.get(name, name), f"{at.mean:.3f}", f"[{at.low:.3f}, {at.high:.3f}]"
-
-
 def _show_stages(console: Terminal, stages: Sequence[ReplayStage]) -> None:
     measured = next(iter(stages[0].measures.values())).difference.queries
-    console.say(f"queries measured: {measured:,}; the learned tier off and on")
+    console.say(f"{measured:,} queries measured, with the learned tier off and on")
     console.say()
     rows = [
-        (
-            f"{stage.revealed:.0%}",
-            f"{stage.used:,}",
-            f"{stage.pairs:,}",
-            name,
-            f"{one.first:.3f}",
-            f"{one.second:.3f}",
-            f"{one.difference.mean:+.3f}",
-            f"[{one.difference.low:+.3f}, {one.difference.high:+.3f}]",
-        )
+        (f"{stage.revealed:.0%}", f"{stage.used:,}", f"{stage.pairs:,}", name, *_cells(one))
         for stage in stages
         for name, one in stage.measures.items()
     ]
@@ -233,14 +225,15 @@ def _show_stages(console: Terminal, stages: Sequence[ReplayStage]) -> None:
 
 
 def _show_differences(console: Terminal, found: Mapping[str, MeasureDifference]) -> None:
-    rows = [
-        (
-            SPOKEN.get(name, name),
-            f"{one.first:.3f}",
-            f"{one.second:.3f}",
-            f"{one.difference.mean:+.3f}",
-            f"[{one.difference.low:+.3f}, {one.difference.high:+.3f}]",
-        )
-        for name, one in found.items()
-    ]
+    rows = [(LABELS.get(name, name), *_cells(one)) for name, one in found.items()]
     console.columns([("", "first", "second", "difference", "95 % interval"), *rows], right=(1, 2, 3))
+
+
+def _cells(one: MeasureDifference) -> tuple[str, str, str, str]:
+    gain = one.difference
+    return (
+        f"{one.first:.3f}",
+        f"{one.second:.3f}",
+        f"{gain.mean:+.3f}",
+        f"[{gain.low:+.3f}, {gain.high:+.3f}]",
+    )

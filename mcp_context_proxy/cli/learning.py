@@ -1,4 +1,4 @@
-"""``learning``: what use has taught, shown, taken elsewhere, and forgotten."""
+"""``learning``: shows, exports, imports and forgets the pairs of queries and tools learned from use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from rich.text import Text
 
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config, open_group
+from mcp_context_proxy.cli.options import (
+    config_option,
+    echo_json,
+    load_config,
+    open_configured_store,
+    open_group,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, one_line, results
 from mcp_context_proxy.errors import DataFileError
 
@@ -23,26 +28,26 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 SHOWN: Final = 10
-"""Pairs that ``stats`` shows: those that are most certain."""
+"""Pairs that ``stats`` shows: the most certain ones."""
 
 
 @click.group("learning", invoke_without_command=True)
 @config_option
 @click.pass_context
 def learning_command(ctx: click.Context, config_path: Path | None) -> None:
-    """What use has taught: which tools were used for which queries.
+    """Manage the pairs learned from use: which tools were called for which queries.
 
-    Without a command: stats. A running proxy that shares the store notices a change within seconds.
+    Without a subcommand, shows stats. A running proxy with the same store applies a change within seconds.
     """
     open_group(ctx, config_path, stats)
 
 
 @learning_command.command("stats")
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.pass_context
 def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
-    """Show how much was learned, and the most certain of it."""
+    """Show the number of learned pairs, and the most certain ones."""
     import time
 
     with _opened(ctx, config_path) as (tier, _, _, enabled):
@@ -56,11 +61,11 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
             return
         console = results()
         if not best:
-            console.say("Nothing yet: no tool was called after a search that had found it.")
+            console.say("Nothing was learned yet: no tool was called after a search that found it.")
             return
-        console.say(f"{counted(len(best), 'pair')} of queries and tools, of {counted(tools, 'tool')}.")
+        console.say(f"{counted(len(best), 'pair')} of queries and tools, for {counted(tools, 'tool')}.")
         if not enabled:
-            console.say("Learning is switched off: they have no effect.")
+            console.say("Learning is switched off, so they have no effect.")
         _show(console, best[:SHOWN], now)
 
 
@@ -69,7 +74,7 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
 @click.argument("file", type=FILE, required=False)
 @click.pass_context
 def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> None:
-    """Write all pairs to FILE, or to stdout, one JSON object a line."""
+    """Write all pairs to FILE or to stdout, one JSON object per line."""
     from mcp_context_proxy.learning.pair_store import exported
 
     with _opened(ctx, config_path) as (tier, _, _, _):
@@ -88,9 +93,9 @@ def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> N
 @click.argument("file", type=FILE)
 @click.pass_context
 def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
-    """Add the pairs of FILE.
+    """Add the pairs in FILE.
 
-    Of a pair that is known already, the more certain one stays.
+    If a pair is known already, the more certain one is kept.
     """
     from mcp_context_proxy.evaluation.data import read_lines
     from mcp_context_proxy.learning.pair_store import PairLine, imported
@@ -100,27 +105,27 @@ def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
         try:
             taken = imported(lines, model)
         except ValueError as error:
-            raise DataFileError(file, None, f"a key or vector in it is damaged ({error})") from None
+            raise DataFileError(file, None, f"it has a damaged key or vector ({error})") from None
         before = len(tier.pairs)
         tier.take(taken)
         console = results()
-        console.say(f"Read {counted(len(lines), 'pair')}; there are {len(tier.pairs)}, {before} before.")
+        console.say(f"Read {counted(len(lines), 'pair')}. There were {before} before; now {len(tier.pairs)}.")
         if left := len(lines) - len(taken):
-            console.say(f"{counted(left, 'pair')} without text are of another model and were left out.")
+            console.say(f"Left out {counted(left, 'pair')} without text, made with another model.")
 
 
 @learning_command.command("forget")
 @config_option
-@click.option("--tool", help="What was learned of this tool, by the name that hosts see, or its own.")
-@click.option("--query", help="What was learned of this query, and of others that mean the same.")
-@click.option("--all", "everything", is_flag=True, help="All of it.")
+@click.option("--tool", help="Forget the pairs of this tool, by the name that hosts see or its own.")
+@click.option("--query", help="Forget the pairs of this query, and of queries with the same meaning.")
+@click.option("--all", "everything", is_flag=True, help="Forget all pairs.")
 @click.pass_context
 def forget(
     ctx: click.Context, config_path: Path | None, tool: str | None, query: str | None, everything: bool
 ) -> None:
-    """Forget what was learned of a tool or a query, or all of it."""
+    """Forget the pairs of a tool or a query, or all of them."""
     if sum((tool is not None, query is not None, everything)) != 1:
-        raise click.UsageError("say what to forget: --tool, --query or --all")
+        raise click.UsageError("give exactly one of --tool, --query and --all")
     with _opened(ctx, config_path) as (tier, model, sessions, _):
         if query is not None:
             gone = tier.forget_query(model.vectors([query])[1][0], query)
@@ -134,19 +139,17 @@ def forget(
 def _opened(
     ctx: click.Context, config_path: Path | None
 ) -> Iterator[tuple[LearnedTier, QueryEmbedder, ToolSessionStore, bool]]:
-    """The learned tier of the configured store, the model, sessions by tool, and whether learning is on."""
+    """Open the learned tier, the model and the tool sessions; also tells whether learning is on."""
     from functools import partial
 
-    from mcp_context_proxy.app import store_location
     from mcp_context_proxy.embedding import LazyModel
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
     from mcp_context_proxy.learning.tier import LearnedTier
-    from mcp_context_proxy.store import open_store
 
     config = load_config(ctx, config_path)
     lazy = LazyModel(partial(open_model, config))
     model = QueryEmbedder(lazy)
-    with open_store(store_location(config)) as store:
+    with open_configured_store(config) as store:
         learning = config.learning
         try:
             tier = LearnedTier(model, store.learned, learning.store_queries)
@@ -171,11 +174,9 @@ def _data(pair: Pair, now: float) -> dict[str, object]:
 
 
 def _show(console: Terminal, pairs: list[Pair], now: float) -> None:
-    if not pairs:
-        return
     console.say()
     rows = [("confidence", "uses", "tool", "query")]
     for pair in pairs:
-        query = Text("(not kept)", style="dim") if pair.query is None else one_line(pair.query)
-        rows.append((f"{pair.confidence_at(now):.2f}", str(pair.uses), "__".join(pair.tool), str(query)))
+        query = "(text not kept)" if pair.query is None else one_line(pair.query)
+        rows.append((f"{pair.confidence_at(now):.2f}", str(pair.uses), "__".join(pair.tool), query))
     console.columns(rows, right=(0, 1))

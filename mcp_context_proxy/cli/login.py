@@ -1,7 +1,4 @@
-"""``login``: allows the proxy to use a server, in a browser.
-
-``logout``: forgets a login, and has the authorization server forget it.
-"""
+"""``login`` and ``logout``: get a token for a server in a browser, or revoke and delete it."""
 
 from __future__ import annotations
 
@@ -17,41 +14,36 @@ from mcp_context_proxy.cli.options import config_option, load_config, run
 from mcp_context_proxy.config import Config, ServerConfig
 
 LOGIN_SECONDS: Final = 600.0
-"""For a person to find the password and say yes."""
+"""Time limit for a person to log in."""
 
 
 @click.command("login")
 @click.argument("server")
 @config_option
-@click.option("--no-browser", is_flag=True, help="Only print the address to open.")
+@click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
 @click.pass_context
 def login_command(ctx: click.Context, server: str, config_path: Path | None, no_browser: bool) -> None:
-    """Log in to SERVER, a server at a URL that asks for it (OAuth).
+    """Log in to SERVER, a server at a URL that requires it (OAuth).
 
-    Opens a browser and waits for it to come back to a port of this machine. The token is kept in a file that
-    only you can read. A proxy that is running uses it when it tries the server next.
+    Opens a browser and waits until it is redirected to a port of this machine. The token is kept in a file
+    that only you can read. A running proxy uses it at its next attempt to connect to the server.
     """
-    config = remote(load_config(ctx, config_path), server)
+    config = _remote(load_config(ctx, config_path), server)
     if any(name.lower() == "authorization" for name in config.headers):
         raise click.ClickException(
-            f"servers.{server}.headers has an Authorization already; remove it to log in instead"
+            f"servers.{server}.headers sets Authorization already; remove it to log in instead"
         )
     run(_log_in, config, not no_browser)
 
 
-def remote(config: Config, name: str) -> ServerConfig:
-    """A configured server at a URL.
-
-    Raises:
-        click.ClickException: there is none by that name.
-    """
+def _remote(config: Config, name: str) -> ServerConfig:
     server = config.servers.get(name)
     if server is None:
         known = ", ".join(name for name, server in config.servers.items() if server.url is not None)
-        there = f"at a URL are: {known}" if known else "none in it is at a URL"
+        there = f"those with a URL are: {known}" if known else "none of its servers has a URL"
         raise click.ClickException(f"there is no server {name!r} in {config.path}; {there}")
     if server.url is None:
-        raise click.ClickException(f"server {name!r} is a program: it has nowhere to log in")
+        raise click.ClickException(f"server {name!r} is a program: there is no login to it")
     return server
 
 
@@ -90,8 +82,8 @@ async def _log_in(config: ServerConfig, with_browser: bool) -> None:
 @config_option
 @click.pass_context
 def logout_command(ctx: click.Context, server: str, config_path: Path | None) -> None:
-    """Forget the login to SERVER: its token is revoked, where that is possible, and deleted."""
-    run(_log_out, remote(load_config(ctx, config_path), server))
+    """Forget the login to SERVER: revoke its token if possible, and delete it."""
+    run(_log_out, _remote(load_config(ctx, config_path), server))
 
 
 async def _log_out(config: ServerConfig) -> None:
@@ -109,5 +101,5 @@ async def _log_out(config: ServerConfig) -> None:
         click.echo(f"There was no login to {config.name}.")
         return
     revoked = credentials is not None and await token_endpoint.revoke(config, credentials)
-    told = "revoked and deleted" if revoked else "deleted; where it was given it may be good until it expires"
-    click.echo(f"Logged out of {config.name}. Its token is {told}.")
+    state = "revoked and deleted" if revoked else "deleted, but may stay valid until it expires"
+    click.echo(f"Logged out of {config.name}. Its token is {state}.")

@@ -1,7 +1,4 @@
-"""Options that several commands take.
-
-Runs a command's asynchronous part: it cleans up whatever ends it, and a failure comes out as itself.
-"""
+"""Shared parts of all commands: ``--config``, JSON output, and running asynchronous code."""
 
 from __future__ import annotations
 
@@ -9,29 +6,37 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import click
 
 from mcp_context_proxy.config import Config, load
 
+if TYPE_CHECKING:
+    from mcp_context_proxy.store import Store
+
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+STOPPED_BY: Final = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command: the servers it started must not outlive it. Ctrl-C is among them because
+asyncio cancels for it only once, and code that swallows that cancellation lets the command go on."""
 
 
 def config_option(command: F) -> F:
-    """``--config`` after the command, too; it beats the one before it."""
+    """Accept ``--config`` after the command, too; it overrides the one before the command."""
     return click.option(
         "--config",
         "config_path",
         type=click.Path(path_type=Path),
         default=None,
-        help="A config.toml, or a host's JSON with mcpServers.",
+        help="A config.toml, or a host's JSON file with mcpServers.",
     )(command)
 
 
 def open_group(ctx: click.Context, config_path: Path | None, default: click.Command) -> None:
-    """Hand ``--config`` on to the command of a group that is named, or run the one that it is without."""
+    """Pass ``--config`` on to the subcommand of a group, or run the default without one."""
     if config_path is not None:
         ctx.find_root().obj = config_path
     if ctx.invoked_subcommand is None:
@@ -41,7 +46,7 @@ def open_group(ctx: click.Context, config_path: Path | None, default: click.Comm
 def load_config(
     ctx: click.Context, config_path: Path | None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
-    """The configuration that the command line names, or the user's own.
+    """Load the configuration named on the command line, or the user's own.
 
     Raises:
         ConfigError: it cannot be used.
@@ -51,8 +56,16 @@ def load_config(
     return load(path, overrides=overrides or {})
 
 
+def open_configured_store(config: Config) -> Store:
+    """Open the store of a configuration; a context manager. Blocking; never fails."""
+    from mcp_context_proxy.app import store_location
+    from mcp_context_proxy.store import open_store
+
+    return open_store(store_location(config))
+
+
 def echo_json(data: Mapping[str, Any]) -> None:
-    """One JSON object on stdout, for programs and for eyes; raw JSON in it stays as it is."""
+    """Print one indented JSON object on stdout; raw JSON in it stays unchanged."""
     import msgspec
 
     from mcp_context_proxy.protocol import envelope
@@ -60,27 +73,27 @@ def echo_json(data: Mapping[str, Any]) -> None:
     click.echo(msgspec.json.format(envelope.encode(data), indent=2))
 
 
-T = TypeVar("T")
-
-STOPPED_BY: Final = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends a command from outside: servers it has started must not outlive it. Ctrl-C as well, because
-asyncio cancels for that only once, and whatever happens to swallow that lets the command go on."""
-
-
 def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
-    """Run to the end; Ctrl-C or a signal cancels and cleans up first.
+    """Run an asynchronous function; Ctrl-C or a signal cancels it and waits for its clean-up.
 
     Raises:
-        KeyboardInterrupt: it was ended from outside.
-        BaseException: whatever the function raised, not wrapped by the tasks it ended.
+        KeyboardInterrupt: a signal ended it.
+        BaseException: the function's own error, not wrapped by task groups.
     """
     try:
-        return anyio.run(_stoppable, function, args)
+        return anyio.run(_run_until_signal, function, args)
     except BaseExceptionGroup as group:
-        raise _first(group) from None
+        raise innermost(group) from None
 
 
-async def _stoppable(function: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
+def innermost(error: BaseException) -> BaseException:
+    """Return the first error in nested groups: task groups wrap the errors of their tasks."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _run_until_signal(function: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
     results: list[T] = []
     async with anyio.create_task_group() as group:
         if STOPPED_BY:
@@ -97,9 +110,3 @@ async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
         async for _ in signals:
             scope.cancel()
             return
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

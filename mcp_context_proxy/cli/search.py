@@ -149,8 +149,8 @@ async def _search(
         for name, cause in failed.items():
             console.say(Text(f"server {name} has failed and was not searched: {cause}", style="yellow"))
         await terminal.index(proxy, console)
-        if filters.needs_figures and proxy.measuring.usage is not None:
-            await proxy.measuring.usage.refresh()
+        if filters.needs_figures and proxy.statistics.usage is not None:
+            await proxy.statistics.usage.refresh()
         number = DomainOverrides(top_n=top)
         answer = await proxy.contexts.select(
             query,
@@ -158,7 +158,7 @@ async def _search(
             origin="search",
             scope=Scope(kinds or None, filters),
             remember=False,
-            rerank=proxy.searching.reranker.mode if rerank is None else "always" if rerank else "never",
+            rerank=proxy.search.reranker.mode if rerank is None else "always" if rerank else "never",
         )
     return answer, failed
 

@@ -1,15 +1,18 @@
-"""``servers``: how the configured servers are doing. Started once for the look; never their secrets.
+"""``servers``, ``tools`` and ``index``: start the configured servers, and show or index their items.
 
-``tools``: everything there is, under the names hosts see, with what it costs.
+Servers are shown without their secrets.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio.to_thread
 import click
 from rich.text import Text
 
@@ -21,6 +24,7 @@ from mcp_context_proxy.cli.terminal import (
     address,
     counted,
     failure,
+    failures,
     findings,
     last_output,
     marked,
@@ -29,7 +33,7 @@ from mcp_context_proxy.cli.terminal import (
     results,
     strays,
 )
-from mcp_context_proxy.config import Config, ServerConfig
+from mcp_context_proxy.config import Config
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.items import Kind, Tool
@@ -42,19 +46,20 @@ if TYPE_CHECKING:
 STYLES: Final = {"ready": "green", "asleep": "cyan", "failed": "bold red", "disabled": "dim"}
 
 ADDRESS_CELLS: Final = 40
-"""With fewer, one cannot tell which server a cut command line or URL is."""
+"""With fewer, a cut command line or URL does not show which server it is."""
 
-HEADINGS: Final = ("Server", "State", "Era", "Protocol", "Tools", "Resources", "Prompts", "Start", "Where")
+HEADINGS: Final = (
+    *("Server", "State", "Era", "Protocol", "Tools", "Resources", "Prompts", "Start", "Command or URL"),
+)
 
 
 @click.command("servers")
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.pass_context
 def servers_command(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
-    """Show the configured servers and how they are doing."""
-    config = load_config(ctx, config_path)
-    servers = run(_collect_servers, config)
+    """Start the configured servers once and show their state."""
+    servers = run(_collect_servers, load_config(ctx, config_path))
     if as_json:
         echo_json({"servers": servers})
         return
@@ -66,18 +71,13 @@ async def _collect_servers(config: Config) -> list[dict[str, Any]]:
 
     async with app.open_proxy(config) as proxy:
         seconds = await terminal.settle(proxy, messages())
-        clients = proxy.fleet.clients
-        found = list(findings(proxy))
+        clients, found = proxy.fleet.clients, list(findings(proxy))
         return [
-            _facts(clients[name], seconds[name], [message for server, message in found if server == name])
+            _facts(clients[name], seconds[name], [message for one, message in found if one == name])
             if name in clients
-            else _disabled(server)
+            else {"name": name, "state": "disabled", "address": address(server)}
             for name, server in config.servers.items()
         ]
-
-
-def _disabled(config: ServerConfig) -> dict[str, Any]:
-    return {"name": config.name, "state": "disabled", "address": address(config)}
 
 
 def _facts(client: DownstreamClient, seconds: float, found: list[str]) -> dict[str, Any]:
@@ -107,10 +107,19 @@ def _facts(client: DownstreamClient, seconds: float, found: list[str]) -> dict[s
 
 def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
     if not servers:
-        console.say("No servers are configured.")
+        console.say("No server is configured.")
         return
-    heading = [Text(title, style="bold") for title in HEADINGS]
-    console.columns([heading, *map(_server_row, servers)], right=(4, 5, 6, 7), useful=ADDRESS_CELLS)
+    rows = [[Text(title, style="bold") for title in HEADINGS]]
+    for facts in servers:
+
+        def number(key: str, unit: str = "", facts: dict[str, Any] = facts) -> Text:
+            return Text(f"{facts[key]:,}{unit}" if key in facts else "-")
+
+        row = [Text(facts["name"], style="cyan"), Text(facts["state"], style=STYLES[facts["state"]])]
+        row += [Text(facts.get("era", "-")), Text(facts.get("protocol", "-"))]
+        row += [number("tools"), number("resources"), number("prompts"), number("start_ms", " ms")]
+        rows.append([*row, Text(facts["address"], style="dim")])
+    console.columns(rows, right=(4, 5, 6, 7), useful=ADDRESS_CELLS)
     for facts in servers:
         if facts["state"] == "failed":
             console.say()
@@ -119,55 +128,30 @@ def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
                 console.prose(Text(f"| {line}", style="dim"), 2, hanging=2)
         if found := facts.get("findings"):
             console.say()
-            told = f"{counted(len(found), 'remark')} on what it lists: mcp-context-proxy check tells"
-            console.prose(Text(f"{facts['name']}: {told}", style="yellow"), hanging=2)
-
-
-def _server_row(facts: dict[str, Any]) -> list[Text]:
-    def number(key: str, unit: str = "") -> str:
-        return f"{facts[key]:,}{unit}" if key in facts else "-"
-
-    return [
-        Text(facts["name"], style="cyan"),
-        Text(facts["state"], style=STYLES[facts["state"]]),
-        Text(facts.get("era", "-")),
-        Text(facts.get("protocol", "-")),
-        *map(Text, (number("tools"), number("resources"), number("prompts"), number("start_ms", " ms"))),
-        Text(facts["address"], style="dim"),
-    ]
+            remarks = f"{counted(len(found), 'remark')} on its definitions: see mcp-context-proxy check"
+            console.prose(Text(f"{facts['name']}: {remarks}", style="yellow"), hanging=2)
 
 
 @click.command("tools")
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, with full definitions.")
-@click.option("--related", metavar="NAME", help="Only what is near in meaning to this tool.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with definitions, on stdout.")
+@click.option("--related", metavar="NAME", help="List only the items that are similar to this tool.")
 @click.pass_context
 def tools_command(ctx: click.Context, config_path: Path | None, as_json: bool, related: str | None) -> None:
-    """List every tool behind the proxy, under the name hosts see. Tokens are estimates."""
+    """List all tools behind the proxy, under the names that hosts see. Token counts are estimates."""
+    config = load_config(ctx, config_path)
     if related is not None:
-        near = run(_related, load_config(ctx, config_path), related)
+        similar = run(_related, config, related)
         if as_json:
-            echo_json({"name": related, "related": near})
+            echo_json({"name": related, "related": similar})
         else:
-            _show_related(results(), related, near)
+            _show_related(results(), related, similar)
         return
-    data = run(_collect_tools, load_config(ctx, config_path))
+    data = run(_collect_tools, config)
     if as_json:
         echo_json(data)
         return
     _show_tools(results(), data)
-
-
-async def _collect_tools(config: Config) -> dict[str, Any]:
-    from mcp_context_proxy import app
-
-    console = messages()
-    async with app.open_proxy(config) as proxy:
-        await terminal.settle(proxy, console)
-        failed = {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
-        for name, cause in failed.items():
-            console.say(Text(f"server {name} has failed, its tools are unknown: {cause}", style="yellow"))
-        return {**_data(proxy), "failed": [{"server": name, "cause": failed[name]} for name in failed]}
 
 
 async def _related(config: Config, name: str) -> list[dict[str, Any]]:
@@ -185,12 +169,24 @@ async def _related(config: Config, name: str) -> list[dict[str, Any]]:
 
 def _show_related(console: Terminal, name: str, related: list[dict[str, Any]]) -> None:
     if not related:
-        console.say(f"Nothing is near to {name}.")
+        console.say(f"Nothing is similar to {name}.")
     rows = [(f"{one['cosine']:.2f}", str(one["type"]), Text(one["name"], style="cyan")) for one in related]
     console.columns(rows, indent=2, right=(0,))
 
 
-def _data(proxy: Proxy) -> dict[str, Any]:
+async def _collect_tools(config: Config) -> dict[str, Any]:
+    from mcp_context_proxy import app
+
+    console = messages()
+    async with app.open_proxy(config) as proxy:
+        await terminal.settle(proxy, console)
+        failed = failures(proxy)
+        for name, cause in failed.items():
+            console.say(Text(f"Server {name} has failed, and its tools are unknown: {cause}", style="yellow"))
+        return {**_tools_data(proxy), "failed": [{"server": name, "cause": failed[name]} for name in failed]}
+
+
+def _tools_data(proxy: Proxy) -> dict[str, Any]:
     from mcp_context_proxy.embedding.tokens import TokenCounter
 
     count = TokenCounter().count
@@ -200,7 +196,7 @@ def _data(proxy: Proxy) -> dict[str, Any]:
     tools = sorted(snapshot.tools.values(), key=lambda tool: (order[tool.server], tool.exposed_name))
     listed = proxy.tool_list.base_names(snapshot)
     default = proxy.tool_list.definitions(snapshot, listed)
-    entries = [_tool(tool, count, proxy.searching.working_set.why(tool)) for tool in tools]
+    entries = [_tool_data(tool, count, proxy.search.working_set.why(tool)) for tool in tools]
     return {
         "tools": entries,
         "total": {"tools": len(tools), "tokens": sum(entry["tokens"] for entry in entries)},
@@ -212,7 +208,7 @@ def _data(proxy: Proxy) -> dict[str, Any]:
     }
 
 
-def _tool(tool: Tool, count: Callable[[str], int], working_set: str | None) -> dict[str, Any]:
+def _tool_data(tool: Tool, count: Callable[[str], int], working_set: str | None) -> dict[str, Any]:
     definition = tool_definition(tool)
     return {
         "name": tool.exposed_name,
@@ -230,45 +226,102 @@ def _tool(tool: Tool, count: Callable[[str], int], working_set: str | None) -> d
 def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
     for server, group in groupby(data["tools"], key=lambda tool: tool["server"]):
         tools = list(group)
-        tokens = sum(tool["tokens"] for tool in tools)
-        console.say(
-            Text(server, style="bold"),
-            Text(f"  {counted(len(tools), 'tool')}, {tokens:,} tokens", style="dim"),
-        )
-        console.columns([_tool_row(tool) for tool in tools], indent=2, right=(2,))
+        facts = f"  {counted(len(tools), 'tool')}, {sum(tool['tokens'] for tool in tools):,} tokens"
+        console.say(Text(server, style="bold"), Text(facts, style="dim"))
+        rows = [
+            (
+                Text(tool["name"], style="cyan"),
+                tool["include"],
+                str(tool["tokens"]),
+                Text(one_line(tool["description"]), style="dim"),
+            )
+            for tool in tools
+        ]
+        console.columns(rows, indent=2, right=(2,))
         console.say()
-    _show_working_set(console, data["tools"])
-    _show_totals(console, data)
-
-
-def _show_working_set(console: Terminal, tools: list[dict[str, Any]]) -> None:
-    """Which tools are in the default list because they are used again and again, and how often that is."""
-    chosen = [tool for tool in tools if tool["working_set"] is not None]
-    if chosen:
+    if chosen := [tool for tool in data["tools"] if tool["working_set"] is not None]:
         console.say(Text("Working set", style="bold"), Text("  in the default list", style="dim"))
-        rows = [(Text(tool["name"], style="cyan"), Text(tool["working_set"], style="dim")) for tool in chosen]
-        console.columns(rows, indent=2)
+        console.columns(
+            [(Text(tool["name"], style="cyan"), Text(tool["working_set"], style="dim")) for tool in chosen],
+            indent=2,
+        )
         console.say()
-
-
-def _tool_row(tool: dict[str, Any]) -> tuple[Text, str, str, Text]:
-    return (
-        Text(tool["name"], style="cyan"),
-        tool["include"],
-        str(tool["tokens"]),
-        Text(one_line(tool["description"]), style="dim"),
-    )
-
-
-def _show_totals(console: Terminal, data: dict[str, Any]) -> None:
     total, default = data["total"], data["default_list"]
     if not total["tools"]:
         console.say("There are no tools.")
-    rows = [
+    sizes = [
         ("Full list", counted(total["tools"], "tool"), f"{total['tokens']:,} tokens"),
         ("Default list", counted(default["tools"], "tool"), f"{default['tokens']:,} tokens"),
     ]
-    console.columns(rows, right=(1, 2))
+    console.columns(sizes, right=(1, 2))
     if default["whole"]:
-        console.prose("All tools are listed: the catalog is small, or [expose] mode is all.")
-    console.prose(Text("Tokens are estimates, by a tokenizer (WordPiece).", style="dim"))
+        console.prose("All tools are listed, because the catalog is small or [expose] mode is all.")
+    console.note("Token counts are estimates (WordPiece tokenizer).", style="dim")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """Result of indexing the catalog."""
+
+    tools: int
+    documents: int
+    seconds: float
+    store: str | None
+    """The file that keeps the vectors; None if they are gone with this run."""
+    model_error: str | None
+    """Why there are no vectors."""
+    failed: dict[str, str]
+    """Servers that could not be started, each with the cause: their tools are not indexed."""
+
+
+@click.command("index")
+@config_option
+@click.option("--rebuild", is_flag=True, help="Forget all vectors in the store first.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@click.pass_context
+def index_command(ctx: click.Context, config_path: Path | None, rebuild: bool, as_json: bool) -> None:
+    """Index all tools, rules and references, so that the first search does not have to wait."""
+    report = run(_index, load_config(ctx, config_path), rebuild)
+    if as_json:
+        echo_json(asdict(report))
+    else:
+        _show_index(results(), report)
+    if report.model_error is not None or report.failed:
+        ctx.exit(1)
+
+
+async def _index(config: Config, rebuild: bool) -> IndexReport:
+    from mcp_context_proxy import app
+
+    console = messages()
+    async with app.open_proxy(config) as proxy:
+        await terminal.settle(proxy, console)
+        began = time.perf_counter()
+        if rebuild:
+            await anyio.to_thread.run_sync(proxy.store.vectors.clear)
+        await terminal.index(proxy, console)
+        snapshot, error = proxy.catalog.snapshot, proxy.search.model.error
+        return IndexReport(
+            tools=len(snapshot.tools),
+            documents=len(snapshot.documents),
+            seconds=time.perf_counter() - began,
+            store=None if proxy.store.path is None else str(proxy.store.path),
+            model_error=None if error is None else str(error),
+            failed=failures(proxy),
+        )
+
+
+def _show_index(console: Terminal, report: IndexReport) -> None:
+    for name, cause in report.failed.items():
+        console.note(f"Server {name} has failed and was not indexed: {cause}")
+    if report.model_error is not None:
+        console.note(f"There are no vectors, so search goes by words alone: {report.model_error}")
+    items = f"{counted(report.tools, 'tool')} and {counted(report.documents, 'document')}"
+    console.say(f"Indexed {items} in {report.seconds:.1f} s.")
+    if report.model_error is None:
+        kept = (
+            "Nothing is kept, because there is no store."
+            if report.store is None
+            else f"Kept in {report.store}"
+        )
+        console.note(kept, style="dim")

@@ -1,4 +1,4 @@
-"""``stats``: how tools and searches did, as the store has it; no server is started."""
+"""``stats``: shows the usage of tools and searches that the store has counted; starts no server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config
+from mcp_context_proxy.cli.options import config_option, echo_json, load_config, open_configured_store
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, one_line, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 WIDE: Final = 100
-"""Width from which there is room for the columns that matter less."""
+"""Width from which there is room for the less important columns."""
 
 UNUSED_SHOWN: Final = 10
-"""Of the tools that were never called: the most expensive are shown."""
+"""Tools shown that were never called: the most expensive ones."""
 
 FAILING: Final = 0.1
 """Share of failed calls from which a tool is highlighted."""
@@ -32,25 +32,23 @@ FAILING: Final = 0.1
 
 @click.command("stats")
 @config_option
-@click.option("--period", default="30d", show_default=True, help="How far back: hours or days, such as 24h.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Tools that are listed.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, with all tools.")
+@click.option("--period", default="30d", show_default=True, help="Hours or days, such as 24h or 7d.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Tools to list.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all tools, on stdout.")
 @click.pass_context
 def stats_command(
     ctx: click.Context, config_path: Path | None, period: str, limit: int, as_json: bool
 ) -> None:
-    """Show how tools and searches did, what was saved, and which tools were never called."""
-    from mcp_context_proxy.app import store_location
+    """Show how often tools and searches are used, the saved tokens, and the tools that were never called."""
     from mcp_context_proxy.statistics.figures import seconds_of
     from mcp_context_proxy.statistics.report import Reports
-    from mcp_context_proxy.store import open_store
 
     try:
         seconds = seconds_of(period)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--period") from None
     config, now = load_config(ctx, config_path), time.time()
-    with open_store(store_location(config)) as store:
+    with open_configured_store(config) as store:
         reports = Reports(store.statistics)
         tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)
         unused = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)))
@@ -59,7 +57,7 @@ def stats_command(
         return
     console = results()
     if not config.statistics.enabled:
-        console.say("Counting is switched off: this is what was counted before.")
+        console.say("Counting is switched off: these numbers are from before.")
     if not tools and not searches.searches:
         console.say(f"Nothing was called or searched in {_in_words(period)}.")
     else:
@@ -69,7 +67,7 @@ def stats_command(
 
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:
-    """Whether a model can find a tool."""
+    """Return whether a model can find a tool."""
     known = config.servers.get(server)
     return known is not None and known.enabled and known.include_of(tool) is not IncludeMode.MANUAL
 
@@ -82,12 +80,12 @@ def _show_searches(console: Terminal, report: SearchFigures, period: str) -> Non
     median, slow = _duration(report.latency.p50_ms), _duration(report.latency.p95_ms)
     rows = [
         ("Searches", f"{report.searches:,}; {median} at the median, {slow} at the 95th percentile"),
-        ("Used", f"{_percent(report.use_rate)} of them: a tool that was found was called"),
-        ("Accepted", f"{_percent(report.acceptance_rate)} of them: that was the first one"),
+        ("Used", f"A found tool was called after {_percent(report.use_rate)} of the searches"),
+        ("Accepted", f"The first tool was called after {_percent(report.acceptance_rate)} of the searches"),
     ]
     if (tokens := report.tokens).behind:
         saved = _percent(1 - tokens.shown / tokens.behind)
-        rows.append(("Tokens", f"{tokens.shown:,} of {tokens.behind:,} shown, {saved} saved (estimated)"))
+        rows.append(("Tokens", f"{tokens.shown:,} of {tokens.behind:,} shown, {saved} saved (estimate)"))
     console.columns(rows)
 
 
@@ -123,7 +121,7 @@ def _facts(report: ToolStatistics, now: float, wide: bool) -> list[Text]:
 
 
 def _name(server: str, tool: str, room: int) -> Text:
-    """A tool's name, cut in the middle where it must be: names differ at their ends."""
+    """Return a tool's name, cut in the middle if it is too long: names differ at their ends."""
     name = one_line(f"{server}__{tool}")
     if len(name) > room:
         name = f"{name[: room // 2]}\N{HORIZONTAL ELLIPSIS}{name[room // 2 + 1 - room :]}"
@@ -137,9 +135,9 @@ def _show_unused(console: Terminal, unused: Sequence[DefinitionRow], now: float)
     console.section("Never called")
     longest = max(now - one.first for one in unused)
     console.prose(
-        f"{counted(len(unused), 'tool')}, the first known for {_span(longest)}. Turn these off and save "
-        f'about {tokens:,} tokens of what is behind the proxy: include = "manual" under '
-        "[servers.NAME.tools.TOOL] turns off a tool, enabled = false under [servers.NAME] a server."
+        f"{counted(len(unused), 'tool')}, the oldest known for {_span(longest)}. Without them, the catalog "
+        f'has about {tokens:,} tokens less: include = "manual" under [servers.NAME.tools.TOOL] hides a tool, '
+        "enabled = false under [servers.NAME] switches off a server."
     )
     console.say()
     heading = [(Text("Tokens", style="bold"), Text("Tool", style="bold"))]
@@ -208,7 +206,7 @@ def _percent(share: float | None) -> str:
 
 
 def _duration(ms: float | None) -> str:
-    """Two significant figures: a percentile is no more exact."""
+    """Return milliseconds with two significant figures: a percentile is no more exact."""
     if ms is None:
         return "-"
     if ms < 9.95:
@@ -227,7 +225,7 @@ def _ago(seconds: float) -> str:
 
 
 def _span(seconds: float, short: bool = False) -> str:
-    """How long something is, in its largest unit."""
+    """Return a duration in its largest unit."""
     for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= length:
             number = int(seconds // length)

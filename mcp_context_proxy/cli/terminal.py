@@ -1,13 +1,10 @@
-"""What a person reads: plain text where the output is no terminal, never cut where a name would be lost.
+"""Output for a person: text layout, facts about servers without their secrets, and progress.
 
-Texts of servers come from strangers: they are cleaned of what a terminal would obey, and are never markup.
+Results go to stdout, everything else to stderr. Without a terminal the output is plain text, and a name is
+never cut. Texts of servers come from strangers: they are cleaned of control characters, and are never markup.
 
-What may be told of a server: where it is and how it failed, never its secrets.
-
-Left out are the environment and the headers; replaced are values that came from variables, credentials in
-URLs, and arguments that by their name are secrets.
-
-What is being waited for, shown on stderr while it lasts; silent where that is no terminal.
+The environment and the headers of a server are never shown. In texts about it, values that came from
+variables, credentials in URLs, and arguments with the name of a secret are replaced.
 """
 
 from __future__ import annotations
@@ -42,6 +39,15 @@ GAP: Final = 2
 USEFUL: Final = 16
 """Cells that a last column needs to say anything; with less room it gets a line of its own."""
 
+HIDDEN: Final = "***"
+"""Replaces a secret."""
+
+STDERR_SHOWN: Final = 5
+"""Lines shown of a failed server's last output."""
+
+NAMED: Final = 4
+"""Starting servers that the progress line names; the others are counted."""
+
 Cell = str | Text
 
 
@@ -55,21 +61,21 @@ class Terminal(Console):
         super().__init__(file=file, markup=False, emoji=False, highlight=False)
 
     def on_broken_pipe(self) -> NoReturn:
-        """Leave it to the root command how a reader that has gone is answered."""
+        """Let the root command handle a reader that has gone."""
         raise BrokenPipeError
 
     def say(self, *parts: Cell, indent: int = 0) -> None:
-        """One line, however long."""
+        """Print one line, however long."""
         self.print(Text.assemble(" " * indent, *parts), soft_wrap=True)
 
     def short(self, text: Cell, indent: int = 0) -> None:
-        """One line, cut to the width."""
+        """Print one line, cut to the width."""
         cut = _text(text)
         cut.truncate(max(self.width - indent, USEFUL), overflow="ellipsis")
         self.say(cut, indent=indent)
 
     def prose(self, text: Cell, indent: int = 0, hanging: int = 0) -> None:
-        """A paragraph, wrapped; lines after the first are moved in by `hanging`."""
+        """Print a wrapped paragraph; lines after the first are moved in by `hanging`."""
         whole = _text(text)
         first = whole.wrap(self, max(self.width - indent, USEFUL))[0]
         first.rstrip()
@@ -80,8 +86,12 @@ class Terminal(Console):
             if words := part[len(part.plain) - len(part.plain.lstrip()) :]:
                 self.say(words, indent=indent + hanging)
 
+    def note(self, text: str, style: str = "yellow") -> None:
+        """Print a paragraph that stands out."""
+        self.prose(Text(text, style=style))
+
     def section(self, title: str) -> None:
-        """A heading, with an empty line before it."""
+        """Print a heading, with an empty line before it."""
         self.say()
         self.say(Text(title, style="bold"))
 
@@ -92,9 +102,9 @@ class Terminal(Console):
         right: Sequence[int] = (),
         useful: int = USEFUL,
     ) -> None:
-        """Aligned columns. The last one takes the room that is left and is cut there.
+        """Print aligned columns. The last one gets the remaining room and is cut there.
 
-        Where that is too little to say anything, it gets lines of its own. Without rows nothing is shown.
+        If too little room remains to say anything, it gets lines of its own. Without rows nothing is printed.
 
         Args:
             rows: Of the same number of cells each.
@@ -109,117 +119,100 @@ class Terminal(Console):
         room = self.width - indent - sum(widths) - GAP * len(widths)
         stacked = room < min(useful, last)
         for row in table:
-            line = _aligned(row[:-1], widths, right)
-            if stacked:
-                line.rstrip()
-                self.say(line, indent=indent)
-                self.short(row[-1], indent + GAP)
-                continue
-            padding = last - row[-1].cell_len if len(widths) in right else 0
-            row[-1].truncate(room, overflow="ellipsis")
-            line = Text.assemble(line, " " * padding, row[-1])
+            line = Text()
+            for number, (cell, width) in enumerate(zip(row[:-1], widths, strict=True)):
+                padding = " " * (width - cell.cell_len)
+                pair = (padding, cell) if number in right else (cell, padding)
+                line = Text.assemble(line, *pair, " " * GAP)
+            if not stacked:
+                padding = " " * (last - row[-1].cell_len) if len(widths) in right else ""
+                row[-1].truncate(room, overflow="ellipsis")
+                line = Text.assemble(line, padding, row[-1])
             line.rstrip()
             self.say(line, indent=indent)
-
-
-def _aligned(row: Sequence[Text], widths: Sequence[int], right: Sequence[int]) -> Text:
-    line = Text()
-    for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        padding = " " * (width - cell.cell_len)
-        line = Text.assemble(line, *((padding, cell) if number in right else (cell, padding)), " " * GAP)
-    return line
+            if stacked:
+                self.short(row[-1], indent + GAP)
 
 
 def results() -> Terminal:
-    """Where what was asked for goes."""
+    """Return the console for results: stdout."""
     return Terminal(sys.stdout)
 
 
 def messages() -> Terminal:
-    """Where everything else goes."""
+    """Return the console for everything else: stderr."""
     return Terminal(sys.stderr)
 
 
 def one_line(text: str) -> str:
-    """Somebody else's text, harmless and on one line."""
+    """Return a stranger's text without control characters, on one line."""
     return " ".join(clean(text).split())
 
 
-def counted(number: int, what: str) -> str:
-    """Such as ``1 tool`` and ``1,024 tools``."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 tool`` and ``1,024 tools``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _text(cell: Cell) -> Text:
     return Text(cell) if isinstance(cell, str) else cell.copy()
 
 
-HIDDEN: Final = "***"
-
-STDERR_SHOWN: Final = 5
-"""Lines of a failed server's last output."""
-
 _REDACTED: Final = r"\[redacted [^\]]*\]"
 _USER_INFO: Final = re.compile(rf"(?<=://)(?:{_REDACTED}|[^/?#\s@])+@")
 _QUERY: Final = re.compile(rf"(?<=://)((?:{_REDACTED}|[^\s?#])*)\?(?:{_REDACTED}|[^\s#'\"])*")
 
 
+def redacted(config: ServerConfig, text: str) -> str:
+    """Return a text without this server's secrets and without control characters, on one line."""
+    text = Redactor(secrets_of(config))(text)
+    return one_line(_QUERY.sub(rf"\1?{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", text)))
+
+
 def address(config: ServerConfig) -> str:
-    """The command line, or the URL."""
+    """Return a server's command line or URL, without secrets."""
     if config.url is not None:
         return redacted(config, config.url)
-    words = [config.command or "", *_without_secrets(config.args)]
-    return redacted(config, shlex.join(words).replace(f"'{HIDDEN}'", HIDDEN))
+    shown = [*config.args]
+    for position, _, value in secret_arguments(config.args):
+        shown[position] = shown[position].removesuffix(value) + HIDDEN
+    return redacted(config, shlex.join([config.command or "", *shown]).replace(f"'{HIDDEN}'", HIDDEN))
 
 
 def failure(client: DownstreamClient) -> str:
-    """Why a server is not ready; empty when it is, or was never started."""
-    return (
-        ""
-        if client.state in {ServerState.READY, ServerState.ASLEEP}
-        else redacted(client.config, client.cause)
-    )
+    """Return why a server is not ready; empty if it is ready, or was never started."""
+    if client.state in {ServerState.READY, ServerState.ASLEEP}:
+        return ""
+    return redacted(client.config, client.cause)
+
+
+def failures(proxy: Proxy) -> dict[str, str]:
+    """Return the servers that are not ready, each with its cause."""
+    return {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
 
 
 def last_output(client: DownstreamClient) -> tuple[str, ...]:
-    """The last lines a server wrote to stderr; those it repeats at each restart once."""
+    """Return the last lines of a server on stderr; lines that it repeats at each restart once."""
     lines = dict.fromkeys(redacted(client.config, line) for line in reversed(client.stderr))
     return tuple(lines)[:STDERR_SHOWN][::-1]
 
 
 def strays(client: DownstreamClient) -> tuple[str, ...]:
-    """What a server printed first to stdout that is no message."""
+    """Return the first lines of a server on stdout that are no messages."""
     return tuple(redacted(client.config, line) for line in client.strays)
 
 
 def marked(strays: Iterable[str]) -> Iterator[str]:
-    """The stray lines for a person, who sees them beside lines from stderr."""
+    """Mark stray lines, to be shown beside lines from stderr."""
     return (f"stdout: {line}" for line in strays)
 
 
 def findings(proxy: Proxy) -> Iterator[tuple[str, str]]:
-    """What was withheld or cut of what servers listed, and why, with the server; '' where it is of none."""
+    """Yield each remark on the listed definitions, with its server; the server is '' if there is none."""
     for finding in proxy.catalog.snapshot.findings:
         server, colon, message = finding.partition(": ")
         known = bool(colon) and server in proxy.fleet.clients
         yield (server, one_line(message)) if known else ("", one_line(finding))
-
-
-def redacted(config: ServerConfig, text: str) -> str:
-    """A text without this server's secrets, harmless and on one line."""
-    text = Redactor(secrets_of(config))(text)
-    return one_line(_QUERY.sub(rf"\1?{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", text)))
-
-
-def _without_secrets(arguments: Sequence[str]) -> list[str]:
-    shown = [*arguments]
-    for position, _, value in secret_arguments(arguments):
-        shown[position] = shown[position].removesuffix(value) + HIDDEN
-    return shown
-
-
-NAMED: Final = 4
-"""Servers that the line names; of more, it gives the number."""
 
 
 async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
@@ -227,39 +220,39 @@ async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
     began = anyio.current_time()
     waiting = dict.fromkeys(proxy.fleet.clients)
     seconds: dict[str, float] = {}
-    with console.status(_starting(list(waiting))) as status:
+
+    def progress() -> str:
+        named = ", ".join([*waiting][:NAMED])
+        if not named:
+            return "Reading the catalog"
+        more = len(waiting) - NAMED
+        return f"Starting {named} and {more} more" if more > 0 else f"Starting {named}"
+
+    with console.status(progress()) as status:
 
         async def wait(client: DownstreamClient) -> None:
             await client.wait_first_connect()
             seconds[client.name] = anyio.current_time() - began
             del waiting[client.name]
-            status.update(_starting(list(waiting)))
+            status.update(progress())
 
         async with anyio.create_task_group() as group:
             for client in proxy.fleet.clients.values():
                 group.start_soon(wait, client)
-        await proxy.settled()
+        await proxy.wait_first_connect()
     return seconds
 
 
 async def index(proxy: Proxy, console: Console) -> None:
-    """Index all there is."""
+    """Index the whole catalog."""
     with indexing(console) as report:
         await proxy.searcher.index(proxy.catalog.snapshot, report)
 
 
 @contextmanager
-def indexing(console: Console, what: str = "Indexing") -> Iterator[OnProgress]:
-    """A bar that is gone when the work is done; takes how many texts are indexed, of how many."""
+def indexing(console: Console, label: str = "Indexing") -> Iterator[OnProgress]:
+    """Show a bar until the work is done; yields a function of the texts done, and of all texts."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _starting(names: list[str]) -> str:
-    if not names:
-        return "Reading what there is"
-    named = ", ".join(names[:NAMED])
-    more = len(names) - NAMED
-    return f"Starting {named} and {more} more" if more > 0 else f"Starting {named}"

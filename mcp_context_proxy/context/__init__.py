@@ -1,1 +1,1 @@
-"""Contexts of requests and sessions: queries, selections, records."""
+"""Request contexts and sessions: selection of items for a query, and records of it."""

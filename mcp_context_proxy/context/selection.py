@@ -371,8 +371,8 @@ class ContextExpander:
         if expansion.depth:
             near = self._expander.expand(found, selection.query, snapshot, expansion, allowed)
             companions += [_near(one.item, one.cosine, one.via) for one in near]
-        if options.expand_results and session.last_result is not None:
-            called, text = session.last_result
+        if options.expand_results and session.answer is not None:
+            called, text = session.answer
             for one in self._expander.suggested(text, snapshot, expansion, allowed):
                 why = f"the result of {called} is about it: {one.cosine:.2f}"
                 companions.append(Companion(one.item, Mode.EXPANSION, round(one.cosine, 4), why))

@@ -66,7 +66,7 @@ class SessionView:
     """Exposed names of recently called tools, latest first."""
     history: tuple[str, ...] = ()
     """Recent queries and calls, latest first."""
-    last_result: tuple[str, str] | None = None
+    answer: tuple[str, str] | None = None
     """Exposed name of the tool called last, and the text of its result."""
 
 
@@ -103,7 +103,7 @@ class SessionContext:
     """Value of ``requests`` at the last call of each tool, by exposed name."""
     history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_KEPT))
     """Queries and calls, latest first."""
-    last_result: tuple[str, str] | None = None
+    answer: tuple[str, str] | None = None
     """Exposed name of the tool called last, and the text of its result; None where results are not read."""
 
     @property
@@ -134,7 +134,7 @@ class SessionContext:
         self.history.appendleft(identifier_words(tool.name))
         own = self.overrides.expand_results
         text = result_text(result) if (expand_results if own is None else own) else None
-        self.last_result = None if text is None else (tool.exposed_name, text)
+        self.answer = None if text is None else (tool.exposed_name, text)
 
     def view(self, retained: int = 0, history: int = 0) -> SessionView:
         """Return the state now.
@@ -150,7 +150,7 @@ class SessionContext:
             removed=frozenset(self.removed),
             used=tuple(name for name, at in reversed(self.used.items()) if at > since),
             history=tuple(islice(self.history, history)),
-            last_result=self.last_result,
+            answer=self.answer,
         )
 
 

@@ -42,6 +42,16 @@ class FleetChange:
         return "; ".join([*parts, f"{self.kept} unchanged"])
 
 
+class Clients(dict[str, DownstreamClient]):
+    """The clients in use, by name of the server.
+
+    Looking up a server that has been removed since its name was known raises `ServerUnavailableError`.
+    """
+
+    def __missing__(self, name: str) -> DownstreamClient:
+        raise ServerUnavailableError(name, "removed", "it is no longer configured")
+
+
 class Fleet:
     """The clients of all downstream servers, by name, in the order of the configuration.
 
@@ -59,9 +69,9 @@ class Fleet:
         """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments."""
         self._limits, self._on_change, self._on_event, self._store = limits, on_change, on_event, store
         self._log_level: str | None = None
-        self.clients: Mapping[str, DownstreamClient] = {
-            config.name: self._client(config) for config in configs if config.enabled
-        }
+        self.clients: Mapping[str, DownstreamClient] = Clients(
+            {config.name: self._client(config) for config in configs if config.enabled}
+        )
         """Clients in use. The mapping is replaced as a whole when one of them changes."""
         self._successors: dict[str, DownstreamClient] = {}
         """Clients with a changed configuration that have not replaced their predecessors yet."""
@@ -99,17 +109,6 @@ class Fleet:
         for client in (*self.clients.values(), *self._successors.values(), *self._retiring):
             client.stop()
         self._successors.clear()
-
-    def client(self, name: str) -> DownstreamClient:
-        """Return the client of a server.
-
-        Raises:
-            ServerUnavailableError: the server has been removed since its name was looked up.
-        """
-        found = self.clients.get(name)
-        if found is None:
-            raise ServerUnavailableError(name, "removed", "it is no longer configured")
-        return found
 
     def serving(self) -> tuple[DownstreamClient, ...]:
         """Return the clients in use, in the order of the configuration."""
@@ -168,7 +167,7 @@ class Fleet:
         for name in stopped:
             self._retire(self._successors.pop(name, None))
             self._retire(self.clients[name])
-        clients: dict[str, DownstreamClient] = {}
+        clients = Clients()
         started, restarted = [], []
         for name, config in wanted.items():
             client = self.clients.get(name)
@@ -213,7 +212,7 @@ class Fleet:
             del self._successors[name]
             successor.subscriptions.take_over(self.clients[name].subscriptions)
             self._retire(self.clients[name])
-            self.clients = {**self.clients, name: successor}
+            self.clients = Clients({**self.clients, name: successor})
             self._on_change()
 
     def _retire(self, client: DownstreamClient | None) -> None:

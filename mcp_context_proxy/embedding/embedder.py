@@ -1,8 +1,8 @@
-"""The seam to whatever makes vectors: search knows texts and unit vectors, never a model."""
+"""The interfaces to vectors: search knows texts and unit vectors, never a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -13,47 +13,57 @@ from mcp_context_proxy.items import Vector
 Matrix: TypeAlias = NDArray[np.float32]
 """Shape [texts, dimensions], every row with L2 norm 1."""
 
+NORM_TOLERANCE = 1e-3
+"""Largest distance of a unit vector's length from 1."""
+
 
 class Embedder(Protocol):
-    """Blocking and thread-safe; called in worker threads."""
+    """Turns texts into unit vectors of one model. Blocking and thread-safe; called in worker threads."""
+
+    def embed(self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None) -> Matrix:
+        """Return one unit vector per text, in order; ``on_progress(done, total)`` is called meanwhile.
+
+        Raises:
+            ModelError: there is no model, or it failed.
+        """
+
+
+class EmbeddingModel(Protocol):
+    """One embedding model, on disk or behind an endpoint. Blocking and thread-safe."""
 
     @property
     def model_id(self) -> str:
-        """Equal for two embedders exactly when their vectors may be compared and stored together."""
+        """Identity of the model: vectors may be compared and stored together if and only if it is equal."""
 
     @property
     def dimensions(self) -> int:
         """Length of every vector."""
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """One unit vector per text of the catalog, in order; it does not depend on the text's neighbours.
+        """Return one unit vector per text of the catalog, in order; a text's neighbours do not change it.
 
         Raises:
-            ModelError: the model gave none.
+            ModelError: the model failed.
         """
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix:
-        """The same for texts that are searched for: some models tell the two apart, and somebody waits.
+        """Do the same for queries: some models tell the two apart, and a caller is waiting.
 
         Raises:
-            ModelError: the model gave none.
+            ModelError: the model failed.
         """
 
     def close(self) -> None:
-        """Let go of what is held; whoever waits gets an `EmbeddingCancelledError` at once."""
-
-
-NORM_TOLERANCE = 1e-3
-"""How far a unit vector's length may be from 1."""
+        """Release the model; waiting callers get an `EmbeddingCancelledError` at once."""
 
 
 def is_unit(vector: Vector, dimensions: int) -> bool:
-    """Whether something can be a model's vector."""
+    """Return whether a stored array is a possible vector of a model with so many dimensions."""
     return are_unit([vector], dimensions)[0]
 
 
 def are_unit(vectors: Sequence[Vector], dimensions: int) -> list[bool]:
-    """Whether each of some things can be a model's vector."""
+    """Return, for each stored array, whether it is a possible vector of a model."""
     fitting = [vector.shape == (dimensions,) for vector in vectors]
     some = [vector for vector, fits in zip(vectors, fitting, strict=True) if fits]
     # In float64: a damaged exponent must not overflow.
@@ -63,10 +73,10 @@ def are_unit(vectors: Sequence[Vector], dimensions: int) -> list[bool]:
 
 
 def unit_rows(rows: NDArray[np.float32]) -> Matrix:
-    """Rows scaled to norm 1.
+    """Scale each row to norm 1.
 
     Raises:
-        ValueError: a row cannot be.
+        ValueError: a row is zero or not finite.
     """
     # In float64: large components must not overflow.
     wide = rows.astype(np.float64)

@@ -1,9 +1,8 @@
-"""What is in the folder of a model, and so how its graph becomes a sentence's vector. Loads nothing.
+"""Reads the folder of an embedding model: its files, and how its graph becomes a sentence's vector.
 
-Two kinds of folder are known: with a ``manifest.json``, as scripts/build_model.py writes it, and as
-sentence-transformers and optimum export it, where several small files say what a graph does not.
-
-A model folder is what its manifest says: nothing in it is loaded before its SHA-256 is right.
+Two kinds of folder are supported: with a ``manifest.json``, as scripts/build_model.py writes it, and as
+sentence-transformers and optimum export it, where several small files complete the graph. Nothing named in a
+manifest is loaded before its SHA-256 is verified. This module reads and hashes files; it opens no model.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import errno
 import hashlib
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -20,126 +20,42 @@ from typing import Any, Literal, TypeAlias
 from mcp_context_proxy.config import EmbeddingConfig
 from mcp_context_proxy.errors import ModelError
 
+PACKAGED_MODEL = Path(__file__).parent / "files"
+"""The model that comes with the package; its origin is described in PROVENANCE.md beside it."""
+
 MANIFEST, GRAPH, TOKENIZER = "manifest.json", "model.onnx", "tokenizer.json"
 """The files of a model folder, as scripts/build_model.py writes them."""
+
+GRAPHS = ("model.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx", "model_quantized.onnx")
+"""Paths of the graph in exported folders; the first that exists is used."""
 
 BLOCK = 8 * 1024 * 1024
 """Bytes hashed at a time. After each block the thread waits for the interpreter, up to 5 ms where another
 reads words meanwhile: with the 256 KiB of `hashlib.file_digest` 120 ms in all instead of 25."""
 
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What is in a model folder."""
-
-    model: str
-    dimensions: int
-    max_tokens: int
-    """Longer texts are cut there, [CLS] and [SEP] included."""
-    sha256: Mapping[str, str]
-    """By file name."""
-
-    @property
-    def model_id(self) -> str:
-        """Name and content: changes with the graph and with the tokenizer, as the vectors do."""
-        content = "".join(self.sha256[name] for name in (GRAPH, TOKENIZER))
-        return f"{self.model}@{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-
-
-def verified_manifest(directory: Path, remedy: str) -> Manifest:
-    """Read the manifest and check the files it names.
-
-    Raises:
-        ModelError: a file is missing, cannot be read, or is not what the manifest says.
-    """
-    manifest = _read_manifest(directory / MANIFEST, remedy)
-    for name in (GRAPH, TOKENIZER):
-        _verify(directory / name, manifest.sha256[name], remedy)
-    return manifest
-
-
-def _read_manifest(path: Path, remedy: str) -> Manifest:
-    try:
-        facts = json.loads(text_of(path))
-        return Manifest(
-            model=str(facts["model"]),
-            dimensions=int(facts["dimensions"]),
-            max_tokens=int(facts["max_tokens"]),
-            sha256={name: str(facts["sha256"][name]) for name in (GRAPH, TOKENIZER)},
-        )
-    except OSError as e:
-        raise ModelError(path, cause(e), remedy) from e
-    except (ValueError, KeyError, TypeError) as e:
-        raise ModelError(path, "the file is damaged: it is not a manifest", remedy) from e
-
-
-def _verify(path: Path, expected: str, remedy: str) -> None:
-    try:
-        actual = digest(path)
-    except OSError as e:
-        raise ModelError(path, cause(e), remedy) from e
-    if actual != expected:
-        raise ModelError(
-            path, f"the file is damaged: sha256 {actual[:12]}..., expected {expected[:12]}...", remedy
-        )
-
-
-def text_of(path: Path) -> str:
-    """A file of a model folder; raises `OSError` or `ValueError`."""
-    _must_be_regular(path)
-    return path.read_text(encoding="utf-8")
-
-
-def _must_be_regular(path: Path) -> None:
-    """Opening a pipe would wait for a writer, and a device may have no end."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits. Raises `OSError`."""
-    _must_be_regular(path)
-    hashed, block = hashlib.sha256(), bytearray(BLOCK)
-    with path.open("rb", buffering=0) as file:
-        while size := file.readinto(block):
-            hashed.update(memoryview(block)[:size])
-    return hashed.hexdigest()
-
-
-def cause(e: OSError) -> str:
-    """Why a file cannot be used, for a person."""
-    return "the file is missing" if isinstance(e, FileNotFoundError) else f"cannot be read: {e.strerror or e}"
-
-
-Pooling: TypeAlias = Literal["mean", "cls"]
-"""How the vectors of a text's tokens become one: their mean, or that of the first token."""
-
-GRAPHS = ("model.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx", "model_quantized.onnx")
-"""Where exporters write the graph; the first that is there is used."""
-
 DEFAULT_TOKENS = 512
-"""Of a text, where no file says how much the model reads."""
+"""Tokens that a model reads of a text, if no file says it."""
 
 MOST_TOKENS = 32_768
 """Larger numbers are how a tokenizer says that it knows no bound."""
 
 RESERVED_POSITIONS = 2
-"""Of ``max_position_embeddings``, which models of the RoBERTa family do not use for tokens."""
-
-PACKAGED_MODEL = Path(__file__).parent / "files"
-"""The model that comes with the package; its origin is told in PROVENANCE.md beside it."""
+"""Positions of ``max_position_embeddings`` that models of the RoBERTa family do not use for tokens."""
 
 REINSTALL = "reinstall mcp-context-proxy"
-REMEDY = "export it as ONNX with its tokenizer.json (docs/models.md tells how), or name another folder"
+EXPORT = "export it as ONNX with its tokenizer.json (docs/models.md tells how), or name another folder"
 REBUILD = "build it again with scripts/build_model.py, or remove the setting to use the packaged model"
+
+Pooling: TypeAlias = Literal["mean", "cls"]
+"""Combination of the vectors of a text's tokens: their mean, or the first token's vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model on disk: where its files are, and how they are to be used."""
+    """The files of a model on disk, and how to use them."""
 
     model_id: str
-    """Name and content; changes with whatever changes the vectors of the catalog's texts."""
+    """Name and content; changes with everything that changes the vectors of the catalog's texts."""
     graph: Path
     tokenizer: Path
     dimensions: int | None
@@ -149,36 +65,51 @@ class ModelFolder:
     pooling: Pooling
     """For graphs that give a vector per token."""
     is_whole: bool
-    """Whether pooling is the only step after the graph."""
+    """True if pooling is the only step after the graph."""
     query_prefix: str
     passage_prefix: str
     optimised: bool = False
-    """Whether its graph leaves the runtime nothing to optimise, as those of scripts/build_model.py."""
+    """True if its graph leaves the runtime nothing to optimise, as those of scripts/build_model.py."""
 
 
 def read_folder(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
-    """Read what a model folder holds; ``settings`` beat what its files say. Blocking.
+    """Read the description of a model; ``settings`` override the files. Blocking.
 
     Raises:
-        ModelError: a file is missing or damaged, or asks for what is not supported.
+        ModelError: a file is missing or damaged, or needs something that is not supported.
     """
     if directory == PACKAGED_MODEL:
-        return _of_manifest(directory, settings, REINSTALL)
+        return _read_built(directory, settings, REINSTALL)
     if (directory / MANIFEST).exists():
-        return _of_manifest(directory, settings, REBUILD)
-    return _of_export(directory, settings)
+        return _read_built(directory, settings, REBUILD)
+    return _read_exported(directory, settings)
 
 
-def _of_manifest(directory: Path, settings: EmbeddingConfig, remedy: str) -> ModelFolder:
-    manifest = verified_manifest(directory, remedy)
-    max_tokens = settings.max_tokens or manifest.max_tokens
-    passage_prefix = settings.passage_prefix or ""
-    changed = (max_tokens, passage_prefix) != (manifest.max_tokens, "")
+def _read_built(directory: Path, settings: EmbeddingConfig, remedy: str) -> ModelFolder:
+    path = directory / MANIFEST
+    try:
+        with _readable(path, remedy):
+            facts = json.loads(_text(path))
+        name, dimensions = str(facts["model"]), int(facts["dimensions"])
+        built_tokens = int(facts["max_tokens"])
+        sha256 = {file: str(facts["sha256"][file]) for file in (GRAPH, TOKENIZER)}
+    except (ValueError, KeyError, TypeError) as e:
+        raise ModelError(path, "the file is damaged: it is not a manifest", remedy) from e
+    for file, expected in sha256.items():
+        with _readable(directory / file, remedy):
+            actual = _digest(directory / file)
+        if actual != expected:
+            reason = f"the file is damaged: sha256 {actual[:12]}..., expected {expected[:12]}..."
+            raise ModelError(directory / file, reason, remedy)
+    model_id = f"{name}@{hashlib.sha256((sha256[GRAPH] + sha256[TOKENIZER]).encode()).hexdigest()[:16]}"
+    max_tokens, passage_prefix = settings.max_tokens or built_tokens, settings.passage_prefix or ""
+    if (max_tokens, passage_prefix) != (built_tokens, ""):
+        model_id = _with_settings(model_id, max_tokens, passage_prefix)
     return ModelFolder(
-        model_id=_marked(manifest.model_id, max_tokens, passage_prefix) if changed else manifest.model_id,
+        model_id=model_id,
         graph=directory / GRAPH,
         tokenizer=directory / TOKENIZER,
-        dimensions=manifest.dimensions,
+        dimensions=dimensions,
         max_tokens=max_tokens,
         pooling="mean",
         is_whole=True,
@@ -188,75 +119,48 @@ def _of_manifest(directory: Path, settings: EmbeddingConfig, remedy: str) -> Mod
     )
 
 
-def _of_export(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
+def _read_exported(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
     graph, tokenizer = graph_of(directory), directory / TOKENIZER
     prompts = _object(directory / "config_sentence_transformers.json").get("prompts")
     prompts = prompts if isinstance(prompts, dict) else {}
     max_tokens = settings.max_tokens or max_tokens_of(directory)
     pooling = settings.pooling or _pooling(directory)
-    passage_prefix = _first(settings.passage_prefix, prompts.get("passage"), prompts.get("document"))
-    content = "".join(_digest(file) for file in _content(graph, tokenizer))
+    passage_prefix = _first_text(settings.passage_prefix, prompts.get("passage"), prompts.get("document"))
+    content = ""
+    # Weights over 2 GB lie beside the graph, as model.onnx_data or model.onnx.data.
+    for file in (tokenizer, graph, *sorted(graph.parent.glob(graph.name + "[_.]data*"))):
+        with _readable(file):
+            content += _digest(file)
     name = f"{directory.resolve().name}@{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     return ModelFolder(
-        model_id=_marked(name, max_tokens, pooling, passage_prefix),
+        model_id=_with_settings(name, max_tokens, pooling, passage_prefix),
         graph=graph,
         tokenizer=tokenizer,
         dimensions=None,
         max_tokens=max_tokens,
         pooling=pooling,
         is_whole=not _has_dense_layer(directory),
-        query_prefix=_first(settings.query_prefix, prompts.get("query")),
+        query_prefix=_first_text(settings.query_prefix, prompts.get("query")),
         passage_prefix=passage_prefix,
     )
 
 
-def _marked(name: str, *how: object) -> str:
-    return f"{name}/{hashlib.sha256(repr(how).encode('utf-8', 'replace')).hexdigest()[:8]}"
-
-
 def graph_of(directory: Path) -> Path:
-    """The graph in a folder, wherever its exporter put it.
+    """Find the graph in an exported folder.
 
     Raises:
         ModelError: there is none.
     """
     if not directory.is_dir():
-        raise ModelError(directory, "there is no such folder", REMEDY)
+        raise ModelError(directory, "there is no such folder", EXPORT)
     found = next((directory / name for name in GRAPHS if (directory / name).is_file()), None)
     if found is None:
-        raise ModelError(directory, f"it has neither {MANIFEST} nor {' nor '.join(GRAPHS[:2])}", REMEDY)
+        raise ModelError(directory, f"it has neither {MANIFEST} nor {' nor '.join(GRAPHS[:2])}", EXPORT)
     return found
 
 
-def _content(graph: Path, tokenizer: Path) -> Iterator[Path]:
-    yield tokenizer
-    yield graph
-    # Weights over 2 GB lie beside the graph, as model.onnx_data or model.onnx.data.
-    yield from sorted(graph.parent.glob(graph.name + "[_.]data*"))
-
-
-def _digest(path: Path) -> str:
-    try:
-        return digest(path)
-    except OSError as e:
-        raise ModelError(path, cause(e), REMEDY) from e
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file."""
-    try:
-        value = json.loads(text_of(path))
-    except FileNotFoundError:
-        return {}
-    except OSError as e:
-        raise ModelError(path, cause(e), REMEDY) from e
-    except ValueError as e:
-        raise ModelError(path, "the file is damaged: it is not JSON", REMEDY) from e
-    return value if isinstance(value, dict) else {}
-
-
 def max_tokens_of(directory: Path) -> int:
-    """How much of a text a model reads, as the files beside it say."""
+    """Read from the files beside a graph how many tokens of a text the model reads."""
     positions = _object(directory / "config.json").get("max_position_embeddings")
     candidates = [
         _object(directory / "sentence_bert_config.json").get("max_seq_length"),
@@ -277,21 +181,66 @@ def _pooling(directory: Path) -> Pooling:
         return "mean"
     if modes in (["cls_token"], ["cls"]):
         return "cls"
-    told = f"its pooling ({' and '.join(modes)}) is not supported"
-    raise ModelError(path, told, "use a model with mean or cls pooling, or an endpoint that serves this one")
+    reason = f"its pooling ({' and '.join(modes)}) is not supported"
+    raise ModelError(
+        path, reason, "use a model with mean or cls pooling, or an endpoint that serves this one"
+    )
 
 
 def _has_dense_layer(directory: Path) -> bool:
-    path = directory / "modules.json"
-    if not path.exists():
-        return False
-    try:
-        modules = json.loads(text_of(path))
-    except (OSError, ValueError) as e:
-        raise ModelError(path, "the file is damaged: it is not JSON", REMEDY) from e
+    modules = _json(directory / "modules.json")
     entries = modules if isinstance(modules, list) else []
     return any(str(entry.get("type", "")).endswith(".Dense") for entry in entries if isinstance(entry, dict))
 
 
-def _first(*texts: object) -> str:
+def _with_settings(name: str, *settings: object) -> str:
+    return f"{name}/{hashlib.sha256(repr(settings).encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def _first_text(*texts: object) -> str:
     return next((text for text in texts if isinstance(text, str)), "")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    value = _json(path)
+    return value if isinstance(value, dict) else {}
+
+
+def _json(path: Path) -> Any:
+    """Read an optional file; None if it is missing."""
+    try:
+        with _readable(path):
+            return json.loads(_text(path)) if path.exists() else None
+    except ValueError as e:
+        raise ModelError(path, "the file is damaged: it is not JSON", EXPORT) from e
+
+
+@contextmanager
+def _readable(path: Path, remedy: str = EXPORT) -> Iterator[None]:
+    """Turn an `OSError` into a `ModelError`."""
+    try:
+        yield
+    except OSError as e:
+        missing = isinstance(e, FileNotFoundError)
+        reason = "the file is missing" if missing else f"cannot be read: {e.strerror or e}"
+        raise ModelError(path, reason, remedy) from e
+
+
+def _text(path: Path) -> str:
+    _require_regular_file(path)
+    return path.read_text(encoding="utf-8")
+
+
+def _digest(path: Path) -> str:
+    _require_regular_file(path)
+    hashed, block = hashlib.sha256(), bytearray(BLOCK)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(block):
+            hashed.update(memoryview(block)[:size])
+    return hashed.hexdigest()
+
+
+def _require_regular_file(path: Path) -> None:
+    # Opening a pipe would wait for a writer, and a device may have no end.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")

@@ -1,8 +1,10 @@
-"""How many tokens a text costs a model: an estimate, with the tokenizer of the packaged embedding model.
+"""Opens tokenizers, and estimates how many tokens a text costs a chat model.
 
-Words are counted by a real tokenizer, WordPiece with the vocabulary of BERT (uncased), which is here anyway;
-the models that hosts use have others, most of them unpublished. Punctuation is counted in runs: theirs
-take ``":{"`` as one token or two and BERT's as four.
+Tokens are counted with the tokenizer of the packaged embedding model: WordPiece with the vocabulary of BERT
+(uncased). The models that hosts use have other tokenizers, most of them unpublished. Punctuation is counted
+in runs: their tokenizers take ``":{"`` as one token or two, BERT's as four.
+
+The tokenizer library is imported when a tokenizer is opened: a proxy that never searches never pays for it.
 """
 
 from __future__ import annotations
@@ -14,19 +16,34 @@ from pathlib import Path
 from typing import Any
 
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, TOKENIZER
-from mcp_context_proxy.embedding.model import open_vocabulary
 
 PUNCTUATION = 4
-"""Characters of punctuation to a token. Over 1,035 real definitions the whole is then 5 % above Claude's last
-published tokenizer, 11 % above cl100k, 8 % above o200k; over markdown 2 to 4 %. With 3 it is 8 % more."""
+"""Characters of punctuation per token. Over 1,035 real definitions the estimate is then 5 % above Claude's
+last published tokenizer, 11 % above cl100k, 8 % above o200k; over markdown 2 to 4 %. With 3: 8 % more."""
 
 WORDS_KEPT = 32_768
-"""Words whose pieces are remembered, in some 4 MB: definitions share nearly all of theirs."""
+"""Words with a known count, in about 4 MB: definitions share nearly all of their words."""
 
 WORD_CHARACTERS = 64
-"""Of one word; a longer run of letters and digits is counted in parts."""
+"""A longer run of letters and digits is counted in parts."""
 
 _WORD = re.compile(rf"\w{{1,{WORD_CHARACTERS}}}|[^\w\s]+")
+
+_opened: dict[Path, Any] = {}
+"""The tokenizers opened, by file."""
+
+
+def open_tokenizer(path: Path, max_tokens: int) -> Any:
+    """Open a tokenizer that cuts a text, or a pair of texts, after ``max_tokens``.
+
+    Raises whatever the library raises.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
+
+    tokenizer = _opened[path] = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(max_tokens)
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class TokenCounter:
@@ -36,19 +53,26 @@ class TokenCounter:
         self._file = directory / TOKENIZER
         self._lock = threading.Lock()
         self._tokenizer: Any = None
-        self._known = lru_cache(WORDS_KEPT)(self._pieces)
+        self._count_word = lru_cache(WORDS_KEPT)(self._pieces)
 
     def count(self, text: str) -> int:
-        """Tokens of a text."""
-        return sum(map(self._known, _WORD.findall(text)))
+        """Return the estimated number of tokens of a text."""
+        return sum(map(self._count_word, _WORD.findall(text)))
 
     def _pieces(self, word: str) -> int:
         if not (word[0].isalnum() or word[0] == "_"):
             return -(-len(word) // PUNCTUATION)
-        return len(self._vocabulary().encode(word, add_special_tokens=False).ids)
-
-    def _vocabulary(self) -> Any:
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = open_vocabulary(self._file)
-            return self._tokenizer
+                self._tokenizer = self._open()
+        return len(self._tokenizer.encode(word, add_special_tokens=False).ids)
+
+    def _open(self) -> Any:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
+
+        # The vocabulary is shared with a tokenizer opened from the same file: reading it takes 25 ms, during
+        # which no other thread runs. The new tokenizer neither cuts texts nor adds special tokens.
+        known = _opened.get(self._file) or Tokenizer.from_file(str(self._file))
+        tokenizer = Tokenizer(known.model)
+        tokenizer.normalizer, tokenizer.pre_tokenizer = known.normalizer, known.pre_tokenizer
+        return tokenizer

@@ -1,1 +1,1 @@
-"""How well search finds what is needed, measured on tools and queries that anyone can bring."""
+"""Measures how well search finds the needed tools, on tools and queries that anyone can bring."""

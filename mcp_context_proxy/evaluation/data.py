@@ -1,8 +1,7 @@
-"""Makes a catalog of a file of tools, as if all their servers were connected.
+"""Reads catalogs of tools, and queries with the tools they need, from files of JSON lines, gzipped or not.
 
-What a query needs: tools that must all be found, and groups of which any one is enough.
-
-Reads files of JSON lines, gzipped or not; says which line of which file cannot be used and why.
+A query's needs are tools that must all be found, and groups of tools any one of which is enough. Errors name
+the file, the line, and the reason.
 """
 
 from __future__ import annotations
@@ -26,40 +25,14 @@ T = TypeVar("T")
 
 GZIP_MAGIC = b"\x1f\x8b"
 
-
-def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """Each line that is not blank, decoded, with its number from 1.
-
-    Raises:
-        DataFileError: the file or one of its lines cannot be used.
-    """
-    decode = msgspec.json.Decoder(kind).decode
-    number = 0
-    try:
-        with _opened(path) as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise DataFileError(path, number, str(e)) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as e:
-        raise DataFileError(path, None, f"it is no whole gzip file ({e})") from None
-    except OSError as e:
-        raise DataFileError(path, None, f"it cannot be read ({e.strerror or e})") from None
-
-
-def _opened(path: Path) -> BinaryIO:
-    """The file, unpacked on the way where it is gzipped, whatever its name."""
-    with path.open("rb") as file:
-        packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-    return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")
-
+Need: TypeAlias = frozenset[ToolKey]
+"""Tools any one of which is enough."""
 
 Name = Annotated[str, Meta(min_length=1)]
 
 
 class CorpusLine(msgspec.Struct):
-    """One tool, as a line of a corpus has it."""
+    """One tool: a line of a corpus."""
 
     server: Name
     name: Name
@@ -67,13 +40,30 @@ class CorpusLine(msgspec.Struct):
     input_schema: Raw = Raw(b"{}")
 
 
+class QueryLine(msgspec.Struct):
+    """One query: a line of a file of queries."""
+
+    query: Annotated[str, Meta(min_length=1)]
+    relevant: list[ToolKey]
+    any_of: list[Annotated[list[ToolKey], Meta(min_length=1)]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class EvalQuery:
+    """A query and its distinct needs: each tool of ``relevant``, then the groups of ``any_of``."""
+
+    text: str
+    needs: tuple[Need, ...]
+    """Empty if no tool at all can answer the query."""
+
+
 def read_corpus(path: Path) -> Snapshot:
-    """The catalog that a corpus describes; the order of its lines means nothing.
+    """Make a catalog of a file of tools, as if all their servers were connected; in any order of lines.
 
     Raises:
-        DataFileError: the file cannot be read, a line is no tool, or a tool is there twice.
+        DataFileError: the file cannot be read, a line is no tool, or a tool occurs twice.
     """
-    lines: dict[tuple[str, str], int] = {}
+    lines: dict[ToolKey, int] = {}
     by_server: dict[str, list[Tool]] = {}
     for number, line in read_lines(path, CorpusLine):
         key = line.server, line.name
@@ -105,39 +95,44 @@ def _tool(line: CorpusLine) -> Tool:
     )
 
 
-Need: TypeAlias = frozenset[ToolKey]
-"""Tools any one of which is enough."""
-
-
-class QueryLine(msgspec.Struct):
-    """One query, as a line of a file of queries has it."""
-
-    query: Annotated[str, Meta(min_length=1)]
-    relevant: list[ToolKey]
-    any_of: list[Annotated[list[ToolKey], Meta(min_length=1)]] = []
-
-
-@dataclass(frozen=True, slots=True)
-class EvalQuery:
-    """A query and its needs, each once: those of ``relevant`` one by one, then the groups of ``any_of``."""
-
-    text: str
-    needs: tuple[Need, ...]
-    """Empty when nothing there is answers the query."""
-
-
 def read_queries(path: Path) -> list[EvalQuery]:
-    """The queries of a file, in its order.
+    """Read the queries of a file, in its order.
 
     Raises:
         DataFileError: the file cannot be read, a line is no query, or there is none.
     """
-    queries = [_query(line) for _, line in read_lines(path, QueryLine)]
+    queries = []
+    for _, line in read_lines(path, QueryLine):
+        needs = [frozenset({key}) for key in line.relevant] + [frozenset(group) for group in line.any_of]
+        queries.append(EvalQuery(line.query, tuple(dict.fromkeys(needs))))
     if not queries:
         raise DataFileError(path, None, "it has no queries")
     return queries
 
 
-def _query(line: QueryLine) -> EvalQuery:
-    needs = [frozenset({key}) for key in line.relevant] + [frozenset(group) for group in line.any_of]
-    return EvalQuery(line.query, tuple(dict.fromkeys(needs)))
+def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
+    """Yield each line that is not blank, decoded, with its number from 1.
+
+    Raises:
+        DataFileError: the file or one of its lines cannot be used.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise DataFileError(path, number, str(e)) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as e:
+        raise DataFileError(path, None, f"it is damaged: not a complete gzip file ({e})") from None
+    except OSError as e:
+        raise DataFileError(path, None, f"it cannot be read ({e.strerror or e})") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    # A gzipped file is recognised by its first bytes, whatever its name.
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")

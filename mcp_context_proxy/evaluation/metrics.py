@@ -1,12 +1,11 @@
-"""How good one ranking is for the needs of one query. Pure functions, after the field's definitions.
+"""Measures how well one ranking meets the needs of one query, and estimates means over many queries.
 
-A need is met at a depth when any of its tools is among that many first results. A tool that belongs to
-several needs meets all of them. ``relevant`` makes a need of each of its tools, ``any_of`` one of each group;
-a second member of a met group neither helps nor counts.
+A need is met at a depth if any of its tools is among that many first results. A tool that belongs to several
+needs meets all of them. ``relevant`` makes a need of each of its tools, ``any_of`` one of each group; a
+second member of a met group neither helps nor counts. The measures follow the field's definitions.
 
-Means with bootstrap intervals: seeded, and the same whatever the order of the queries.
-
-Percentile bootstrap (Efron and Tibshirani, "An introduction to the bootstrap", 1993, chapter 13).
+Intervals of means come from the percentile bootstrap (Efron and Tibshirani, "An introduction to the
+bootstrap", 1993, chapter 13): seeded, and the same whatever the order of the queries. All functions are pure.
 """
 
 from __future__ import annotations
@@ -31,39 +30,51 @@ SELECTED_RECALL = "selected_recall"
 KEPT = "kept"
 REFUSED = "refused"
 
+RESAMPLES = 2_000
+"""Fifty of them lie beyond each end of a 95 % interval, which fixes it to about a tenth of its width."""
+
+SEED = 20260728
+"""Any number would do, as long as it stays."""
+
+CONFIDENCE = 0.95
+
 
 def measure(
     needs: Sequence[Need], ranking: Sequence[ToolKey], depth: int, selected: int, fits: bool, answerable: bool
 ) -> dict[str, float]:
-    """Every measure that a ranking of ``depth`` results allows, by name.
+    """Return each measure that a ranking of ``depth`` results allows, by name.
 
-    Without needs nothing can be found, and only what was answered about fitting is measured.
+    Without needs nothing can be found: only the answer that something fits, or nothing, is measured.
     """
     found: dict[str, float] = {}
     if needs:
-        found |= _ranking_measures(needs, ranking, depth)
+        top = ranking[:depth]
+        found |= {f"recall@{at}": recall(needs, top[:at]) for at in RECALL_DEPTHS if at <= depth}
+        found |= {f"complete@{at}": float(complete(needs, top[:at])) for at in COMPLETE_DEPTHS if at <= depth}
+        found["mrr"] = reciprocal_rank(needs, top)
+        found |= {f"ndcg@{at}": ndcg(needs, top, at) for at in NDCG_DEPTHS if at <= depth}
         found |= {SELECTED: float(selected), SELECTED_RECALL: recall(needs, ranking[:selected])}
     return found | ({KEPT: float(fits)} if answerable else {REFUSED: float(not fits)})
 
 
 def recall(needs: Sequence[Need], found: Sequence[ToolKey]) -> float:
-    """The share of needs that are met."""
+    """Return the share of needs that are met."""
     return sum(not need.isdisjoint(found) for need in needs) / len(needs)
 
 
 def complete(needs: Sequence[Need], found: Sequence[ToolKey]) -> bool:
-    """Whether every need is met."""
+    """Return whether every need is met."""
     return all(not need.isdisjoint(found) for need in needs)
 
 
 def reciprocal_rank(needs: Sequence[Need], ranking: Sequence[ToolKey]) -> float:
-    """One over the rank of the first result that meets a need; 0 when none does."""
+    """Return one over the rank of the first result that meets a need; 0 if none does."""
     wanted: Need = frozenset().union(*needs)
     return next((1 / rank for rank, key in enumerate(ranking, 1) if key in wanted), 0.0)
 
 
 def ndcg(needs: Sequence[Need], ranking: Sequence[ToolKey], depth: int) -> float:
-    """Discounted gain over that of one need met at each rank from the first on, down to ``depth``.
+    """Return the discounted gain, as a share of that of a ranking with one met need at each first rank.
 
     A result gains 1 when it meets a need that no result above it meets (Järvelin and Kekäläinen, "Cumulated
     gain-based evaluation of IR techniques", TOIS 2002; binary gains, discount log2(rank + 1)).
@@ -81,46 +92,30 @@ def _discount(rank: int) -> float:
     return 1 / math.log2(rank + 1)
 
 
-def _ranking_measures(needs: Sequence[Need], ranking: Sequence[ToolKey], depth: int) -> dict[str, float]:
-    ranking = ranking[:depth]
-    found = {f"recall@{at}": recall(needs, ranking[:at]) for at in RECALL_DEPTHS if at <= depth}
-    found |= {f"complete@{at}": float(complete(needs, ranking[:at])) for at in COMPLETE_DEPTHS if at <= depth}
-    found["mrr"] = reciprocal_rank(needs, ranking)
-    return found | {f"ndcg@{at}": ndcg(needs, ranking, at) for at in NDCG_DEPTHS if at <= depth}
-
-
-RESAMPLES = 2_000
-"""Of them fifty lie beyond each end of a 95 % interval, which fixes it to about a tenth of its width."""
-
-SEED = 20260728
-"""Any number would do, as long as it stays."""
-
-CONFIDENCE = 0.95
-
-
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over queries, and where it might as well have been with other queries of their kind."""
+    """A mean over queries, with the interval that other queries of their kind would give."""
 
     mean: float
     low: float
     high: float
     queries: int
-    """Those that have the measure."""
+    """Queries that have the measure."""
 
 
 def estimates(rows: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
-    """Each measure over the queries that have it, in the order in which measures first appear."""
-    return {name: estimate([row[name] for row in rows if name in row]) for name in _names(rows)}
+    """Estimate each measure over the queries that have it, in the order of first appearance."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: estimate([row[name] for row in rows if name in row]) for name in names}
 
 
 def estimate(values: Iterable[float]) -> Estimate:
-    """The mean of one value per query, with its interval; there must be a value."""
+    """Estimate the mean of one value per query; there must be a value."""
     return macro_estimate([np.fromiter(values, np.float64)])
 
 
 def macro_estimate(groups: Sequence[Iterable[float]]) -> Estimate:
-    """The mean of the means of several sets of queries, each of which is resampled by itself."""
+    """Estimate the mean of the means of several sets of queries, each of which is resampled by itself."""
     random = np.random.default_rng(SEED)
     # Sorted, so that the order of the queries decides nothing.
     ordered = [np.sort(np.fromiter(group, np.float64)) for group in groups]
@@ -133,7 +128,3 @@ def macro_estimate(groups: Sequence[Iterable[float]]) -> Estimate:
 
 def _resampled_means(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
     return np.array([values[random.integers(values.size, size=values.size)].mean() for _ in range(RESAMPLES)])
-
-
-def _names(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))

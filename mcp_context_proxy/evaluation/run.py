@@ -1,8 +1,7 @@
-"""Puts queries to an engine, one by one as the proxy would, and sums up how good the answers are.
+"""Searches for queries one by one as the proxy would, and measures the answers; compares two runs.
 
-Two runs over the same queries: how much more the second has of each measure, query by query.
-
-A run: what was answered to each query, in a file that any other tool can score.
+A run is a file with the answer to each query, which any other tool can score. Two runs over the same queries
+are compared query by query.
 """
 
 from __future__ import annotations
@@ -24,21 +23,29 @@ from mcp_context_proxy.evaluation.metrics import DEEPEST, SELECTED, Estimate, es
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
 
+TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
+"""Searches consider tools only: the proxy searches documents apart."""
+
+SCORE_DECIMALS = 6
+"""As the engine rounds: written scores are free of the tail that a float32 grows in JSON."""
+
+FITS = "fits"
+
 
 class Answer(msgspec.Struct, frozen=True):
     """The answer to one query: one line of a run."""
 
     query: str
     ranking: list[tuple[str, str, float]]
-    """Server, name and score, best first: as deep as was asked for, and at least those selected."""
+    """Server, name and score, best first: to the requested depth, and at least the selected ones."""
     selected: Annotated[int, Meta(ge=0)]
-    """How many of the ranking the selection rule returns, whether or not anything fits."""
+    """Results that the selection rule returns, whether or not anything fits."""
     fits: bool
-    """Whether the answer is that something fits."""
+    """True if the answer is that something fits."""
 
     @property
     def keys(self) -> list[ToolKey]:
-        """The ranking without scores."""
+        """The ranking, without scores."""
         return [(server, name) for server, name, _ in self.ranking]
 
 
@@ -55,7 +62,7 @@ def write_run(path: Path, answers: Iterable[Answer]) -> None:
 
 
 def read_run(path: Path) -> list[Answer]:
-    """The answers of a run, in its order.
+    """Read the answers of a run, in its order.
 
     Raises:
         DataFileError: the file cannot be read, or a line is no answer.
@@ -63,16 +70,9 @@ def read_run(path: Path) -> list[Answer]:
     return [answer for _, answer in read_lines(path, Answer)]
 
 
-TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
-"""What a search for tools considers; documents are searched apart."""
-
-SCORE_DECIMALS = 6
-"""As the engine rounds; what is written stays free of the tail a float32 grows in JSON."""
-
-
 @dataclass(frozen=True, slots=True)
 class QueryLatency:
-    """Milliseconds of searches one after another, embedding of the query included, index and model ready."""
+    """Milliseconds of searches one by one, the query's embedding included; index and model are ready."""
 
     p50: float
     p95: float
@@ -80,17 +80,17 @@ class QueryLatency:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How good the answers are."""
+    """Measures of the answers to all queries."""
 
     tools: int
     servers: int
     queries: int
     unmeetable: int
-    """Queries with a need that no tool there is can meet; such a need counts as missed."""
+    """Queries with a need that no tool of the catalog meets; such a need counts as missed."""
     method: str
-    """The one used, which is by words where there is no model."""
+    """The method used: by words if there is no model."""
     note: str | None
-    """Why it was by words, or what else a person should know."""
+    """The reason for searching by words, or another remark for a person."""
     measures: dict[str, Estimate]
     """Each over the queries that have it."""
     latency_ms: QueryLatency
@@ -116,11 +116,11 @@ def evaluate(
 
     Args:
         engine: Searches.
-        snapshot: What is searched; only its tools.
+        snapshot: The catalog; only its tools are searched.
         queries: In any order; each is answered alone.
-        options: Of every search; their depth is replaced.
+        options: Of every search, except its depth.
         depth: Results to rank for each query.
-        on_progress: Called with how many queries are answered, and of how many.
+        on_progress: Called with the number of queries answered, and of all.
     """
     options = replace(options, depth=depth)
     engine.index(snapshot)
@@ -132,6 +132,7 @@ def evaluate(
         seconds.append(last.seconds)
         on_progress(done, len(queries))
     tools = tools_of(snapshot)
+    p50, p95 = np.quantile(np.array(seconds) * 1e3, [0.5, 0.95])
     return Evaluation(
         answers,
         Report(
@@ -142,7 +143,7 @@ def evaluate(
             method=last.method,
             note=last.note,
             measures=estimates(measured(queries, answers, tools, depth)),
-            latency_ms=_latency(seconds),
+            latency_ms=QueryLatency(float(p50), float(p95)),
         ),
     )
 
@@ -150,25 +151,26 @@ def evaluate(
 def measured(
     queries: Iterable[EvalQuery], answers: Iterable[Answer], tools: frozenset[ToolKey] | None, depth: int
 ) -> list[dict[str, float]]:
-    """All measures, by query.
+    """Measure each answer.
 
-    A query is answerable if some tool can meet one of its needs (without ``tools``: if it has needs); of the
-    others it counts whether they were answered with "nothing fits".
+    A query is answerable if some tool can meet one of its needs (without ``tools``: if it has needs); for
+    the others, only the answer "nothing fits" is measured.
     """
-    return [
-        measure(query.needs, answer.keys, depth, answer.selected, answer.fits, _answerable(query, tools))
-        for query, answer in zip(queries, answers, strict=True)
-    ]
+    rows = []
+    for query, answer in zip(queries, answers, strict=True):
+        answerable = any(tools is None or not need.isdisjoint(tools) for need in query.needs)
+        rows.append(measure(query.needs, answer.keys, depth, answer.selected, answer.fits, answerable))
+    return rows
 
 
 def tools_of(snapshot: Snapshot) -> frozenset[ToolKey]:
-    """Every tool a query can need."""
+    """Return every tool of a catalog."""
     items = (item for source in snapshot.sources for item in source.items)
     return frozenset(item.key for item in items if isinstance(item, Tool))
 
 
 def answer_of(ranking: Ranking) -> Answer:
-    """What a run keeps of the answer to a search for tools."""
+    """Return the answer that a run keeps of a search for tools."""
     selected = ranking.results or ranking.near_misses
     ranked = [
         (result.item.server, result.item.name, round(result.score, SCORE_DECIMALS))
@@ -176,18 +178,6 @@ def answer_of(ranking: Ranking) -> Answer:
         if isinstance(result.item, Tool)
     ]
     return Answer(ranking.query, ranked, len(selected), ranking.fits)
-
-
-def _answerable(query: EvalQuery, tools: frozenset[ToolKey] | None) -> bool:
-    return any(tools is None or not need.isdisjoint(tools) for need in query.needs)
-
-
-def _latency(seconds: Sequence[float]) -> QueryLatency:
-    p50, p95 = np.quantile(np.array(seconds) * 1e3, [0.5, 0.95])
-    return QueryLatency(float(p50), float(p95))
-
-
-FITS = "fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +193,9 @@ class MeasureDifference:
 def compare_files(
     first: Path, second: Path, queries: Sequence[EvalQuery] | None
 ) -> dict[str, MeasureDifference]:
-    """The differences between two runs; of how good they are only when the queries say what is needed.
+    """Compare two runs; their quality only if the queries name the tools that are needed.
 
-    A result that a run does not have counts as not found, so runs that end before rank 10 lose by it.
+    A result missing in a run counts as not found, so runs that end before rank 10 lose by it.
 
     Raises:
         DataFileError: a file cannot be used, or the two do not answer the same queries.
@@ -218,7 +208,7 @@ def compare_files(
 def differences(
     first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]]
 ) -> dict[str, MeasureDifference]:
-    """The differences between two measurements of the same queries in the same order."""
+    """Compare two measurements of the same queries in the same order."""
     names = dict.fromkeys(name for row in first for name in row)
     found = {}
     for name in names:
@@ -238,7 +228,7 @@ def _rows(answers: Sequence[Answer], queries: Sequence[EvalQuery] | None) -> lis
 
 
 def _in_order(path: Path, texts: Sequence[str]) -> list[Answer]:
-    """The answers of a run in the order of the queries; of queries with one text, in their own order."""
+    """Return the answers of a run in the order of the queries; equal queries in their own order."""
     run = read_run(path)
     answers = dict(zip(_numbers([answer.query for answer in run]), run, strict=True))
     wanted = _numbers(texts)
@@ -250,7 +240,7 @@ def _in_order(path: Path, texts: Sequence[str]) -> list[Answer]:
 
 
 def _numbers(texts: Sequence[str]) -> list[tuple[str, int]]:
-    """Each text with how often it came before."""
+    """Pair each text with the number of its earlier occurrences."""
     seen: Counter[str] = Counter()
     numbered = []
     for text in texts:

@@ -1,1 +1,1 @@
-"""Where hosts connect: stdio, and HTTP with its two transports."""
+"""Fronts, to which hosts connect: stdio and HTTP."""

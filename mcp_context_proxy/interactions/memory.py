@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
-from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.interactions.vectors import InteractionVectors
@@ -96,13 +95,6 @@ class Recall:
     """A remark for the client on how these were found."""
 
 
-class Model(Protocol):
-    """Gives access to an embedder."""
-
-    def used(self, use: Callable[[Embedder], T]) -> T:
-        """Call a function with the embedder, and return its result; raises `ModelError`."""
-
-
 @dataclass(frozen=True, slots=True)
 class InteractionRetention:
     """Bounds of the interactions that are kept."""
@@ -124,7 +116,7 @@ class InteractionMemory:
 
     def __init__(
         self,
-        model: Model,
+        model: LazyModel,
         store: InteractionStore,
         retention: InteractionRetention,
         redact: Redact,
@@ -183,7 +175,7 @@ class InteractionMemory:
             StoreError: the embeddings cannot be stored.
         """
         texts = list(dict.fromkeys(one.content for one in interactions))
-        model_id, rows = self._model.used(lambda model: (model.model_id, model.embed(texts)))
+        model_id, rows = self._model.run(lambda model: (model.model_id, model.embed(texts)))
         by_text = dict(zip(texts, rows, strict=True))
         self._store.put_vectors(model_id, {one.id: by_text[one.content] for one in interactions})
 
@@ -194,7 +186,7 @@ class InteractionMemory:
             ModelError: there is no model.
             StoreError: the store cannot be read.
         """
-        model_id = self._model.used(lambda model: model.model_id)
+        model_id = self._model.run(lambda model: model.model_id)
         return self._store.unembedded(model_id, after, limit)
 
     def unembedded_count(self) -> int:
@@ -204,7 +196,7 @@ class InteractionMemory:
             ModelError: there is no model.
             StoreError: the store cannot be read.
         """
-        model_id = self._model.used(lambda model: model.model_id)
+        model_id = self._model.run(lambda model: model.model_id)
         return max(self._store.count(InteractionScope()) - self._store.vector_count(model_id), 0)
 
     def semantic_search_interactions(
@@ -231,7 +223,7 @@ class InteractionMemory:
         """
         scope = InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type)
         try:
-            model_id, (vector,) = self._model.used(
+            model_id, (vector,) = self._model.run(
                 lambda model: (model.model_id, model.embed_queries([query]))
             )
         except (ModelError, EmbeddingCancelledError) as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import is_unit
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.learning.pairs import key_of, pruned
@@ -28,17 +29,10 @@ COHERENT: Final = 0.2
 tools have more; queries for all sorts of tools together have 0.08 to 0.17."""
 
 
-class QueryModel(Protocol):
-    """A model that makes vectors of queries."""
-
-    def vectors(self, texts: Sequence[str]) -> tuple[str, NDArray[np.float32]]:
-        """Return the model's id, and one vector of norm 1 per text; raises `ModelError`."""
-
-
 class PairStore:
     """All pairs. Callers that write must hold a lock of their own."""
 
-    def __init__(self, model: QueryModel, store: LearnedStore, clock: Callable[[], float]) -> None:
+    def __init__(self, model: QueryEmbedder, store: LearnedStore, clock: Callable[[], float]) -> None:
         """Read nothing until the pairs are needed.
 
         Args:
@@ -270,7 +264,7 @@ def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
         yield msgspec.json.encode(line)
 
 
-def imported(lines: Sequence[PairLine], model: QueryModel) -> list[Pair]:
+def imported(lines: Sequence[PairLine], model: QueryEmbedder) -> list[Pair]:
     """Return the pairs of lines that this model can use: those with text, and those with its own vectors.
 
     Raises:

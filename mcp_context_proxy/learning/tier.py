@@ -1,4 +1,4 @@
-"""The learned tier: compares a query with the learned pairs, and learns from uses.
+"""The learned tier, which raises tools by their learned pairs, and novelty, which raises new ones a little.
 
 Searches read an immutable index. Uses are learned one after the other, in a thread; no call waits for it.
 """
@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import is_unit
-from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.learning.pair_store import PairStore, QueryModel
+from mcp_context_proxy.learning.pair_store import PairStore
 from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairUpdates, Use, key_of
 from mcp_context_proxy.retrieval.results import Support
-from mcp_context_proxy.store import BatchWriter, LearnedStore, Pair
+from mcp_context_proxy.store import DAY, BatchWriter, LearnedStore, Pair, StatisticsStore
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
@@ -41,6 +42,16 @@ installation knows little says nothing about a request."""
 NEAREST: Final = 3
 """Learned queries on which a confidence is based: one may be near by chance."""
 
+NEWEST: Final = 0.02
+"""Addition to the cosine of a brand-new tool: as much as one word that is found in a description."""
+HALVED_AFTER_DAYS: Final = 3.0
+NEW_FOR_DAYS: Final = 14.0
+"""By then 0.0008 are left, less than the scores of two tools differ by."""
+SETTLED_AFTER_DAYS: Final = 1.0
+"""Time after the first tool was seen: servers that are set up on one day are one installation."""
+LOOK_SECONDS: Final = 60.0
+"""Time between two looks at the store."""
+
 WAITING: Final = 1_000
 """Uses that wait to be learned; of more, the oldest are dropped."""
 AT_ONCE: Final = 10
@@ -54,7 +65,7 @@ class LearnedTier:
 
     def __init__(
         self,
-        model: QueryModel,
+        model: QueryEmbedder,
         store: LearnedStore,
         store_queries: bool = True,
         clock: Callable[[], float] = time_of_day,
@@ -194,6 +205,65 @@ def confidence(pairs: Sequence[Pair], cosines: NDArray[np.float32]) -> float | N
     likeness = sum(max(cosine, 0.0) for cosine, _ in nearest.values()) / len(nearest)
     used = sum(uses for _, uses in nearest.values()) / len(nearest)
     return likeness * used / (used + 1)
+
+
+class Novelty:
+    """A bonus in search for tools that came lately and were not used yet, for which no pair can speak.
+
+    It is small beside words and meaning, halves every few days, and ends with the first use. Tools of the
+    first installation are not new. Blocks for milliseconds once a minute; thread-safe.
+    """
+
+    def __init__(
+        self,
+        store: StatisticsStore,
+        used: Callable[[], Collection[ToolKey]],
+        clock: Callable[[], float] = time_of_day,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            store: Has the time at which each tool was first seen.
+            used: Returns the tools that have learned pairs.
+            clock: Seconds since 1970.
+        """
+        self._store, self._used, self._clock = store, used, clock
+        self._looking = threading.Lock()
+        self._looked_at = float("-inf")
+        self._came: Mapping[ToolKey, float] = {}
+
+    def additions(self) -> Mapping[ToolKey, float]:
+        """Return the addition to the cosine of each new tool now."""
+        now = self._clock()
+        if now - self._looked_at >= LOOK_SECONDS and self._looking.acquire(blocking=False):
+            try:
+                self._look(now)
+            finally:
+                self._looking.release()
+        if not self._came:
+            return {}
+        used = self._used()
+        return {
+            tool: addition((now - came) / DAY)
+            for tool, came in self._came.items()
+            if tool not in used and now - came < NEW_FOR_DAYS * DAY
+        }
+
+    def _look(self, now: float) -> None:
+        self._looked_at = now
+        try:
+            rows = self._store.definitions()
+        except StoreError as error:
+            logger.debug("new tools get no bonus: %s", error)
+            return
+        settled = min((row.first for row in rows), default=now) + SETTLED_AFTER_DAYS * DAY
+        since = max(settled, now - NEW_FOR_DAYS * DAY)
+        self._came = {row.key: row.first for row in rows if row.first > since}
+
+
+def addition(days: float) -> float:
+    """Return the addition for a tool that came some days ago."""
+    return float(NEWEST * 0.5 ** (max(days, 0.0) / HALVED_AFTER_DAYS))
 
 
 class UseRecorder:

@@ -1,14 +1,13 @@
-"""The working set, tools that are used again and again; and novelty, a small bonus for tools that are new.
+"""The working set: tools that are used again and again, and so are in the list before anybody searches.
 
-The working set is in the list before anybody searches. It is chosen once, at the start, from the sessions in
-which tools were used: a list that changed with use would cost every prompt its place in the provider's cache.
+It is chosen once, at the start, from the sessions in which tools were used: a list that changed with use
+would cost every prompt its place in the provider's cache.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -22,7 +21,6 @@ from mcp_context_proxy.store import (
     ToolSessions,
     ToolSessionStore,
 )
-from mcp_context_proxy.system.clock import time_of_day
 
 logger = logging.getLogger(__name__)
 
@@ -80,73 +78,3 @@ def chosen(used: Sequence[ToolSessions], tokens: Mapping[ToolKey, int], budget: 
             days = f"{WINDOW_DAYS:.0f} days"
             found[one.key] = f"used in {one.sessions} sessions of the last {days}, last on {last}"
     return found
-
-
-MOST: Final = 0.02
-"""Addition to the cosine of a brand-new tool: as much as one word that is found in a description."""
-HALVED_AFTER_DAYS: Final = 3.0
-NEW_FOR_DAYS: Final = 14.0
-"""By then 0.0008 are left, less than the scores of two tools differ by."""
-SETTLED_AFTER_DAYS: Final = 1.0
-"""Time after the first tool was seen: servers that are set up on one day are one installation."""
-LOOK_SECONDS: Final = 60.0
-"""Time between two looks at the store."""
-
-
-class Novelty:
-    """A bonus in search for tools that came lately and were not used yet, for which no pair can speak.
-
-    It is small beside words and meaning, halves every few days, and ends with the first use. Tools of the
-    first installation are not new. Blocks for milliseconds once a minute; thread-safe.
-    """
-
-    def __init__(
-        self,
-        store: StatisticsStore,
-        used: Callable[[], Collection[ToolKey]],
-        clock: Callable[[], float] = time_of_day,
-    ) -> None:
-        """Read nothing yet.
-
-        Args:
-            store: Has the time at which each tool was first seen.
-            used: Returns the tools that have learned pairs.
-            clock: Seconds since 1970.
-        """
-        self._store, self._used, self._clock = store, used, clock
-        self._looking = threading.Lock()
-        self._looked_at = float("-inf")
-        self._came: Mapping[ToolKey, float] = {}
-
-    def additions(self) -> Mapping[ToolKey, float]:
-        """Return the addition to the cosine of each new tool now."""
-        now = self._clock()
-        if now - self._looked_at >= LOOK_SECONDS and self._looking.acquire(blocking=False):
-            try:
-                self._look(now)
-            finally:
-                self._looking.release()
-        if not self._came:
-            return {}
-        used = self._used()
-        return {
-            tool: addition((now - came) / DAY)
-            for tool, came in self._came.items()
-            if tool not in used and now - came < NEW_FOR_DAYS * DAY
-        }
-
-    def _look(self, now: float) -> None:
-        self._looked_at = now
-        try:
-            rows = self._store.definitions()
-        except StoreError as error:
-            logger.debug("new tools get no bonus: %s", error)
-            return
-        settled = min((row.first for row in rows), default=now) + SETTLED_AFTER_DAYS * DAY
-        since = max(settled, now - NEW_FOR_DAYS * DAY)
-        self._came = {row.key: row.first for row in rows if row.first > since}
-
-
-def addition(days: float) -> float:
-    """Return the addition for a tool that came some days ago."""
-    return float(MOST * 0.5 ** (max(days, 0.0) / HALVED_AFTER_DAYS))

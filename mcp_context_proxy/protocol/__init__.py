@@ -1,1 +1,1 @@
-"""What goes over the wire: framing, envelopes, eras, text. Knows nothing of who speaks."""
+"""The protocol as pure functions: framing, envelopes, eras, validation, text."""

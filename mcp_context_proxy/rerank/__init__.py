@@ -1,1 +1,1 @@
-"""A second opinion on the best tools of a search: another model puts them in order, or nothing changes."""
+"""Lets another model order the best tools of a search; if it fails, the order stays."""

@@ -1,12 +1,10 @@
-"""Asks another model about the best tools of a search, where that can matter, and for no longer than allowed.
+"""Asks another model to order the best tools of a search, if that can matter, within a time limit.
 
-A search is never worse off for it: whatever fails, the order is the one that there was, and the outcome says
-why.
+A search never gets worse by it: after any failure the order stays, and the outcome names the reason.
 
-Whether another opinion can matter: which results it is asked about, and when it is not asked. Pure.
-
-The scores are those that results are ordered by (`Result.score`: cosine and words as one), because it is
-their order that is in question. The cosine alone would not do: it does not know of a name that was half said.
+The decision whether to ask compares the scores that order the results (`Result.score`: cosine and words as
+one), because their order is in question. The cosine alone would not do: it ignores a name that was given in
+part.
 """
 
 from __future__ import annotations
@@ -26,25 +24,174 @@ from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.rerank.reranker_model import Candidate, RerankerModel, completed
+from mcp_context_proxy.rerank.reranker_model import Candidate, RerankerModel, complete_order
 from mcp_context_proxy.retrieval.results import Ranking, Result
 
+logger = logging.getLogger(__name__)
+
 CANDIDATES: Final = 5
-"""A model is asked about: on public sets the right tool is among so many in 94 of 100 cases where it is among
-ten, and more make a question longer and a small model worse."""
+"""Tools a model is asked about: on public sets the right tool is among so many in 94 of 100 cases where it is
+among ten; more make a question longer and a small model worse."""
 
 CERTAIN: Final = 0.90
-"""Score over which the first is taken as it is: it has the meaning and the words."""
+"""Score above which the first tool keeps its place: it matches in meaning and in words."""
 
 AHEAD: Final = 0.10
-"""By which the first leads the third, where it is taken as it is."""
+"""Lead over the third tool with which the first keeps its place."""
+
+RETRY_SECONDS: Final = 30.0
+"""Pause after a failure of a model: searches wait for a dead service once in this time."""
+
+ORDERS_KEPT: Final = 256
+"""Answers kept in memory: the same question about the same tools is asked once."""
+
+PLAIN_CASE: Final = (Candidate("send_mail", "Send a mail"), Candidate("read_file", "Read a file"))
+"""A question that any model can answer, to try the configured one."""
+
+NO_MODEL: Final = "there is no model to ask: set rerank.model, or use a client that lets its own be asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Reranking:
+    """The outcome of asking another model about a search."""
+
+    used: bool
+    """True if the order is the other model's."""
+    reason: str
+    """The model that was asked, or why none was asked or its answer not used; for a person."""
+    seconds: float = 0.0
+    """Time that the search waited for it."""
+
+
+class Reranker:
+    """Owns the configured model; a context manager, which closes it."""
+
+    def __init__(
+        self,
+        mode: RerankMode,
+        model: RerankerModel | None,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            mode: When to ask, unless a search says otherwise.
+            model: The configured model; None to ask the client's own.
+            limits: Bound the time of an answer.
+            clock: Seconds.
+        """
+        self.mode, self._model = mode, model
+        self._seconds, self._clock = limits.rerank_seconds, clock
+        self._failures: dict[str, tuple[float, str]] = {}
+        """By the key of a model: when to try it again, and how it failed."""
+        self._orders: OrderedDict[tuple[str, str, tuple[Candidate, ...]], list[int]] = OrderedDict()
+
+    @property
+    def asks_clients(self) -> bool:
+        """True if a search may ask the model of its client without being told to."""
+        return self._model is None and self.mode != "never"
+
+    async def rerank(
+        self, ranking: Ranking, client: RerankerModel | None = None, mode: RerankMode | None = None
+    ) -> tuple[Ranking, Reranking | None]:
+        """Return a ranking with its best tools in a better order, or unchanged, and the outcome.
+
+        Args:
+            ranking: Of tools, with at least `CANDIDATES` results where there are so many.
+            client: The client's own model; None if it cannot be asked.
+            mode: Overrides the configured mode. With "never" there is no outcome.
+        """
+        mode = mode or self.mode
+        if mode == "never":
+            return ranking, None
+        skipped = reason_to_skip(ranking, mode)
+        model = self._model or client
+        if skipped is not None or model is None:
+            return ranking, Reranking(False, f"skipped: {skipped or NO_MODEL}")
+        texts = tuple(
+            Candidate(item.exposed_name if isinstance(item, Tool) else item.name, item.description)
+            for item in (result.item for result in candidates(ranking))
+        )
+        question = (model.key, ranking.query, texts)
+        if (order := self._orders.get(question)) is not None:
+            return reordered(ranking, order), Reranking(True, f"ordered by {model.name}, as before")
+        began = self._clock()
+        retry_at, failure = self._failures.get(model.key, (0.0, ""))
+        if began < retry_at:
+            return ranking, Reranking(False, f"not asked again so soon after a failure: {failure}")
+        try:
+            order = await self._order(model, ranking.query, texts)
+        except RerankError as error:
+            now = self._clock()
+            self._failures = {key: one for key, one in self._failures.items() if now < one[0]}
+            self._failures[model.key] = now + RETRY_SECONDS, str(error)
+            logger.warning("%s. The order of the search stays.", error)
+            return ranking, Reranking(False, str(error), now - began)
+        self._failures.pop(model.key, None)
+        self._orders[question] = order
+        if len(self._orders) > ORDERS_KEPT:
+            self._orders.popitem(last=False)
+        return reordered(ranking, order), Reranking(True, f"ordered by {model.name}", self._clock() - began)
+
+    async def try_model(self) -> Reranking | None:
+        """Ask the configured model a plain question; None without one."""
+        if self._model is None:
+            return None
+        began = self._clock()
+        try:
+            await self._order(self._model, "send a mail", PLAIN_CASE)
+        except RerankError as error:
+            return Reranking(False, str(error), self._clock() - began)
+        return Reranking(True, self._model.name, self._clock() - began)
+
+    async def _order(self, model: RerankerModel, query: str, texts: tuple[Candidate, ...]) -> list[int]:
+        try:
+            with anyio.fail_after(self._seconds):
+                return complete_order(await model.order(query, texts), len(texts))
+        except TimeoutError:
+            raise RerankError(model.name, f"no answer within {self._seconds:g} s") from None
+        except RerankError:
+            raise
+        except Exception as error:
+            # boundary: a search must not fail because of its reranking
+            logger.exception("reranking failed")
+            raise RerankError(model.name, f"{type(error).__name__}: {error}") from error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._model is not None:
+            with anyio.CancelScope(shield=True):
+                await self._model.aclose()
+
+
+def reranker_for(config: Config) -> Reranker:
+    """Make the configured reranker."""
+    return Reranker(config.rerank.mode, reranker_model_for(config.rerank, config.limits), config.limits)
+
+
+def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel | None:
+    """Make the configured model, not opened yet; None to ask the client's own."""
+    if settings.endpoint is None and settings.model is None:
+        return None
+    # Imported here: the HTTP client and NumPy take long to import, and nothing else needs them this early.
+    from mcp_context_proxy.rerank.models import ChatRerankerModel, CrossEncoderModel  # noqa: PLC0415
+
+    if settings.endpoint is not None:
+        return ChatRerankerModel(settings, limits)
+    assert settings.model is not None
+    return CrossEncoderModel(Path(settings.model))
 
 
 def candidates(ranking: Ranking) -> tuple[Result, ...]:
-    """What a model may be asked about: the best that were selected, and what just failed to be.
+    """Return the results that a model may be asked about: the best, selected or just not selected.
 
-    A tool whose name was given is not in question. Where a query has several needs, what serves each was
-    selected for that, and nothing from outside takes its place.
+    A tool whose exact name was given keeps its place. If the query has several parts, the results were
+    selected to serve each of them, and no other result takes their place.
     """
     selected = [result for result in ranking.results if not result.exact]
     several = any(result.serves is not None for result in selected)
@@ -52,7 +199,7 @@ def candidates(ranking: Ranking) -> tuple[Result, ...]:
 
 
 def reason_to_skip(ranking: Ranking, mode: RerankMode) -> str | None:
-    """Why nobody need be asked; None where somebody is to be."""
+    """Return why no model needs to be asked; None if one should be."""
     if not ranking.fits:
         return "nothing fits the query"
     if any(result.exact for result in ranking.results) and mode == "auto":
@@ -64,14 +211,14 @@ def reason_to_skip(ranking: Ranking, mode: RerankMode) -> str | None:
         return None
     best, third = asked[0].score, asked[min(2, len(asked) - 1)].score
     if best > CERTAIN:
-        return f"the best one scores {best:.2f}"
+        return f"the best tool scores {best:.2f}"
     if best - third > AHEAD:
-        return f"the best one leads by {best - third:.2f}"
+        return f"the best tool leads by {best - third:.2f}"
     return None
 
 
 def reordered(ranking: Ranking, order: list[int]) -> Ranking:
-    """A ranking whose `candidates` stand in another order; as many are selected as before."""
+    """Return a ranking with its `candidates` in another order; as many are selected as before."""
     asked = candidates(ranking)
     sorted_ones = iter([asked[at] for at in order])
     moved = {id(result) for result in asked}
@@ -80,166 +227,3 @@ def reordered(ranking: Ranking, order: list[int]) -> Ranking:
     ]
     count = len(ranking.results)
     return replace(ranking, results=tuple(everything[:count]), others=tuple(everything[count:]))
-
-
-logger = logging.getLogger(__name__)
-
-REST_SECONDS: Final = 30.0
-"""How long a model that failed is left alone: searches wait for a dead service once in this time."""
-
-ORDERS_KEPT: Final = 256
-"""That are remembered: a question that is put again, of the same tools, is not asked again."""
-
-PLAIN_CASE: Final = (Candidate("send_mail", "Send a mail"), Candidate("read_file", "Read a file"))
-"""What a configured model is tried with."""
-
-NOBODY: Final = "there is no model to ask: set rerank.model, or use a client that lets its own be asked"
-
-
-@dataclass(frozen=True, slots=True)
-class Reranking:
-    """What became of asking another model about a search."""
-
-    used: bool
-    """Whether the order is the other model's."""
-    reason: str
-    """Which model it was, or why none was asked or its answer not used; for a person."""
-    seconds: float = 0.0
-    """How long the search waited for it."""
-
-
-class Reranker:
-    """Owns the configured model; a context manager, so that its connections end."""
-
-    def __init__(
-        self,
-        mode: RerankMode,
-        judge: RerankerModel | None,
-        limits: Limits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Prepare to ask.
-
-        Args:
-            mode: When to ask, where a search does not say it.
-            judge: Whom; None for the client's own model.
-            limits: How long an answer may take.
-            clock: Seconds.
-        """
-        self.mode, self._judge = mode, judge
-        self._seconds, self._clock = limits.rerank_seconds, clock
-        self._rested: dict[str, tuple[float, str]] = {}
-        self._orders: OrderedDict[tuple[str, str, tuple[Candidate, ...]], list[int]] = OrderedDict()
-
-    @property
-    def asks_clients(self) -> bool:
-        """Whether searches of the proxy's own accord may ask the model of whoever searches."""
-        return self._judge is None and self.mode != "never"
-
-    async def rerank(
-        self, ranking: Ranking, client: RerankerModel | None = None, mode: RerankMode | None = None
-    ) -> tuple[Ranking, Reranking | None]:
-        """A ranking, its best tools in another order or in the same; None where that is not wanted.
-
-        Args:
-            ranking: Of tools, ranked down to `doubt.CANDIDATES`.
-            client: The client's own model; None where it cannot be asked.
-            mode: Beats the configured one.
-        """
-        mode = mode or self.mode
-        if mode == "never":
-            return ranking, None
-        skipped = reason_to_skip(ranking, mode)
-        judge = self._judge or client
-        if skipped is not None or judge is None:
-            return ranking, Reranking(False, f"skipped: {skipped or NOBODY}")
-        texts = tuple(_candidate(result) for result in candidates(ranking))
-        if (order := self._orders.get((judge.key, ranking.query, texts))) is not None:
-            return reordered(ranking, order), Reranking(True, f"ordered by {judge.name}, as before")
-        if (resting := self._resting(judge)) is not None:
-            return ranking, Reranking(False, resting)
-        return await self._asked(judge, ranking, texts)
-
-    async def tried(self) -> Reranking | None:
-        """What becomes of asking the configured model about a plain case; None for the client's own."""
-        if self._judge is None:
-            return None
-        began, query = self._clock(), "send a mail"
-        try:
-            await self._order(self._judge, query, PLAIN_CASE)
-        except RerankError as error:
-            return Reranking(False, str(error), self._clock() - began)
-        return Reranking(True, self._judge.name, self._clock() - began)
-
-    async def _asked(
-        self, judge: RerankerModel, ranking: Ranking, texts: tuple[Candidate, ...]
-    ) -> tuple[Ranking, Reranking]:
-        began = self._clock()
-        try:
-            order = await self._order(judge, ranking.query, texts)
-        except RerankError as error:
-            self._leave_alone(judge, str(error))
-            return ranking, Reranking(False, str(error), self._clock() - began)
-        self._rested.pop(judge.key, None)
-        self._orders[judge.key, ranking.query, texts] = order
-        if len(self._orders) > ORDERS_KEPT:
-            self._orders.popitem(last=False)
-        return reordered(ranking, order), Reranking(True, f"ordered by {judge.name}", self._clock() - began)
-
-    async def _order(self, judge: RerankerModel, query: str, texts: tuple[Candidate, ...]) -> list[int]:
-        try:
-            with anyio.fail_after(self._seconds):
-                return completed(await judge.order(query, texts), len(texts))
-        except TimeoutError:
-            raise RerankError(judge.name, f"no answer within {self._seconds:g} s") from None
-        except RerankError:
-            raise
-        except Exception as error:
-            # boundary: a search must not fail because of a second opinion on it
-            logger.exception("reranking failed")
-            raise RerankError(judge.name, f"{type(error).__name__}: {error}") from error
-
-    def _resting(self, judge: RerankerModel) -> str | None:
-        until, failure = self._rested.get(judge.key, (0.0, ""))
-        return f"left alone for a while: {failure}" if self._clock() < until else None
-
-    def _leave_alone(self, judge: RerankerModel, failure: str) -> None:
-        now = self._clock()
-        self._rested = {key: rest for key, rest in self._rested.items() if now < rest[0]}
-        self._rested[judge.key] = now + REST_SECONDS, failure
-        logger.warning("%s. The order of the search stays.", failure)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._judge is not None:
-            with anyio.CancelScope(shield=True):
-                await self._judge.aclose()
-
-
-def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel | None:
-    """The configured model, not opened yet; None for the client's own."""
-    if settings.endpoint is not None:
-        # The HTTP client, which nobody else needs that early.
-        from mcp_context_proxy.rerank.models import ChatRerankerModel  # noqa: PLC0415
-
-        return ChatRerankerModel(settings, limits)
-    if settings.model is not None:
-        # The arrays, likewise.
-        from mcp_context_proxy.rerank.models import CrossEncoderModel  # noqa: PLC0415
-
-        return CrossEncoderModel(Path(settings.model))
-    return None
-
-
-def reranker_for(config: Config) -> Reranker:
-    """As configured."""
-    return Reranker(config.rerank.mode, reranker_model_for(config.rerank, config.limits), config.limits)
-
-
-def _candidate(result: Result) -> Candidate:
-    item = result.item
-    return Candidate(item.exposed_name if isinstance(item, Tool) else item.name, item.description)

@@ -2,13 +2,11 @@
 
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.indexing import EmbedTexts
 from mcp_context_proxy.retrieval.results import ADAPTIVE, METHODS, Method, Ranking, Result, SearchOptions
 
 __all__ = [
     "ADAPTIVE",
     "METHODS",
-    "EmbedTexts",
     "Engine",
     "Filters",
     "Method",

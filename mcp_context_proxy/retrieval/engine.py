@@ -15,10 +15,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval.index import Filters, Index, lexical_only
-from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, EmbedTexts, OnProgress, embedded, read
+from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.query_scores import PreparedQuery, QueryScores
 from mcp_context_proxy.retrieval.relevance import Calibration
 from mcp_context_proxy.retrieval.results import Learned, Ranking, Result, SearchOptions, Support
@@ -55,8 +56,8 @@ class Engine:
 
     def __init__(
         self,
-        embedder: EmbedTexts | None,
-        query_embedder: EmbedTexts | None = None,
+        embedder: Embedder | None,
+        query_embedder: Embedder | None = None,
         *,
         calibration: Calibration = "anything",
         calls: Calls = lambda _key: 0,

@@ -14,10 +14,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import IndexedChunk, Item, Kind, Snapshot
 from mcp_context_proxy.retrieval.index import Index, item_key
-from mcp_context_proxy.retrieval.indexing import EmbedTexts
 from mcp_context_proxy.retrieval.text import chunks
 
 CHUNKS_COMPARED = 5
@@ -58,7 +58,7 @@ class Expanded:
 class Expander:
     """Finds items that are near to items and to texts."""
 
-    def __init__(self, index_of: Callable[[Snapshot], Index], embedder: EmbedTexts | None) -> None:
+    def __init__(self, index_of: Callable[[Snapshot], Index], embedder: Embedder | None) -> None:
         """Prepare.
 
         Args:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Kind, Snapshot, Source, Tool, Vector
 from mcp_context_proxy.retrieval.bm25 import TermCounts, count_terms, join_counts
@@ -73,15 +73,6 @@ Calls: TypeAlias = Callable[[str], int]
 """Returns how often the items of a source, given by its key, were used: the most used are indexed first."""
 
 T = TypeVar("T")
-
-
-class EmbedTexts(Protocol):
-    """An embedding model, whose vectors never meet those of another."""
-
-    def embed(
-        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
-    ) -> NDArray[np.float32]:
-        """Return one row of norm 1 per text; blocks. Raises `ModelError` when there is no model."""
 
 
 def read(
@@ -202,7 +193,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
 
 def embedded(
     index: Index,
-    embedder: EmbedTexts,
+    embedder: Embedder,
     may_publish: bool,
     on_progress: OnProgress | None,
     cancelled: Cancelled,

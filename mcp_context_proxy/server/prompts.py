@@ -131,5 +131,5 @@ class Prompts:
         self, server: str, method: str, params: Members, caller: Caller, subject: str
     ) -> bytes:
         with downstream_errors(caller.era):
-            client = self._fleet.client(server)
+            client = self._fleet.clients[server]
             return await self._forwarder.forward(client, method, params, caller, subject)

@@ -125,7 +125,7 @@ class Resources:
             return fit_to_caller("resources/read", envelope.encode({"contents": [content]}), caller)
         owner = self.owner(uri, caller.era)
         with _refusing(caller.era, uri):
-            client, subject = self._fleet.client(owner), f"resource {uri!r}"
+            client, subject = self._fleet.clients[owner], f"resource {uri!r}"
             return await self._forwarder.forward(client, "resources/read", params, caller, subject)
 
     async def _read_context(self, uri: str, params: Members, caller: Caller) -> tuple[str, str] | None:
@@ -162,7 +162,7 @@ class Resources:
                 subject=f"resource {uri!r}", party=session.party, capabilities=caller.capabilities
             )
             with _refusing(caller.era, uri):
-                await self._fleet.client(owner).watch(uri, params, outgoing)
+                await self._fleet.clients[owner].watch(uri, params, outgoing)
         session.subscriptions.add(uri)
         return b"{}"
 

@@ -130,7 +130,7 @@ class ToolCalls:
             del sent["arguments"]
         began = time.perf_counter()
         try:
-            client = self._fleet.client(tool.server)
+            client = self._fleet.clients[tool.server]
             result = await self._forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
         except DownstreamError as error:
             self._ended.failed(tool, error, time.perf_counter() - began)

@@ -132,6 +132,10 @@ class Batch:
         self.add_usage(UsageSlot.of(row.time), SearchUsage(used=1, top_used=int(row.rank == 1)))
         self._keep(row)
 
+    def add_tokens(self, time: float, shown: int, behind: int) -> None:
+        """Count the tokens of the items that a search has selected, and of all items."""
+        self.add_usage(UsageSlot.of(time), SearchUsage(shown=shown, behind=behind))
+
     def add_usage(self, slot: UsageSlot, usage: SearchUsage) -> None:
         """Add counts of searches."""
         known = self.searches.get(slot)
@@ -211,12 +215,9 @@ class Summed:
     def __init__(self, store: StatisticsStore) -> None:
         self._store = store
         self._usage: dict[ToolKey, ToolUsage] = {}
-        self._figures: dict[ToolKey, ToolFigures] = {}
+        self.figures: Mapping[ToolKey, ToolFigures] = {}
+        """Figures of every tool that was called; replaced with each change, never changed in place."""
         self._version: int | None = None
-
-    def all_figures(self) -> Mapping[ToolKey, ToolFigures]:
-        """Return the figures of every tool that was called, as they are now. Does not block."""
-        return self._figures
 
     def add(self, usages: Iterable[ToolUsage]) -> None:
         """Add calls that were just counted."""
@@ -225,7 +226,7 @@ class Summed:
             known = self._usage.get(usage.key)
             total = self._usage[usage.key] = usage if known is None else known.plus(usage)
             changed[usage.key] = ToolFigures.of(total)
-        self._figures = {**self._figures, **changed}
+        self.figures = {**self.figures, **changed}
 
     def refresh(self, unwritten: Iterable[ToolUsage]) -> None:
         """Read the store, if another process has changed it, and add the calls that are not in it yet.
@@ -238,7 +239,7 @@ class Summed:
             return
         usage = {one.key: one for one in self._store.tools()}
         self._version, self._usage = version, usage
-        self._figures = {key: ToolFigures.of(one) for key, one in usage.items()}
+        self.figures = {key: ToolFigures.of(one) for key, one in usage.items()}
         self.add(unwritten)
 
 

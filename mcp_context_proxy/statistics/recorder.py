@@ -9,8 +9,8 @@ import logging
 import threading
 import time
 from bisect import bisect_left
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -21,18 +21,16 @@ from anyio.from_thread import check_cancelled
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.items import ToolKey
+from mcp_context_proxy.items import Item, Snapshot, ToolKey
 from mcp_context_proxy.statistics.figures import Batch, Summed
-from mcp_context_proxy.statistics.report import Inventory
 from mcp_context_proxy.store import (
     DAY,
     BatchWriter,
+    DefinitionRow,
     SearchRow,
-    SearchUsage,
     StatisticsStore,
     ToolSession,
     ToolSessionStore,
-    UsageSlot,
 )
 from mcp_context_proxy.store.batch_writer import LAST_SECONDS
 from mcp_context_proxy.system.clock import time_of_day
@@ -73,6 +71,9 @@ SESSIONS_SEEN: Final = 2_000
 
 WINDOW_DAYS: Final = 30.0
 """Days for which sessions of a tool are kept: as many as a learned pair that is not used."""
+
+PAUSE_SECONDS: Final = 0.001
+"""Pause after each definition that is counted, in which other threads run: so 3,000 definitions take 4 s."""
 
 TIMING_BOUNDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -118,7 +119,7 @@ class UsageRecorder:
         )
         self._unwritten = Batch()
         self._summing = threading.Lock()
-        self._shown: deque[tuple[UsageSlot, int]] = deque(maxlen=SHOWN_WAITING)
+        self._shown: deque[tuple[float, int]] = deque(maxlen=SHOWN_WAITING)
         self._used: OrderedDict[str, None] = OrderedDict()
         self._to_count = anyio.Event()
         self._maintained = 0.0
@@ -139,7 +140,7 @@ class UsageRecorder:
         """Count a search whose response has `shown` tokens."""
         self._records.add(lambda batch: batch.add_search(row))
         self.counters.searched(row.origin, row.ms, row.results > 0, row.reranked)
-        self._shown.append((UsageSlot.of(row.time), shown))
+        self._shown.append((row.time, shown))
         if self.inventory.outdated:
             self._to_count.set()
         else:
@@ -223,10 +224,11 @@ class UsageRecorder:
         """Count the tokens of searches that waited for those of all items."""
         behind = self.inventory.behind
         while self._shown:
-            slot, shown = self._shown.popleft()
+            time, shown = self._shown.popleft()
             if behind is not None:
-                tokens = SearchUsage(shown=shown, behind=max(behind, shown))
-                self._records.add(partial(Batch.add_usage, slot=slot, usage=tokens))
+                self._records.add(
+                    partial(Batch.add_tokens, time=time, shown=shown, behind=max(behind, shown))
+                )
                 self.counters.shown += shown
                 self.counters.saved += max(behind - shown, 0)
 
@@ -238,6 +240,73 @@ class UsageRecorder:
         except Exception:
             # boundary: counts that cannot be made must not end the proxy, nor be tried for ever
             logger.exception("statistics could not be updated")
+
+
+class Inventory:
+    """Counts the tokens of the catalog: of each definition once, and again when it changes.
+
+    Nobody waits for that, so it pauses after each definition, and calls go on.
+    """
+
+    def __init__(
+        self,
+        store: StatisticsStore,
+        snapshot: Callable[[], Snapshot],
+        tokens: Callable[[Item], int],
+        listed_whole: Callable[[Snapshot], bool],
+        clock: Callable[[], float] = time_of_day,
+        known: Callable[[Mapping[str, int]], None] = lambda _: None,
+    ) -> None:
+        """Count nothing yet.
+
+        Args:
+            store: Keeps the tokens of definitions.
+            snapshot: Returns the catalog.
+            tokens: Returns the tokens that an item costs a model.
+            listed_whole: Returns whether all of a snapshot is listed, so that nothing is saved.
+            clock: Seconds since 1970.
+            known: Gets the tokens counted in earlier runs, by fingerprint, so that nobody counts again.
+        """
+        self._store, self._snapshot, self._tokens, self._known = store, snapshot, tokens, known
+        self._listed_whole, self._clock = listed_whole, clock
+        self._counted: Snapshot | None = None
+        self.behind: int | None = None
+        """Tokens of all items, if they are not listed; None if they are, and until they are counted."""
+
+    @property
+    def outdated(self) -> bool:
+        """True when the catalog has changed since it was counted."""
+        return self._counted is not self._snapshot()
+
+    def count(self, check: Callable[[], None]) -> None:
+        """Count new definitions. Blocks; `check` is called often, and raises to end it.
+
+        Raises:
+            StoreError: the counts could not be stored; they are known all the same.
+        """
+        snapshot, now = self._snapshot(), self._clock()
+        before = self._store.definitions()
+        known = {row.fingerprint: row.tokens for row in before}
+        self._known(known)
+        rows: dict[str, list[DefinitionRow]] = defaultdict(list)
+        for tool in snapshot.tools.values():
+            tokens = known.get(tool.fingerprint)
+            if tokens is None:
+                check()
+                tokens = self._tokens(tool)
+                time.sleep(PAUSE_SECONDS)
+            rows[tool.server].append(DefinitionRow(tool.server, tool.name, tool.fingerprint, tokens, now))
+        documents = 0
+        for document in snapshot.documents.values():
+            check()
+            documents += self._tokens(document)
+        everything = documents + sum(row.tokens for of_server in rows.values() for row in of_server)
+        self.behind = None if self._listed_whole(snapshot) else everything
+        self._counted = snapshot
+        for server, of_server in rows.items():
+            versions = {(row.tool, row.fingerprint) for row in before if row.server == server}
+            if versions != {(row.tool, row.fingerprint) for row in of_server}:
+                self._store.put_definitions(server, of_server)
 
 
 class SessionRecorder:

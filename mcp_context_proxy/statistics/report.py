@@ -1,4 +1,4 @@
-"""Reports on a period from the store, for the API, the page and the terminal; and the catalog's tokens.
+"""Reports on a period from the store, for the API, the page and the terminal.
 
 A period is reported by whole hours, and beyond the hours that are kept by whole days (UTC).
 """
@@ -6,15 +6,13 @@ A period is reported by whole hours, and beyond the hours that are kept by whole
 from __future__ import annotations
 
 import math
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Final
 
 from msgspec import Struct
 
-from mcp_context_proxy.items import Item, Snapshot, ToolKey
+from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.statistics.figures import ToolFigures, percentile
 from mcp_context_proxy.store import (
     DAY,
@@ -24,10 +22,6 @@ from mcp_context_proxy.store import (
     StatisticsStore,
     UsageSlot,
 )
-from mcp_context_proxy.system.clock import time_of_day
-
-PAUSE_SECONDS: Final = 0.001
-"""Pause after each definition that is counted, in which other threads run: so 3,000 definitions take 4 s."""
 
 HOURLY_AT_MOST: Final = 2 * DAY
 """Longer periods are reported by the day: a person can see some fifty points."""
@@ -45,7 +39,7 @@ NOT_TIMED: Final = Latency(None, None, None)
 
 
 class ToolStatistics(Struct, frozen=True, kw_only=True):
-    """How a tool did."""
+    """Usage of one tool."""
 
     name: str
     """The name the server itself uses."""
@@ -65,7 +59,7 @@ class ToolStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Tokens(Struct, frozen=True):
-    """Of searches where it was known what everything costs, estimated."""
+    """Estimated tokens, over the searches for which the cost of the whole catalog was known."""
 
     shown: int
     """Tokens of the selected items."""
@@ -245,70 +239,3 @@ class Reports:
         used = {one.key for one in self._store.tools()}
         found = (row for row in known if row.key not in used)
         return sorted(found, key=lambda row: (-row.tokens, row.server, row.tool))
-
-
-class Inventory:
-    """Counts the tokens of the catalog: of each definition once, and again when it changes.
-
-    Nobody waits for that, so it pauses after each definition, and calls go on.
-    """
-
-    def __init__(
-        self,
-        store: StatisticsStore,
-        snapshot: Callable[[], Snapshot],
-        tokens: Callable[[Item], int],
-        listed_whole: Callable[[Snapshot], bool],
-        clock: Callable[[], float] = time_of_day,
-        known: Callable[[Mapping[str, int]], None] = lambda _: None,
-    ) -> None:
-        """Count nothing yet.
-
-        Args:
-            store: Keeps the tokens of definitions.
-            snapshot: Returns the catalog.
-            tokens: Returns the tokens that an item costs a model.
-            listed_whole: Returns whether all of a snapshot is listed, so that nothing is saved.
-            clock: Seconds since 1970.
-            known: Gets the tokens counted in earlier runs, by fingerprint, so that nobody counts again.
-        """
-        self._store, self._snapshot, self._tokens, self._known = store, snapshot, tokens, known
-        self._listed_whole, self._clock = listed_whole, clock
-        self._counted: Snapshot | None = None
-        self.behind: int | None = None
-        """Tokens of all items, if they are not listed; None if they are, and until they are counted."""
-
-    @property
-    def outdated(self) -> bool:
-        """True when the catalog has changed since it was counted."""
-        return self._counted is not self._snapshot()
-
-    def count(self, check: Callable[[], None]) -> None:
-        """Count new definitions. Blocks; `check` is called often, and raises to end it.
-
-        Raises:
-            StoreError: the counts could not be stored; they are known all the same.
-        """
-        snapshot, now = self._snapshot(), self._clock()
-        before = self._store.definitions()
-        known = {row.fingerprint: row.tokens for row in before}
-        self._known(known)
-        rows: dict[str, list[DefinitionRow]] = defaultdict(list)
-        for tool in snapshot.tools.values():
-            tokens = known.get(tool.fingerprint)
-            if tokens is None:
-                check()
-                tokens = self._tokens(tool)
-                time.sleep(PAUSE_SECONDS)
-            rows[tool.server].append(DefinitionRow(tool.server, tool.name, tool.fingerprint, tokens, now))
-        documents = 0
-        for document in snapshot.documents.values():
-            check()
-            documents += self._tokens(document)
-        everything = documents + sum(row.tokens for of_server in rows.values() for row in of_server)
-        self.behind = None if self._listed_whole(snapshot) else everything
-        self._counted = snapshot
-        for server, of_server in rows.items():
-            versions = {(row.tool, row.fingerprint) for row in before if row.server == server}
-            if versions != {(row.tool, row.fingerprint) for row in of_server}:
-                self._store.put_definitions(server, of_server)

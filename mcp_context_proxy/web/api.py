@@ -65,7 +65,7 @@ WITH_BODY = (
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Error of a request."""
+    """A refused request and the reason."""
 
     title: str
     status: int

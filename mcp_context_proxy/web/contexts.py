@@ -45,7 +45,7 @@ Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """Changes for tools, or for rules and references; numbers override the preset."""
+    """Changed options for tools, or for rules and references; numbers replace those of the preset."""
 
     preset: Preset | None = None
     top_k: Count | None = None
@@ -54,7 +54,7 @@ class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """Changes of a selection by a session or a request; options that are not given stay."""
+    """Options that a session or a request changes; the others stay."""
 
     preset: Preset | None = None
     """For tools and documents, unless they have one of their own."""
@@ -98,7 +98,7 @@ class Describe(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RequestsWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Choice of request contexts."""
+    """Filters for the list of request contexts."""
 
     session: Name | None = None
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
@@ -113,7 +113,7 @@ class ItemName(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """Changes of a session: all are made, or none if a name is unknown."""
+    """Changes of a session; nothing is changed if a name is unknown."""
 
     add: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []
     remove: Annotated[list[ItemName], Meta(max_length=SELECTED_MOST)] = []

@@ -52,7 +52,7 @@ class InteractionPosted(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Choice of interactions to find."""
+    """Filters for a search of interactions."""
 
     query: Words | None = None
     """Text to search for; None for the latest interactions."""
@@ -63,7 +63,7 @@ class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InteractionsUnwanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Choice of interactions to forget."""
+    """Filters for interactions to forget."""
 
     older_than_days: Annotated[float, Meta(ge=0)]
     """0 for all."""
@@ -97,7 +97,7 @@ among them that could not be compared with the query."""
 
 
 class Forgotten(Struct, frozen=True):
-    """Number of forgotten interactions."""
+    """Number of interactions that were forgotten."""
 
     forgotten: int
 

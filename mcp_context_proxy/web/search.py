@@ -59,7 +59,7 @@ class ToolFound(Struct, frozen=True):
 
 
 class SearchFacts(Struct, frozen=True):
-    """Facts about a search."""
+    """Facts about a search: time, method, number of items searched."""
 
     result_count: int
     used_llm_rerank: bool
@@ -83,7 +83,7 @@ SearchResponse: Final = answer_form(
 
 
 class ReindexWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Extent of a new indexing."""
+    """Options of indexing again."""
 
     rebuild: bool = False
     """True: everything; false: only new items."""

@@ -31,13 +31,13 @@ Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days
 
 
 class PeriodWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Length of the period."""
+    """The period of a report."""
 
     period: Period = figures.DEFAULT
 
 
 class SearchesWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Number of searches."""
+    """Length of the list of searches."""
 
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
 

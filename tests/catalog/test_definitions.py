@@ -1,4 +1,4 @@
-"""Definitions of strangers: bounded, readable, and otherwise the bytes they were."""
+"""Definitions of untrusted servers: bounded, readable, and otherwise unchanged bytes."""
 
 from __future__ import annotations
 

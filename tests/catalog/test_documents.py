@@ -1,4 +1,4 @@
-"""What becomes of a markdown file: its name, description, settings, text, and what is told about it."""
+"""Documents of markdown files: name, description, settings, text, and findings."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whatever lies in a folder: nothing outside of it is read, nothing hangs, and the good files are served."""
+"""Folders with hostile content: nothing outside is read, nothing hangs, and good files are served."""
 
 import os
 import socket

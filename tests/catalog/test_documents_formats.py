@@ -1,4 +1,4 @@
-"""Files that hosts and editors keep for their own use, as rules and references."""
+"""Files of hosts and editors as rules and references."""
 
 from collections.abc import Callable
 from pathlib import Path

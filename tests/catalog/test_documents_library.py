@@ -1,4 +1,4 @@
-"""What stays and what goes when the library is reloaded."""
+"""The document library keeps and drops documents and embeddings when it is reloaded."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A real change of a file is served without a restart, whatever happens to the folders in between."""
+"""A changed file is served without a restart, even if its folders are moved or replaced meanwhile."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""Definitions as hosts see them: as they came, but for the name."""
+"""Definitions as hosts see them: as the server sent them, except for the name."""
 
 import json
 from typing import Any

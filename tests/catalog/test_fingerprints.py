@@ -1,4 +1,4 @@
-"""A fingerprint tells every difference between definitions, and nothing else."""
+"""A fingerprint changes with every difference between definitions, and with nothing else."""
 
 import json
 from pathlib import Path

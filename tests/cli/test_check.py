@@ -38,18 +38,25 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_when_all_is_well_it_says_so_and_exits_with_0(run: Run, workshop: Workshop) -> None:
+def test_a_working_setup_is_confirmed_with_exit_code_0(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     workshop.server("chatty", tools=[tool("a")], at_start=[{"raw": "Welcome!"}])
     done = run("check", "--config", workshop.config())
 
     assert done.returncode == 0, done.stdout
     assert "good: 1 tool, ready in" in done.stdout
-    assert "what it prints to stdout beside messages is skipped | stdout: Welcome!" in flat(done.stdout)
+    assert "output on stdout that is no message is skipped | stdout: Welcome!" in flat(done.stdout)
     assert done.stdout.endswith("All is well: 2 servers.\n")
 
 
-def test_every_problem_of_a_broken_configuration_is_told_with_its_line(run: Run, tmp_path: Path) -> None:
+def test_without_servers_it_says_that_there_is_nothing_to_serve(run: Run, workshop: Workshop) -> None:
+    done = run("check", "--config", workshop.config())
+
+    assert done.returncode == 0
+    assert done.stdout.endswith("Nothing to serve: no server is configured.\n")
+
+
+def test_every_problem_of_a_broken_configuration_is_reported_with_its_line(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[expose]\nmode = "loud"\n[servers.a]\ncomand = "x"\n', encoding="utf-8")
     done = run("check", "--config", config)
@@ -58,17 +65,19 @@ def test_every_problem_of_a_broken_configuration_is_told_with_its_line(run: Run,
     told = done.stdout.replace("\n", "").replace(" ", "")
     assert f"{config}:2:expose.mode" in told
     assert f"{config}:4:servers.a.comand" in told
-    assert "to mend. No server was started." in done.stdout
+    assert "to fix. No server was started." in done.stdout
 
 
 def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
     done = run("check", "--config", tmp_path / "none.toml")
 
     assert done.returncode == 1
-    assert "there is no such file" in flat(done.stdout)
+    assert "the file does not exist" in flat(done.stdout)
 
 
-def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, forbidding_url: str) -> None:
+def test_each_failure_of_a_server_comes_with_a_remedy(
+    run: Run, workshop: Workshop, forbidding_url: str
+) -> None:
     workshop.server("gone").settings = {"command": "no-such-program"}
     workshop.server("node").settings = {"command": "npx", "args": ["x@1.0"], "env": {"PATH": "/none"}}
     workshop.server("dies", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
@@ -88,18 +97,18 @@ def test_each_way_to_fail_comes_with_what_to_do(run: Run, workshop: Workshop, fo
     assert "-> install Node.js" in told
     assert "dies: it exited (code 3) | no key given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
-    assert "connect_timeout under servers.silent, now 0.5 s" in told
-    assert "(HTTP status 401) -> it wants credentials" in told
+    assert "raise connect_timeout under servers.silent, now 0.5 s" in told
+    assert "(HTTP status 401) -> it needs credentials" in told
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
-    assert "| stdout: unknown option -> what it prints to stdout is no MCP message" in told
+    assert "| stdout: unknown option -> its output on stdout is no MCP message" in told
     assert "complains: it was not ready within 0.5 s | stdout: no licence key ->" in told
     assert "echo: it answered with what it was sent, so it is no MCP server -> correct the command" in told
     assert "\x1b" not in done.stdout
-    assert "9 problems to mend" in told
+    assert "9 problems to fix" in told
 
 
-def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> None:
+def test_an_oddity_that_works_is_a_warning(run: Run, workshop: Workshop) -> None:
     workshop.server("empty", tools=[])
     workshop.server(
         "mixed",
@@ -117,18 +126,18 @@ def test_what_is_odd_but_works_is_a_warning(run: Run, workshop: Workshop) -> Non
 
     told = flat(done.stdout)
     assert done.returncode == 0
-    assert "warning empty: it is ready, and offers no tools" in told
+    assert "warning empty: it is ready, but offers no tools" in told
     assert "ok mixed: 2 of 3 tools, ready in" in told
     assert "warning mixed: entry 2 of its tools is withheld" in told
     assert "mixed: tool 'wordy': its description is cut: 16,384 of 3,300,000 bytes are shown" in told
     assert "mixed: entry 2 of its resources is withheld: it has no uri" in told
     assert "mixed: prompts/list: stopped, a result has no list of prompts" in told
     assert "odd.md:2" in done.stdout.replace("\n         ", "")
-    assert "warning asking: its descriptions read like requests, so its tools are held back" in told
+    assert "warning asking: its descriptions read like requests, so its tools come after" in told
     assert "It works, with 7 warnings" in told
 
 
-def test_who_is_strict_is_not_content_with_warnings(run: Run, workshop: Workshop) -> None:
+def test_strict_fails_on_warnings(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     well = run("check", "--strict", "--config", workshop.config())
     workshop.server("empty")
@@ -177,7 +186,7 @@ def test_a_runner_without_a_version_is_warned_about(
     warning = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
 
     assert (warning is None) == (package is None)
-    assert package is None or f"version of {package} is newest" in str(warning)
+    assert package is None or f"newest version of {package};" in str(warning)
     assert "1.2.3" not in str(warning), "nobody knows whether there is such a version"
 
 
@@ -201,10 +210,10 @@ def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | No
     warning = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
 
     assert (warning is None) == (image is None)
-    assert image is None or f"docker runs whatever {image}:latest is" in str(warning)
+    assert image is None or f"docker runs the current {image}:latest;" in str(warning)
 
 
-def test_the_model_that_orders_tools_is_tried(run: Run, workshop: Workshop) -> None:
+def test_the_reranker_model_is_tried(run: Run, workshop: Workshop) -> None:
     workshop.server("desk", tools=[tool("echo")])
     with chat_service() as service:
         config = workshop.config(rerank={"endpoint": service.url, "model": "small"})

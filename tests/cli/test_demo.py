@@ -39,7 +39,7 @@ def test_the_demo_shows_servers_lists_searches_and_calls(run: Run, tmp_path: Pat
     assert list(folder.glob("mcp-*")) == []
 
 
-def test_away_from_a_terminal_it_is_plain_text_of_80_columns(run: Run) -> None:
+def test_without_a_terminal_the_output_is_plain_text_of_80_columns(run: Run) -> None:
     out = run("demo").stdout
 
     assert "\x1b" not in out

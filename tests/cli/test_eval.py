@@ -36,13 +36,13 @@ def test_gzipped_files_by_words_alone_need_no_model(run, tmp_path):
 
     done = run("eval", packed, QUERIES, "--method", "lexical", "--top-k", "5")
 
-    assert done.stdout.startswith("queries: 47, to 45 tools of 7 servers; method: lexical\n")
+    assert done.stdout.startswith("47 queries to 45 tools of 7 servers; method: lexical\n")
     assert "recall@5" in done.stdout
     assert "recall@10" not in done.stdout
     assert "search p50" in done.stdout
 
 
-def test_the_configured_servers_are_searched_in_the_place_of_a_corpus(run, workshop: Workshop, tmp_path):
+def test_the_configured_servers_are_searched_instead_of_a_corpus(run, workshop: Workshop, tmp_path):
     workshop.server("mail", tools=[tool("send_mail", "Sends a message to a person"), tool("delete")])
     queries = tmp_path / "queries.jsonl"
     queries.write_text(
@@ -68,7 +68,7 @@ def test_two_runs_are_compared_with_intervals(run, tmp_path):
     assert data["selected"]["difference"]["mean"] == 0
 
 
-def test_a_bad_line_is_told_with_file_and_line(run, tmp_path):
+def test_a_bad_line_is_reported_with_file_and_line(run, tmp_path):
     bad = tmp_path / "queries.jsonl"
     bad.write_text('{"query": "q", "relevant": []}\n{"query": 1}\n', encoding="utf-8")
 
@@ -87,7 +87,7 @@ def test_a_bad_line_is_told_with_file_and_line(run, tmp_path):
         pytest.param(["--compare", CORPUS], "--compare takes two runs", id="compare"),
     ],
 )
-def test_the_wrong_number_of_files_is_told(run, arguments, told):
+def test_the_wrong_number_of_files_is_refused(run, arguments, told):
     done = run("eval", *arguments)
 
     assert done.returncode == 2

@@ -36,7 +36,7 @@ def test_everything_is_indexed_and_kept_for_the_first_search(run: Run, config: P
     assert keys(store) == 2
 
 
-def test_a_rebuild_forgets_what_nobody_needs_any_more(run: Run, config: Path, store: Path) -> None:
+def test_a_rebuild_forgets_outdated_vectors(run: Run, config: Path, store: Path) -> None:
     run("index", "--config", config)
     connection = sqlite3.connect(store)
     with connection:
@@ -51,10 +51,10 @@ def test_a_rebuild_forgets_what_nobody_needs_any_more(run: Run, config: Path, st
     assert keys(store) == 2
 
 
-def test_a_server_that_fails_is_told_and_the_command_fails(run: Run, workshop: Workshop, store: Path) -> None:
+def test_a_failed_server_is_reported_and_the_command_fails(run: Run, workshop: Workshop, store: Path) -> None:
     config = workshop.folder / "config.toml"
     config.write_text('[store]\npath = "memory"\n[servers.gone]\ncommand = "no-such-program"\n', "utf-8")
     done = run("index", "--config", config)
 
     assert done.returncode == 1
-    assert "server gone has failed and was not indexed" in done.stdout
+    assert "Server gone has failed and was not indexed" in done.stdout

@@ -53,7 +53,7 @@ def contents(data: dict[str, object]) -> list[str]:
     return [result["content"] for result in data["results"]]
 
 
-def test_recall_finds_what_it_was_about_and_says_whose_it_is(run: Run, config: Path) -> None:
+def test_recall_finds_similar_interactions_and_names_their_agents(run: Run, config: Path) -> None:
     done = run("recall", "when do we ship the new version", "--config", config)
 
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_recall_finds_what_it_was_about_and_says_whose_it_is(run: Run, config: P
     assert second.strip() == "the deployment is on friday"
 
 
-def test_recall_is_narrowed_by_agent_and_type_and_number(run: Run, config: Path) -> None:
+def test_recall_can_be_limited_by_agent_type_and_number(run: Run, config: Path) -> None:
     everything = recalled(run, config, "deployment tests")
 
     assert len(contents(everything)) == everything["known"] == 3
@@ -71,7 +71,7 @@ def test_recall_is_narrowed_by_agent_and_type_and_number(run: Run, config: Path)
     assert len(contents(recalled(run, config, "deployment", "--top-k", "1"))) == 1
 
 
-def test_recall_ages_by_the_factor_that_is_given(run: Run, config: Path) -> None:
+def test_recall_scores_decay_by_the_given_factor(run: Run, config: Path) -> None:
     usual = recalled(run, config, SAID[2][2], "--agent", "coder")["results"]
     never = recalled(run, config, SAID[2][2], "--agent", "coder", "--decay", "1")["results"]
 
@@ -84,13 +84,13 @@ def test_recall_ages_by_the_factor_that_is_given(run: Run, config: Path) -> None
     [["--decay", "0"], ["--decay", "1.1"], ["--top-k", "0"], [" "]],
     ids=" ".join,
 )
-def test_recall_refuses_what_makes_no_sense(run: Run, config: Path, wrong: list[str]) -> None:
+def test_recall_refuses_invalid_arguments(run: Run, config: Path, wrong: list[str]) -> None:
     query = [] if wrong == [" "] else ["query"]
 
     assert run("recall", *query, *wrong, "--config", config).returncode == 2
 
 
-def test_recall_says_what_could_not_be_compared(run: Run, config: Path, store: Path) -> None:
+def test_recall_counts_interactions_without_an_embedding(run: Run, config: Path, store: Path) -> None:
     add(store, "the party is on friday")
     done = run("recall", "friday", "--config", config)
 
@@ -112,23 +112,21 @@ def test_recall_without_a_model_lists_the_latest_and_says_so(
     assert "no embedding, so these are the latest" in data["note"]
 
 
-def test_recall_says_where_nothing_is_recorded(run: Run, workshop: Workshop) -> None:
+def test_recall_says_if_interactions_are_not_recorded(run: Run, workshop: Workshop) -> None:
     done = run("recall", "anything", "--config", workshop.config())
 
-    assert 'Nothing like "anything" among 0 interactions.' in done.stdout
+    assert 'Nothing similar to "anything" among 0 interactions.' in done.stdout
     assert "enabled = true under [interactions]" in " ".join(done.stdout.split())
 
 
-def test_what_a_terminal_would_obey_is_not_shown(run: Run, config: Path, store: Path) -> None:
+def test_control_characters_are_not_shown(run: Run, config: Path, store: Path) -> None:
     with Interactions(store) as interactions:
         interactions.record("pla\x1b[31mnner", "message", "party\x1b]0;taken\x07 on friday")
 
     assert "\x1b" not in run("recall", "party on friday", "--config", config).stdout
 
 
-def test_backfill_embeds_what_has_no_embedding_and_then_has_nothing_to_do(
-    run: Run, config: Path, store: Path
-) -> None:
+def test_backfill_embeds_each_interaction_once(run: Run, config: Path, store: Path) -> None:
     add(store, "the party is on friday", "bring a cake")
     first = run("backfill", "--batch-size", "1", "--config", config)
     second = run("backfill", "--json", "--config", config)
@@ -148,9 +146,7 @@ def refuses(word: str):
     return answer
 
 
-def test_backfill_counts_what_cannot_be_embedded_and_embeds_the_rest(
-    run: Run, workshop: Workshop, store: Path
-) -> None:
+def test_backfill_counts_failures_and_embeds_the_rest(run: Run, workshop: Workshop, store: Path) -> None:
     add(store, "one", "two", "a bad one", "three")
     with embedding_service() as service:
         service.always = refuses("bad")
@@ -160,7 +156,7 @@ def test_backfill_counts_what_cannot_be_embedded_and_embeds_the_rest(
 
     assert done.returncode == 1
     assert "Embedded 3 interactions." in done.stdout
-    assert "1 error; the last:" in done.stdout
+    assert "1 error; the last one:" in done.stdout
     assert "it is too long" in " ".join(done.stdout.split())
     assert (contents(data)[0], data["without_embedding"]) == ("two", 1)
 
@@ -169,7 +165,7 @@ def service_table(service: Service) -> dict[str, str]:
     return {"endpoint": service.url, "model": "m"}
 
 
-def test_stats_tell_how_many_there_are_of_whom(run: Run, config: Path) -> None:
+def test_stats_count_interactions_by_agent(run: Run, config: Path) -> None:
     done = run("interactions", "--config", config)
     data = json.loads(run("interactions", "stats", "--json", "--config", config).stdout)
 
@@ -195,7 +191,7 @@ def test_stats_tell_how_many_there_are_of_whom(run: Run, config: Path) -> None:
     ],
     ids=lambda what: " ".join(what) if isinstance(what, list) else None,
 )
-def test_what_is_unwanted_is_forgotten(run: Run, config: Path, what: list[str], left: int) -> None:
+def test_forget_removes_the_matching_interactions(run: Run, config: Path, what: list[str], left: int) -> None:
     done = run("interactions", "forget", *what, "--config", config)
 
     assert done.returncode == 0, done.stderr
@@ -205,8 +201,8 @@ def test_what_is_unwanted_is_forgotten(run: Run, config: Path, what: list[str], 
 
 
 @pytest.mark.parametrize("what", [[], ["--all", "--agent", "a"], ["--id", "1", "--type", "call"]])
-def test_forgetting_wants_to_know_what(run: Run, config: Path, what: list[str]) -> None:
+def test_forget_needs_exactly_one_choice(run: Run, config: Path, what: list[str]) -> None:
     done = run("interactions", "forget", *what, "--config", config)
 
     assert done.returncode == 2
-    assert "say what to forget: --agent, --type, --older-than, or --id, or --all" in done.stderr
+    assert "give --id alone, or --all alone, or any of --agent, --type and --older-than" in done.stderr

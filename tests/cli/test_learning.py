@@ -52,34 +52,36 @@ def stats(run: Run, config: Path) -> dict[str, object]:
     return dict(json.loads(done.stdout))
 
 
-def test_stats_show_how_much_there_is_and_the_most_certain_first(run: Run, config: Path) -> None:
+def test_stats_count_pairs_and_show_the_most_certain_first(run: Run, config: Path) -> None:
     done = run("learning", "stats", "--config", config)
 
     assert done.returncode == 0
-    assert "2 pairs of queries and tools, of 2 tools." in done.stdout
+    assert "2 pairs of queries and tools, for 2 tools." in done.stdout
     assert done.stdout.index("desk__post_message") < done.stdout.index("desk__report")
     data = stats(run, config)
     assert (data["pairs"], data["tools"], data["uses"], data["enabled"]) == (2, 2, 3, True)
 
 
-def test_where_nothing_is_learned_stats_say_what_teaches(run: Run, workshop: Workshop) -> None:
+def test_stats_say_if_nothing_was_learned(run: Run, workshop: Workshop) -> None:
     done = run("learning", "--config", workshop.config())
 
-    assert done.stdout.startswith("Nothing yet: ")
+    assert done.stdout.startswith("Nothing was learned yet: ")
 
 
-def test_pairs_can_be_taken_to_another_machine(run: Run, config: Path, workshop: Workshop) -> None:
+def test_exported_pairs_can_be_imported_elsewhere(run: Run, config: Path, workshop: Workshop) -> None:
     file = workshop.folder / "pairs.jsonl"
     assert run("learning", "export", file, "--config", config).returncode == 0
     other = another(workshop, "other")
     done = run("learning", "import", file, "--config", other)
 
-    assert "Read 2 pairs; there are 2, 0 before." in done.stdout
+    assert "Read 2 pairs. There were 0 before; now 2." in done.stdout
     assert stats(run, other)["best"] == stats(run, config)["best"]
     assert "vector" not in file.read_text(encoding="utf-8")
 
 
-def test_pairs_without_text_go_with_their_vectors(run: Run, workshop: Workshop, model: QueryEmbedder) -> None:
+def test_pairs_without_text_are_exported_with_their_vectors(
+    run: Run, workshop: Workshop, model: QueryEmbedder
+) -> None:
     path = workshop.folder / "store.sqlite3"
     learned(path, model, store_queries=False)
     config = workshop.config(store={"path": str(path)})
@@ -111,7 +113,7 @@ def test_without_a_file_pairs_are_exported_to_stdout(run: Run, config: Path) -> 
         (["--all"], 0),
     ],
 )
-def test_what_is_unwanted_is_forgotten(run: Run, config: Path, what: list[str], left: int) -> None:
+def test_forget_removes_the_matching_pairs(run: Run, config: Path, what: list[str], left: int) -> None:
     done = run("learning", "forget", *what, "--config", config)
 
     assert done.returncode == 0
@@ -119,11 +121,11 @@ def test_what_is_unwanted_is_forgotten(run: Run, config: Path, what: list[str], 
     assert stats(run, config)["pairs"] == left
 
 
-def test_forgetting_wants_to_know_what(run: Run, config: Path) -> None:
+def test_forget_needs_exactly_one_choice(run: Run, config: Path) -> None:
     done = run("learning", "forget", "--config", config)
 
     assert done.returncode == 2
-    assert "say what to forget: --tool, --query or --all" in done.stderr
+    assert "give exactly one of --tool, --query and --all" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -134,11 +136,11 @@ def test_forgetting_wants_to_know_what(run: Run, config: Path) -> None:
         (
             '{"server":"s","tool":"t","confidence":1,"uses":1,"first":0,"last":0,"key":"zz","vector":"A",'
             '"model":"MODEL"}',
-            "a key or vector in it is damaged",
+            "it has a damaged key or vector",
         ),
     ],
 )
-def test_a_file_that_is_no_export_is_refused_and_nothing_is_lost(
+def test_an_invalid_import_is_refused_and_nothing_is_lost(
     run: Run, config: Path, model: QueryEmbedder, line: str, told: str
 ) -> None:
     file = config.parent / "pairs.jsonl"
@@ -150,7 +152,7 @@ def test_a_file_that_is_no_export_is_refused_and_nothing_is_lost(
     assert stats(run, config)["pairs"] == 2
 
 
-def test_what_was_used_in_several_sessions_is_shown_as_working_set_until_it_is_forgotten(
+def test_tools_used_in_several_sessions_are_the_working_set_until_forgotten(
     run: Run, workshop: Workshop, config: Path
 ) -> None:
     store, now = workshop.folder / "store.sqlite3", time.time()

@@ -9,7 +9,7 @@ from .conftest import PATIENCE, Run
 
 
 def test_serving_imports_nothing_of_the_other_commands(run: Run) -> None:
-    """They would add to the time until a host is answered."""
+    """Imports would delay the first response to a host."""
     script = (
         "import sys, mcp_context_proxy.cli.main, mcp_context_proxy.cli.serve, mcp_context_proxy.app;"
         "others = ('rich', 'mcp_context_proxy.library');"
@@ -22,7 +22,9 @@ def test_serving_imports_nothing_of_the_other_commands(run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", ["search", "tools", "servers"])
-def test_a_configuration_that_cannot_be_used_is_told_in_words(run: Run, command: str, tmp_path: Path) -> None:
+def test_an_unusable_configuration_is_reported_without_a_traceback(
+    run: Run, command: str, tmp_path: Path
+) -> None:
     query = ["anything"] if command == "search" else []
     done = run(command, *query, "--config", tmp_path / "none.toml")
 
@@ -33,9 +35,7 @@ def test_a_configuration_that_cannot_be_used_is_told_in_words(run: Run, command:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a reader that has gone in other ways")
-def test_a_reader_that_goes_early_is_no_failure_to_talk_about(
-    environment: dict[str, str], workshop: Workshop
-) -> None:
+def test_a_closed_pipe_ends_a_command_quietly(environment: dict[str, str], workshop: Workshop) -> None:
     workshop.server("many", tools=[tool(f"tool_{n}", "Does much. " * 50) for n in range(2000)])
     with subprocess.Popen(
         [sys.executable, "-m", "mcp_context_proxy", "tools", "--json", "--config", str(workshop.config())],
@@ -53,7 +53,7 @@ def test_a_reader_that_goes_early_is_no_failure_to_talk_about(
 
 
 @pytest.mark.parametrize(("given", "told"), [("serch", " Did you mean 'search'?"), ("xyz", "")])
-def test_an_unknown_command_is_answered_with_the_nearest(run: Run, given: str, told: str) -> None:
+def test_an_unknown_command_gets_a_suggestion(run: Run, given: str, told: str) -> None:
     done = run(given)
 
     assert done.returncode == 2

@@ -5,7 +5,7 @@ from support.servers import Workshop, tool
 from .conftest import Run
 
 
-def test_each_server_is_shown_with_its_state_and_what_it_offers(run: Run, workshop: Workshop) -> None:
+def test_each_server_is_shown_with_its_state_and_counts(run: Run, workshop: Workshop) -> None:
     workshop.server("old", tools=[tool("a"), tool("b"), {"name": "bare"}], version="1.2")
     workshop.server("new", era="modern", tools=[tool("c")])
     workshop.server("off", settings={"enabled": False})
@@ -20,7 +20,7 @@ def test_each_server_is_shown_with_its_state_and_what_it_offers(run: Run, worksh
     assert old["start_ms"] > 0
 
 
-def test_a_failed_server_is_told_with_its_cause_and_last_words(run: Run, workshop: Workshop) -> None:
+def test_a_failed_server_is_shown_with_its_cause_and_last_output(run: Run, workshop: Workshop) -> None:
     workshop.server("broken", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
     done = run("servers", "--config", workshop.config())
 
@@ -54,8 +54,8 @@ def test_secrets_are_never_shown(run: Run, workshop: Workshop) -> None:
         assert "https://***@example.com/mcp?***" in done.stdout.replace("\n", "")
 
 
-def test_without_servers_it_says_so(run: Run, workshop: Workshop) -> None:
-    assert run("servers", "--config", workshop.config()).stdout == "No servers are configured.\n"
+def test_a_configuration_without_servers_is_reported(run: Run, workshop: Workshop) -> None:
+    assert run("servers", "--config", workshop.config()).stdout == "No server is configured.\n"
 
 
 def test_a_lazy_server_is_asleep_once_it_is_known_and_check_wakes_it(run: Run, workshop: Workshop) -> None:

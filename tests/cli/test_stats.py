@@ -44,20 +44,20 @@ def test_tools_and_searches_are_shown_as_tables(run: Run, config: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "In the last 30 days"
     assert any(line.startswith("Searches  10; ") for line in lines)
-    assert "Used      80 % of them: a tool that was found was called" in lines
-    assert "Accepted  70 % of them: that was the first one" in lines
-    assert "Tokens    1,000 of 50,000 shown, 98 % saved (estimated)" in lines
+    assert "Used      A found tool was called after 80 % of the searches" in lines
+    assert "Accepted  The first tool was called after 70 % of the searches" in lines
+    assert "Tokens    1,000 of 50,000 shown, 98 % saved (estimate)" in lines
     (post,) = [line for line in lines if line.endswith("desk__post")]
     assert post.split()[:3] == ["4", "25", "%"]
     tables = done.stdout.split("Tools\n")[1]
     assert tables.index("desk__old") < tables.index("desk__post")
 
 
-def test_tools_that_were_never_called_are_named_with_their_cost(run: Run, config: Path) -> None:
+def test_tools_that_were_never_called_are_listed_with_their_cost(run: Run, config: Path) -> None:
     """Not those that are hidden already, nor those of servers that are not configured."""
     never = run("stats", "--config", config).stdout.split("Never called\n")[1]
 
-    assert "1 tool, the first known for 3 days. Turn these off and save about 321 tokens" in " ".join(
+    assert "1 tool, the oldest known for 3 days. Without them, the catalog has about 321 tokens" in " ".join(
         never.split()
     )
     assert [line.split()[-1] for line in never.splitlines()[-1:]] == ["desk__never"]
@@ -75,14 +75,14 @@ def test_no_line_is_wider_than_the_terminal_and_a_long_name_keeps_its_ends(
     assert ("Result" in "\n".join(lines)) == (width == 100)
 
 
-def test_a_period_leaves_out_what_is_older(run: Run, config: Path) -> None:
+def test_a_period_leaves_out_older_calls(run: Run, config: Path) -> None:
     shown = run("stats", "--period", "7d", "--config", config).stdout
 
     assert "desk__post" in shown
     assert "desk__old" not in shown
 
 
-def test_as_json_it_is_all_there(run: Run, config: Path) -> None:
+def test_json_has_all_figures(run: Run, config: Path) -> None:
     data = json.loads(run("stats", "--json", "--limit", "1", "--config", config).stdout)
 
     assert [one["tool"] for one in data["tools"]] == ["old", "post", LONG]
@@ -92,20 +92,20 @@ def test_as_json_it_is_all_there(run: Run, config: Path) -> None:
     assert [(one["tool"], one["tokens"]) for one in data["unused"]] == [("never", 321)]
 
 
-def test_a_period_that_is_none_is_refused(run: Run, config: Path) -> None:
+def test_an_invalid_period_is_refused(run: Run, config: Path) -> None:
     done = run("stats", "--period", "1w", "--config", config)
 
     assert done.returncode == 2
     assert "'1w' is no period; write hours or days, such as 24h or 30d" in done.stderr
 
 
-def test_where_nothing_was_counted_it_says_so(run: Run, workshop: Workshop) -> None:
+def test_an_empty_store_is_reported(run: Run, workshop: Workshop) -> None:
     done = run("stats", "--config", workshop.config())
 
     assert done.stdout == "Nothing was called or searched in the last 30 days.\n"
 
 
-def test_where_counting_is_off_it_says_so(run: Run, workshop: Workshop) -> None:
+def test_switched_off_counting_is_reported(run: Run, workshop: Workshop) -> None:
     done = run("stats", "--config", workshop.config(statistics={"enabled": False}))
 
     assert done.stdout.startswith("Counting is switched off")

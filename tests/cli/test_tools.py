@@ -20,7 +20,7 @@ def test_tools_are_listed_by_server_under_their_exposed_names(run: Run, workshop
     assert "Write down a note" in done.stdout
 
 
-def test_the_default_list_is_told_beside_the_full_one(run: Run, workshop: Workshop) -> None:
+def test_the_default_list_is_shown_beside_the_full_one(run: Run, workshop: Workshop) -> None:
     workshop.server("many", tools=[tool(f"tool_{n}", "Does much. " * 50) for n in range(50)])
     done = run("tools", "--config", workshop.config())
     data = json.loads(run("tools", "--json", "--config", workshop.config()).stdout)

@@ -16,7 +16,7 @@ def served_at(folder: Path, port: int) -> Path:
     return config
 
 
-def test_it_prints_the_address_with_the_token_where_no_server_gets_it(
+def test_ui_prints_the_address_with_the_token_in_the_fragment(
     run: Run, workshop: Workshop, environment: dict[str, str]
 ) -> None:
     with http_proxy(workshop.config(), auth=True, env=environment) as proxy:
@@ -31,7 +31,7 @@ def test_it_prints_the_address_with_the_token_where_no_server_gets_it(
     assert (page.status_code, answer.status_code) == (200, 200)
 
 
-def test_it_prints_no_token_where_none_is_asked_for(
+def test_ui_prints_no_token_if_none_is_required(
     run: Run, workshop: Workshop, environment: dict[str, str]
 ) -> None:
     with http_proxy(workshop.config(), env=environment) as proxy:
@@ -42,7 +42,7 @@ def test_it_prints_no_token_where_none_is_asked_for(
     assert done.stdout.strip() == f"{proxy.base}/ui"
 
 
-def test_a_front_on_every_address_is_reached_on_that_of_this_machine(
+def test_ui_names_a_loopback_address_for_a_front_on_every_address(
     run: Run, workshop: Workshop, environment: dict[str, str]
 ) -> None:
     with http_proxy(workshop.config(), "--host", "0.0.0.0", auth=True, env=environment) as proxy:
@@ -54,7 +54,7 @@ def test_a_front_on_every_address_is_reached_on_that_of_this_machine(
     assert done.stdout.startswith(f"http://127.0.0.1:{port}/ui#token=")
 
 
-def test_where_no_proxy_answers_it_says_how_to_start_one(run: Run, workshop: Workshop) -> None:
+def test_ui_says_how_to_start_a_proxy_if_none_answers(run: Run, workshop: Workshop) -> None:
     config = served_at(workshop.folder, 9)  # "discard": nobody serves pages there
     config.write_text(config.read_text(encoding="utf-8") + "api_port = 1\n", encoding="utf-8")
 
@@ -66,7 +66,7 @@ def test_where_no_proxy_answers_it_says_how_to_start_one(run: Run, workshop: Wor
     assert done.stdout == ""
 
 
-def test_the_port_can_be_named_where_the_configuration_has_another(
+def test_ui_accepts_another_port_than_the_configured_one(
     run: Run, workshop: Workshop, environment: dict[str, str]
 ) -> None:
     with http_proxy(workshop.config(), auth=True, env=environment) as proxy:

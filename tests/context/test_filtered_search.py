@@ -164,7 +164,7 @@ async def test_what_comes_along_keeps_to_the_filters_too(proxy: Proxy) -> None:
 
 
 async def test_the_same_question_is_answered_again_with_a_record_of_its_own(proxy: Proxy) -> None:
-    lookups = proxy.searching.lookups["search_results"]
+    lookups = proxy.search.lookups["search_results"]
     first = await search(proxy.contexts, "read all of my email messages")
     hits, misses = lookups.hits, lookups.misses
 
@@ -178,7 +178,7 @@ async def test_the_same_question_is_answered_again_with_a_record_of_its_own(prox
 
 
 async def test_another_question_is_answered_anew(proxy: Proxy) -> None:
-    query, lookups = "write something into a file", proxy.searching.lookups["search_results"]
+    query, lookups = "write something into a file", proxy.search.lookups["search_results"]
     session = Session()
     proxy.contexts.add(session, Kind.TOOL, "files__write_file")
     proxy.contexts.remove(session, Kind.TOOL, "files__write_file")

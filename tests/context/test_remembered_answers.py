@@ -104,17 +104,17 @@ async def test_what_was_learned_meanwhile_counts_at_once(workshop: Workshop) -> 
     workshop.server("s", tools=[*tools, tool("post_message", "Send a message to a channel")])
     query, lookups = "let the others know that I shall be late", "search_results"
     async with inside(workshop.config()) as proxy:
-        learned = proxy.searching.learned
+        learned = proxy.search.learned
         assert learned is not None
         await names(proxy, query)
         again = await names(proxy, query)
-        hits = proxy.searching.lookups[lookups].hits
+        hits = proxy.search.lookups[lookups].hits
         use = Use(query, ("s", "report_7"), Signal.FOUND, "a session")
         await anyio.to_thread.run_sync(learned.learn, use)
         taught = await names(proxy, query)
 
         assert hits == 1
-        assert proxy.searching.lookups[lookups].hits == hits
+        assert proxy.search.lookups[lookups].hits == hits
         assert again[0] != "report_7"
         assert taught[0] == "report_7"
         learned.forget(lambda _pair: True)
@@ -166,7 +166,7 @@ async def test_changed_tags_count_at_once_and_restart_nothing(workshop: Workshop
         await names(proxy, "a mail")
         server.settings["tools"] = {"send_mail": {"tags": ["careful"]}}
         await proxy.apply(load(workshop.config(), environ={}))
-        await proxy.settled()
+        await proxy.wait_first_connect()
         selected = await proxy.contexts.select("a mail", scope=scope)
 
     assert [result.item.name for result in selected.found.results] == ["send_mail"]

@@ -216,24 +216,24 @@ class Failing:
 
 async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(opened: Any) -> None:
     async with opened() as proxy:
-        engine = Engine(CachedEmbedder(proxy.searching.model, proxy.store.vectors), Failing())
+        engine = Engine(CachedEmbedder(proxy.search.model, proxy.store.vectors), Failing())
         await to_thread.run_sync(engine.index, proxy.catalog.snapshot)
         contexts = ContextEngine(
             proxy.catalog,
-            Searcher(engine, proxy.config, proxy.caught_up, proxy.searching.model.get),
+            Searcher(engine, proxy.config, proxy.wait_for_starting_servers, proxy.search.model.get),
             Sessions(),
             RequestRecords(proxy.config.limits),
             configured(proxy.config),
             Costs(TokenCounter()),
-            ContextExpander(proxy.searching.expander, {}),
+            ContextExpander(proxy.search.expander, {}),
         )
         calls = ToolCalls(
             catalog=proxy.catalog,
             fleet=proxy.fleet,
-            forwarder=Forwarder(proxy.parked),
+            forwarder=Forwarder(proxy.pending_input),
             contexts=contexts,
             handles=proxy.handles,
-            wait_for_starting_servers=proxy.caught_up,
+            wait_for_starting_servers=proxy.wait_for_starting_servers,
             answered=Counter(),
             ended=EndedCalls(records=RequestRecords(proxy.config.limits), catalog=proxy.catalog),
         )
@@ -243,7 +243,7 @@ async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(o
             calls=calls,
             handles=proxy.handles,
             changes=proxy.changes,
-            pending_input=proxy.parked,
+            pending_input=proxy.pending_input,
             asks_clients=False,
             manage=lambda: False,
         )

@@ -10,7 +10,7 @@ import pytest
 from mcp_context_proxy.cli.search import search_command
 from mcp_context_proxy.context.search import ANSWERS
 from mcp_context_proxy.context.search_filters import MIN_CALLS, SearchFilters
-from mcp_context_proxy.embedding.embeddings import TEXTS
+from mcp_context_proxy.embedding.embeddings import REMEMBERED_QUERIES
 from mcp_context_proxy.retrieval.item_metadata import VERBS
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.web.search import SearchWanted
@@ -54,4 +54,4 @@ def test_the_verbs_are_those_of_the_code(page: str) -> None:
 def test_the_numbers_are_those_of_the_code(page: str) -> None:
     assert f"once there were {MIN_CALLS} " in page
     assert f"({ANSWERS} answers" in page
-    assert f"latest {TEXTS:,} texts" in page
+    assert f"latest {REMEMBERED_QUERIES:,} texts" in page

@@ -45,7 +45,7 @@ async def test_a_call_to_a_server_that_is_starting_fails_at_once_and_says_so(wor
         with pytest.raises(ServerUnavailableError, match=r"starting|waiting"):
             await proxy.fleet.clients["late"].call("tools/call", {})
         flag.touch()
-        await proxy.settled()
+        await proxy.wait_first_connect()
 
         assert "late__go" in await Host(proxy, "modern").names()
 

@@ -72,7 +72,7 @@ def test_equal_texts_share_a_vector_and_order_is_kept() -> None:
     np.testing.assert_array_equal(vectors, model.embed(["a", "b", "a", "c", "b"]))
 
 
-def test_no_texts_need_no_work() -> None:
+def test_no_texts_need_no_model_run() -> None:
     with open_store("memory") as store:
         assert cached(CountingEmbedder(), store).embed([]).shape == (0, 8)
 
@@ -86,7 +86,7 @@ def test_vectors_of_two_models_never_mix(path: Path) -> None:
     assert other.embedded == TEXTS
 
 
-def test_progress_starts_with_what_is_known_and_ends_with_everything() -> None:
+def test_progress_starts_with_stored_texts_and_ends_with_all_texts() -> None:
     reports: list[tuple[int, int]] = []
     with open_store("memory") as store:
         embedder = cached(CountingEmbedder(), store)
@@ -99,7 +99,7 @@ def test_progress_starts_with_what_is_known_and_ends_with_everything() -> None:
     assert len(reports) == 1 + -(-(len(TEXTS) - 10) // BATCH)
 
 
-def test_a_stopped_indexing_keeps_what_it_did() -> None:
+def test_a_cancelled_indexing_keeps_its_vectors() -> None:
     reports: list[int] = []
     model = CountingEmbedder()
     with open_store("memory") as store:
@@ -143,7 +143,7 @@ def test_a_wrong_vector_in_the_store_is_computed_again_and_healed(path: Path, bl
     assert model.embedded == []
 
 
-def test_vectors_that_changed_places_are_computed_again(path: Path) -> None:
+def test_swapped_vectors_are_computed_again(path: Path) -> None:
     with open_store(path) as store:
         right = cached(CountingEmbedder(), store).embed(["a", "b"])
     with sqlite3.connect(path) as connection:
@@ -159,7 +159,7 @@ def test_vectors_that_changed_places_are_computed_again(path: Path) -> None:
     np.testing.assert_array_equal(repaired, right)
 
 
-def test_a_store_that_fails_costs_time_but_no_vector(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_store_costs_time_but_no_vector(caplog: pytest.LogCaptureFixture) -> None:
     store = open_store("memory")
     store.close()
     model = CountingEmbedder()

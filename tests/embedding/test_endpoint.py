@@ -12,7 +12,7 @@ from support.embeddings import DIMENSIONS, Asked, Service, embedding_service, ve
 
 from mcp_context_proxy.config import EmbeddingConfig, Limits
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import REST_SECONDS
+from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS
 from mcp_context_proxy.embedding.endpoint import ATTEMPTS, CHARACTERS, TEXTS_A_REQUEST, EndpointModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.store import open_store
@@ -90,7 +90,7 @@ def test_long_text_is_cut_and_half_a_character_is_replaced(opened, service):
     ("one", "other"),
     [({"passage_prefix": "passage: "}, {}), ({"model": "a"}, {"model": "b"})],
 )
-def test_what_changes_the_vectors_changes_the_model_id(opened, one, other):
+def test_every_setting_that_changes_the_vectors_changes_the_model_id(opened, one, other):
     assert opened(**one).model_id != opened(**other).model_id
 
 
@@ -127,14 +127,16 @@ def all_zero(asked: Asked) -> None:
         pytest.param(one_too_few, "it gave 1 vectors for 2 texts", id="count"),
         pytest.param(of_two_lengths, "its vectors have 8 and 16 numbers, where 16 were expected", id="mixed"),
         pytest.param(shorter, "its vectors have 8 numbers, where 16 were expected; restart", id="length"),
-        pytest.param(all_zero, "no direction", id="zero"),
-        pytest.param(bad(b"<html>"), "its answer is not what the API says", id="not JSON"),
-        pytest.param(bad({"data": [{"embedding": "AAAA"}] * 2}), "not what the API says", id="no numbers"),
-        pytest.param(bad({"error": "no"}), "not what the API says", id="no data"),
-        pytest.param(bad(b'{"data":[{"embedding":[1e999]},{"embedding":[1]}]}'), "API says", id="infinite"),
+        pytest.param(all_zero, "unusable vector", id="zero"),
+        pytest.param(bad(b"<html>"), "its answer does not follow the API", id="not JSON"),
+        pytest.param(bad({"data": [{"embedding": "AAAA"}] * 2}), "does not follow the API", id="no numbers"),
+        pytest.param(bad({"error": "no"}), "does not follow the API", id="no data"),
+        pytest.param(
+            bad(b'{"data":[{"embedding":[1e999]},{"embedding":[1]}]}'), "follow the API", id="infinite"
+        ),
     ],
 )
-def test_an_answer_that_cannot_be_what_was_asked_for_is_refused(opened, service, misbehaviour, told):
+def test_a_response_that_does_not_fit_the_request_is_refused(opened, service, misbehaviour, told):
     model = opened()
     assert model.dimensions == DIMENSIONS
     service.misbehaviour = [misbehaviour]
@@ -157,7 +159,7 @@ def status(code: int, message: str = "", **headers: str) -> Callable[[Asked], No
         (400, "OpenAI API"),
     ],
 )
-def test_a_refusal_comes_with_what_to_do_and_without_the_key(opened, service, code, remedy):
+def test_an_error_status_comes_with_a_remedy_and_without_the_key(opened, service, code, remedy):
     service.always = status(code, f"the key {KEY} is not known")
 
     with pytest.raises(ModelError) as caught:
@@ -184,12 +186,12 @@ def test_a_service_that_stays_busy_is_given_up(opened, service):
     assert model.dimensions
     service.always = status(429, retry_after="0")
 
-    with pytest.raises(ModelError, match=r"429.*limits how much may be asked"):
+    with pytest.raises(ModelError, match=r"429.*limits the number of requests"):
         model.embed(["a"])
     assert len(service.requests) == 1 + ATTEMPTS
 
 
-def test_a_query_is_asked_once_because_somebody_waits(opened, service):
+def test_a_query_is_not_retried_because_a_caller_waits(opened, service):
     model = opened()
     assert model.dimensions
     service.always = status(503, retry_after="0")
@@ -229,12 +231,12 @@ def test_an_answer_that_is_too_large_is_not_read(opened, service):
         opened(Limits(message_bytes=100_000)).embed_queries(["a"])
 
 
-def test_where_nothing_listens_it_is_told_at_once(opened):
+def test_an_unreachable_service_is_reported_at_once(opened):
     with pytest.raises(ModelError, match=r"cannot be reached.*start it"):
         opened(endpoint="http://127.0.0.1:9/v1").embed_queries(["a"])
 
 
-def test_closing_frees_who_waits(opened, service):
+def test_closing_frees_waiting_callers(opened, service):
     model = opened()
     assert model.dimensions
     arrived = threading.Event()
@@ -261,20 +263,20 @@ def test_closing_frees_who_waits(opened, service):
     assert len(errors) == 1
 
 
-def test_a_failed_service_rests_and_is_then_asked_again(opened, service, caplog):
+def test_a_failed_service_is_asked_again_after_a_pause(opened, service, caplog):
     now = [0.0]
     lazy = LazyModel(opened, clock=lambda: now[0])
     service.always = status(500)
 
     def ask() -> Any:
-        return lazy.used(lambda model: model.embed_queries(["a"]))
+        return lazy.run(lambda model: model.embed_queries(["a"]))
 
     for _ in range(3):
         with pytest.raises(ModelError, match="500"):
             ask()
     assert len(service.requests) == 1, "while it rests it is not asked"
 
-    now[0], service.always = REST_SECONDS, None
+    now[0], service.always = RETRY_SECONDS, None
     np.testing.assert_allclose(ask(), [unit("a")], atol=1e-6)
     assert lazy.error is None
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]

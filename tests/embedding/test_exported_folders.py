@@ -42,7 +42,7 @@ def embedded(model: OnnxModel, text: str = TEXT) -> np.ndarray:
 
 
 @pytest.mark.parametrize("graph", ["model.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"])
-def test_a_graph_is_found_where_exporters_put_it(export, graph):
+def test_a_graph_is_found_in_each_path_that_exporters_use(export, graph):
     model = load_model(export(graph=graph))
 
     assert model.dimensions == WIDTH
@@ -71,7 +71,7 @@ def test_cls_pooling_takes_the_first_token(export, config):
     np.testing.assert_allclose(embedded(model), first(), atol=1e-6)
 
 
-def test_the_setting_beats_the_file(export):
+def test_the_setting_overrides_the_file(export):
     folder = export(files={"1_Pooling/config.json": {"pooling_mode_cls_token": True}})
     model = load_model(folder, EmbeddingConfig(pooling="mean"))
 
@@ -105,7 +105,7 @@ def test_prefixes_come_from_the_settings_or_from_the_prompts_of_the_folder(expor
         pytest.param({"tokenizer_config.json": {"model_max_length": 10**30}}, 510, id="no bound"),
     ],
 )
-def test_a_text_is_cut_where_the_folder_says_the_model_ends(export, files, words):
+def test_a_text_is_cut_at_the_limit_in_the_folder(export, files, words):
     model = load_model(export(files=files))
     long = "create " * words
 
@@ -113,14 +113,14 @@ def test_a_text_is_cut_where_the_folder_says_the_model_ends(export, files, words
     assert not np.allclose(embedded(model, long), embedded(model, "create " * (words - 1) + "send"))
 
 
-def test_max_tokens_beats_the_folder(export):
+def test_max_tokens_overrides_the_folder(export):
     model = load_model(export(), EmbeddingConfig(max_tokens=8))
 
     np.testing.assert_array_equal(embedded(model, "create " * 6 + "send"), embedded(model, "create " * 6))
 
 
 @pytest.mark.parametrize("change", ["pooling", "passage_prefix", "max_tokens", "graph"])
-def test_what_changes_the_vectors_changes_the_model_id(export, change):
+def test_every_setting_that_changes_the_vectors_changes_the_model_id(export, change):
     before = load_model(export()).model_id
     settings = {"pooling": "cls", "passage_prefix": "passage: ", "max_tokens": 9}
     how = {"inputs": ("input_ids",)} if change == "graph" else {}
@@ -138,7 +138,7 @@ def test_a_query_prefix_does_not_make_the_catalog_be_embedded_again(export):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        pytest.param({"inputs": ("input_ids", "pixel_values")}, "wants pixel_values", id="input"),
+        pytest.param({"inputs": ("input_ids", "pixel_values")}, "input pixel_values", id="input"),
         pytest.param(
             {"files": {"1_Pooling/config.json": {"pooling_mode_max_tokens": True}}}, "max_tokens", id="max"
         ),
@@ -152,7 +152,7 @@ def test_a_query_prefix_does_not_make_the_catalog_be_embedded_again(export):
         ),
     ],
 )
-def test_what_would_give_wrong_vectors_is_refused(export, how, told):
+def test_an_unsupported_model_is_refused(export, how, told):
     with pytest.raises(ModelError, match=told):
         load_model(export(**how))
 
@@ -170,7 +170,7 @@ def test_a_dense_layer_inside_the_graph_is_fine(export):
         ("tokenizer.json", "missing"),
     ],
 )
-def test_a_folder_that_lacks_something_says_what(export, missing, told):
+def test_the_error_about_an_incomplete_folder_names_the_missing_file(export, missing, told):
     folder = export()
     (folder / missing).unlink()
 

@@ -39,7 +39,7 @@ def test_vectors_of_odd_texts_agree_with_the_official_model(model: OnnxModel) ->
 
 
 def test_neighbours_are_ranked_as_by_the_official_model(model: OnnxModel) -> None:
-    """What search needs: the official nearest neighbour is, almost always, still among the first three."""
+    """Search needs this: the official nearest neighbour is, almost always, still among the first three."""
     with np.load(DATA / "reference.npz") as reference:
         official = reference["vectors"] @ reference["vectors"].T
     vectors = model.embed(TEXTS)

@@ -1,4 +1,4 @@
-"""What happens when a model folder is not what it should be."""
+"""Damaged and incomplete model folders are refused with a reason."""
 
 import hashlib
 import json
@@ -52,7 +52,9 @@ def link_to_a_device(path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="there are none")
 @pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "tokenizer.json"])
 @pytest.mark.parametrize("harm", [make_a_pipe, link_to_a_device])
-def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, harm: Callable[[Path], None]) -> None:
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(
+    folder: Path, name: str, harm: Callable[[Path], None]
+) -> None:
     harm(folder / name)
 
     with pytest.raises(ModelError, match="it is not a regular file"):
@@ -70,7 +72,7 @@ def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, harm: Callab
         (make_a_folder, "cannot be read"),
     ],
 )
-def test_a_harmed_file_is_named_and_not_loaded(
+def test_a_damaged_file_is_named_and_not_loaded(
     folder: Path, name: str, harm: Callable[[Path], None], reason: str
 ) -> None:
     harm(folder / name)
@@ -115,7 +117,7 @@ def test_a_model_of_another_size_than_announced_is_refused(folder: Path) -> None
 
 
 def test_the_provenance_names_exactly_the_packaged_files() -> None:
-    """Who audits the package reads PROVENANCE.md; a rebuilt model must not keep the old one's story."""
+    """Auditors of the package read PROVENANCE.md: after a rebuild it must describe the new model."""
     provenance = (PACKAGED_MODEL / "PROVENANCE.md").read_text(encoding="utf-8")
     facts = json.loads((PACKAGED_MODEL / "manifest.json").read_text(encoding="utf-8"))
 

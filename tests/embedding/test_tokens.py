@@ -33,7 +33,7 @@ def tokenizer() -> Tokenizer:
     ],
     ids=lambda text: text[:20],
 )
-def test_words_cost_what_the_tokenizer_makes_of_them(
+def test_words_cost_as_many_tokens_as_the_tokenizer_gives(
     counter: TokenCounter, tokenizer: Tokenizer, text: str
 ) -> None:
     assert counter.count(text) == len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -45,7 +45,7 @@ def test_differences_are_second_less_first_by_query_whatever_the_order(runs) -> 
     assert found["recall@5"].difference.high == 0
 
 
-def test_a_run_against_itself_differs_in_nothing(runs) -> None:
+def test_a_run_does_not_differ_from_itself(runs) -> None:
     (only,) = runs([answer("one", "ab"), answer("two", "cd")])
 
     found = compare_files(only, only, [needing("one", "b"), needing("two", "c")])
@@ -54,7 +54,7 @@ def test_a_run_against_itself_differs_in_nothing(runs) -> None:
     assert {one.difference.high for one in found.values()} == {0}
 
 
-def test_without_queries_it_is_compared_how_much_was_selected_and_what_fits(runs) -> None:
+def test_without_queries_only_the_selections_are_compared(runs) -> None:
     first, second = runs([answer("q", "ab", 2)], [answer("q", "ab", 1, fits=False)])
 
     found = compare_files(first, second, None)

@@ -48,7 +48,7 @@ def needing(text: str, *tools: tuple[str, str]) -> EvalQuery:
     return EvalQuery(text, tuple(frozenset({tool}) for tool in tools))
 
 
-def test_a_report_says_what_was_measured_and_how_well_it_went(measured: Evaluation) -> None:
+def test_a_report_has_counts_measures_and_latency(measured: Evaluation) -> None:
     report = measured.report
 
     assert (report.tools, report.servers, report.queries, report.unmeetable) == (45, 7, 20, 0)
@@ -91,7 +91,7 @@ def test_the_order_of_tools_and_queries_changes_no_answer(
     assert again.report.measures == measured.report.measures
 
 
-def test_what_is_selected_does_not_depend_on_how_deep_is_ranked(
+def test_the_selection_does_not_depend_on_the_depth_of_the_ranking(
     measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
     shallow = evaluate(engine, golden, questions, ADAPTIVE, 1).answers
@@ -112,7 +112,7 @@ def test_every_method_ranks_in_its_own_way(
     assert (found.answers == measured.answers) == (method == "hybrid")
 
 
-def test_without_a_model_the_report_says_why_it_is_by_words(
+def test_without_a_model_the_report_explains_the_search_by_words(
     golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
     report = evaluate(Engine(None), golden, questions, ADAPTIVE, 10).report
@@ -121,9 +121,7 @@ def test_without_a_model_the_report_says_why_it_is_by_words(
     assert report.note is not None
 
 
-def test_queries_that_nothing_there_answers_are_measured_by_their_refusal(
-    engine: Engine, golden: Snapshot
-) -> None:
+def test_unanswerable_queries_are_measured_by_their_refusal(engine: Engine, golden: Snapshot) -> None:
     queries = [
         needing("Show me the full text of a file", ("filesystem", "read_text_file")),
         needing("Recommend a red wine for grilled lamb"),
@@ -138,7 +136,7 @@ def test_queries_that_nothing_there_answers_are_measured_by_their_refusal(
     assert report.unmeetable == 1
 
 
-def test_what_fits_nothing_is_ranked_all_the_same(engine: Engine, golden: Snapshot) -> None:
+def test_a_query_that_fits_nothing_still_has_a_ranking(engine: Engine, golden: Snapshot) -> None:
     (answer,) = evaluate(
         engine, golden, [needing("Recommend a red wine for grilled lamb")], ADAPTIVE, 10
     ).answers
@@ -148,7 +146,7 @@ def test_what_fits_nothing_is_ranked_all_the_same(engine: Engine, golden: Snapsh
     assert len(answer.ranking) >= 10
 
 
-def test_progress_is_told_to_the_end(golden: Snapshot, questions: list[EvalQuery]) -> None:
+def test_progress_is_reported_to_the_end(golden: Snapshot, questions: list[EvalQuery]) -> None:
     told: list[tuple[int, int]] = []
     evaluate(
         Engine(None), golden, questions[:3], ADAPTIVE, 10, lambda done, total: told.append((done, total))

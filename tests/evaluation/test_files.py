@@ -60,7 +60,7 @@ def test_a_gzipped_file_is_read_whatever_its_name(tmp_path):
         pytest.param([""], r"file.jsonl: it has no tools", id="empty"),
     ],
 )
-def test_a_bad_line_of_a_corpus_is_told_with_its_number(written, lines, told):
+def test_a_bad_line_of_a_corpus_is_reported_with_its_number(written, lines, told):
     with pytest.raises(DataFileError, match=told):
         read_corpus(written(*lines))
 
@@ -94,17 +94,17 @@ def test_a_query_needs_every_relevant_tool_and_one_of_each_group(written):
         pytest.param({"query": "q", "relevant": [], "any_of": [[]]}, r":1: .*any_of", id="empty group"),
     ],
 )
-def test_a_bad_line_of_queries_is_told_with_its_number(written, line, told):
+def test_a_bad_line_of_queries_is_reported_with_its_number(written, line, told):
     with pytest.raises(DataFileError, match=told):
         read_queries(written(line))
 
 
-def test_a_file_that_is_not_there_or_cut_off_is_told_by_name(tmp_path):
+def test_a_missing_or_truncated_file_is_named(tmp_path):
     with pytest.raises(DataFileError, match=r"none.jsonl: it cannot be read \(No such file"):
         read_corpus(tmp_path / "none.jsonl")
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(json.dumps(MAIL).encode() * 1000)[:-20])
-    with pytest.raises(DataFileError, match=r"cut.gz: it is no whole gzip file"):
+    with pytest.raises(DataFileError, match=r"cut.gz: it is damaged: not a complete gzip file"):
         read_corpus(cut)
 
 

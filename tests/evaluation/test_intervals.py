@@ -9,7 +9,7 @@ import pytest
 from mcp_context_proxy.evaluation.metrics import estimate, estimates, macro_estimate
 
 
-def test_the_interval_is_where_the_normal_approximation_has_it():
+def test_the_interval_agrees_with_the_normal_approximation():
     """For a share of one half over 400 queries, 1.96 standard errors are 0.049."""
     half = estimate([0.0, 1.0] * 200)
 
@@ -18,13 +18,13 @@ def test_the_interval_is_where_the_normal_approximation_has_it():
     assert half.high == pytest.approx(0.549, abs=0.006)
 
 
-def test_what_is_always_the_same_has_no_width():
+def test_the_interval_of_equal_values_has_no_width():
     constant = estimate([0.25] * 7)
 
     assert (constant.mean, constant.low, constant.high, constant.queries) == (0.25, 0.25, 0.25, 7)
 
 
-def test_neither_a_second_time_nor_another_order_changes_an_interval():
+def test_the_interval_is_reproducible_and_independent_of_the_order():
     values = [Random(i).random() for i in range(50)]
     shuffled = Random(1).sample(values, len(values))
 

@@ -84,7 +84,7 @@ def test_measures_deeper_than_the_ranking_are_left_out():
     }
 
 
-def test_a_query_that_nothing_answers_is_measured_by_its_refusal_alone():
+def test_an_unanswerable_query_is_measured_by_its_refusal_alone():
     assert measure([], keys("abc"), 10, 3, fits=False, answerable=False) == {"refused": 1}
     assert measure([], keys("abc"), 10, 3, fits=True, answerable=False) == {"refused": 0}
 

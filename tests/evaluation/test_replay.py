@@ -75,7 +75,7 @@ def log(files: tuple[Path, Path]) -> list[EvalQuery]:
     return read_queries(files[1])
 
 
-def test_the_more_is_revealed_the_more_of_a_repeated_intent_is_found(
+def test_repeated_intents_are_found_better_the_more_was_learned(
     catalog: Snapshot, log: list[EvalQuery]
 ) -> None:
     stages = replay(Words(), Words(), catalog, log, ADAPTIVE, 10)
@@ -91,7 +91,7 @@ def test_the_more_is_revealed_the_more_of_a_repeated_intent_is_found(
     )
 
 
-def test_a_log_without_an_order_has_always_the_same_one(log: list[EvalQuery]) -> None:
+def test_the_random_order_of_a_log_is_always_the_same(log: list[EvalQuery]) -> None:
     shuffled = in_random_order(log)
 
     assert shuffled != log
@@ -106,7 +106,7 @@ def test_the_command_shows_each_stage(files: tuple[Path, Path]) -> None:
         [*command, "--json"], capture_output=True, encoding="utf-8", timeout=120, check=True
     )
 
-    assert "queries measured: 84" in shown.stdout
+    assert "84 queries measured" in shown.stdout
     assert "30%" in shown.stdout
     stages = json.loads(data.stdout)["stages"]
     assert [stage["used"] for stage in stages] == [0, 12, 36]
@@ -115,11 +115,9 @@ def test_the_command_shows_each_stage(files: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [(["--shuffle"], "--shuffle is for --learning"), (["--learning"], "a log of 1 queries says nothing")],
+    [(["--shuffle"], "--shuffle is for --learning"), (["--learning"], "a log of 1 queries is too short")],
 )
-def test_a_command_that_makes_no_sense_is_refused(
-    files: tuple[Path, Path], options: list[str], told: str
-) -> None:
+def test_invalid_options_are_refused(files: tuple[Path, Path], options: list[str], told: str) -> None:
     files[1].write_text('{"query": "a", "relevant": [["s", "t"]]}', encoding="utf-8")
     command = [sys.executable, "-m", "mcp_context_proxy", "eval", *options, *map(str, files)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)

@@ -37,7 +37,7 @@ class Words:
         """Texts for which it has no vector."""
         self.asked: list[Sequence[str]] = []
 
-    def used(self, use: Callable[[Any], T]) -> T:
+    def run(self, use: Callable[[Any], T]) -> T:
         if self.error is not None:
             raise self.error
         return use(self)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.learning.working_set import LOOK_SECONDS, MOST, NEW_FOR_DAYS, Novelty, addition
+from mcp_context_proxy.learning.tier import LOOK_SECONDS, NEW_FOR_DAYS, NEWEST, Novelty, addition
 from mcp_context_proxy.store import DAY, DefinitionRow, Store, open_store
 
 from .conftest import Clock
@@ -25,10 +25,10 @@ def see(store: Store, clock: Clock, *tools: str, server: str = "srv") -> None:
 
 
 def test_it_halves_every_three_days_and_is_small():
-    assert addition(0) == MOST == 0.02
-    assert addition(3) == pytest.approx(MOST / 2)
+    assert addition(0) == NEWEST == 0.02
+    assert addition(3) == pytest.approx(NEWEST / 2)
     assert addition(NEW_FOR_DAYS) < 0.001
-    assert addition(-1) == MOST, "a clock that goes back does not add"
+    assert addition(-1) == NEWEST, "a clock that goes back does not add"
 
 
 def test_what_was_there_at_the_installation_is_not_new(store, clock):
@@ -47,11 +47,11 @@ def test_what_came_later_is_new_until_it_is_used_or_two_weeks_have_gone(store, c
 
     clock.now += 5 * DAY
     see(store, clock, "a", "b", "c")
-    assert novelty.additions() == {("srv", "b"): MOST, ("srv", "c"): MOST}
+    assert novelty.additions() == {("srv", "b"): NEWEST, ("srv", "c"): NEWEST}
 
     used.add(("srv", "b"))
     clock.now += 3 * DAY
-    assert novelty.additions() == {("srv", "c"): pytest.approx(MOST / 2)}
+    assert novelty.additions() == {("srv", "c"): pytest.approx(NEWEST / 2)}
 
     clock.now += 12 * DAY
     assert novelty.additions() == {}

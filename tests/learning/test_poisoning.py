@@ -12,7 +12,6 @@ import pytest
 
 from mcp_context_proxy.embedding import LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.evaluation.replay import QueryVectors
 from mcp_context_proxy.items import IncludeMode, Snapshot, Source, Tool
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
@@ -76,7 +75,7 @@ def test_ten_thousand_uses_for_all_sorts_of_queries_bring_a_tool_into_no_unrelat
     snapshot: Snapshot,
 ) -> None:
     model = LazyModel()
-    queries = QueryVectors(QueryEmbedder(model))
+    queries = QueryEmbedder(model)
     said = [tool.description.split(".")[0] for source in snapshot.sources for tool in source.items]
     with open_store("memory") as store:
         tier = LearnedTier(queries, store.learned)

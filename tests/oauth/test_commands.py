@@ -55,7 +55,7 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("server", "told"), [("nobody", "at a URL are: locked"), ("local", "it has nowhere to log in")]
+    ("server", "told"), [("nobody", "with a URL are: locked"), ("local", "there is no login to it")]
 )
 async def test_a_server_without_a_login_is_reported_as_such(
     protected: Protected, tmp_path: Path, server: str, told: str

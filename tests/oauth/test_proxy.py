@@ -26,7 +26,7 @@ async def test_a_server_that_requires_a_login_names_the_command_and_works_after_
     more = f'era = "{era}"\n[limits]\nbackoff_first_seconds = 0.05\n'
     config = load(configuration(tmp_path, protected, more), environ={})
     async with open_proxy(config) as proxy:
-        await proxy.settled()
+        await proxy.wait_first_connect()
         assert "run: mcp-context-proxy login locked" in proxy.fleet.clients["locked"].cause
         await logged_in(config.servers["locked"])
         result = await _called(proxy)
@@ -40,7 +40,7 @@ async def test_a_login_is_used_at_once_whenever_the_next_retry_would_be(
     more = f'era = "{era}"\n[limits]\nbackoff_first_seconds = 9000.0\nbackoff_max_seconds = 9000.0\n'
     config = load(configuration(tmp_path, protected, more), environ={})
     async with open_proxy(config) as proxy:
-        await proxy.settled()
+        await proxy.wait_first_connect()
         await logged_in(config.servers["locked"])
         result = await _called(proxy)
 
@@ -58,7 +58,7 @@ async def test_a_token_that_its_server_reveals_is_in_no_error_and_no_log(
     logged.addHandler(handler)
     try:
         async with open_proxy(config) as proxy:
-            await proxy.settled()
+            await proxy.wait_first_connect()
             try:
                 told = json.dumps(await Host(proxy, "modern").call("locked__whoami", {"echo": echo}))
             except RpcError as error:
@@ -76,7 +76,7 @@ async def test_a_token_that_its_server_reveals_is_in_no_error_and_no_log(
 async def test_a_server_over_sse_names_the_command_too(protected: Protected, tmp_path: Path) -> None:
     config = load(configuration(tmp_path, protected, 'transport = "sse"\n'), environ={})
     async with open_proxy(config) as proxy:
-        await proxy.settled()
+        await proxy.wait_first_connect()
 
         assert "run: mcp-context-proxy login locked" in proxy.fleet.clients["locked"].cause
 
@@ -85,7 +85,7 @@ async def test_a_token_in_the_headers_is_left_alone(protected: Protected, tmp_pa
     token = protected.issuer.issue("by-hand", [], protected.url).access_token
     more = f'headers = {{ Authorization = "Bearer {token}" }}\n'
     async with open_proxy(load(configuration(tmp_path, protected, more), environ={})) as proxy:
-        await proxy.settled()
+        await proxy.wait_first_connect()
         assert (await _called(proxy))["content"][0]["text"] == "someone"
         protected.issuer.expire_all()
         refused = await Host(proxy, "modern").call("locked__whoami")
@@ -99,7 +99,7 @@ async def test_a_login_that_ends_at_run_time_is_reported_to_the_model_and_others
     config = load(configuration(tmp_path, protected), environ={})
     await logged_in(config.servers["locked"])
     async with open_proxy(config) as proxy:
-        await proxy.settled()
+        await proxy.wait_first_connect()
         await _called(proxy)
         await protected.issuer.revoke_token(None)  # type: ignore[arg-type]
         told = await Host(proxy, "modern").call("locked__whoami")
@@ -116,7 +116,7 @@ async def test_a_missing_scope_is_reported_with_the_setting_that_names_it(
     config = load(configuration(tmp_path, protected), environ={})
     await logged_in(config.servers["locked"])
     async with open_proxy(config) as proxy:
-        await proxy.settled()
+        await proxy.wait_first_connect()
         await _called(proxy)
         protected.needs = "files:write"
         told = await Host(proxy, "modern").call("locked__whoami")

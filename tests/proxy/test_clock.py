@@ -11,7 +11,7 @@ from support.stores import MODEL, vector
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.interactions import vectors
-from mcp_context_proxy.learning import working_set
+from mcp_context_proxy.learning import tier as learned
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.statistics.recorder import SessionRecorder, StatisticsRetention
@@ -150,6 +150,6 @@ def test_what_is_yet_to_come_counts_no_more_than_what_is_now(days: float) -> Non
     pair = Pair(b"k", ("s", "t"), "q", vector(1), MODEL, 0.75, 1, NOW, NOW)
 
     assert 0 <= pair.confidence_at(NOW + days * DAY) <= 0.75
-    assert 0 <= working_set.addition(days) <= working_set.addition(0.0)
+    assert 0 <= learned.addition(days) <= learned.addition(0.0)
     (score,) = vectors.aged(np.array([0.5]), np.array([NOW - days * DAY]), NOW, DECAY_PER_DAY)
     assert 0 <= score <= 0.5

@@ -33,8 +33,8 @@ async def called(proxy: Proxy, host: Host, times: int) -> None:
     for _ in range(times):
         for name in ("good", "fails"):
             await host.request("tools/call", {"name": f"post__{name}", "arguments": {"text": "x"}})
-    assert proxy.measuring.usage is not None
-    await proxy.measuring.usage.flush()
+    assert proxy.statistics.usage is not None
+    await proxy.statistics.usage.flush()
 
 
 async def test_a_tool_that_fails_is_left_out_from_the_fifth_call_on(proxy: Proxy, host: Host) -> None:

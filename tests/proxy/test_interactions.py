@@ -33,9 +33,9 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
 
 
 async def remembered(proxy: Proxy, query: str | None = None, **more: Any) -> Recall:
-    assert proxy.remembering is not None
-    await proxy.remembering.recorder.drain()
-    memory = proxy.remembering.memory
+    assert proxy.interactions is not None
+    await proxy.interactions.recorder.drain()
+    memory = proxy.interactions.memory
     return memory.recent(**more) if query is None else memory.semantic_search_interactions(query, **more)
 
 
@@ -135,7 +135,7 @@ async def test_nothing_is_remembered_by_default(workshop: Workshop) -> None:
         await host.call(SEARCH, {"query": "a quite unusual question"})
         await host.call("post__send_mail", {"text": "a quite unusual answer"})
 
-        assert proxy.remembering is None
+        assert proxy.interactions is None
         assert proxy.store.interactions.kinds() == []
     kept = b"".join(file.read_bytes() for file in workshop.folder.glob("store.sqlite3*"))
     assert b"unusual answer" not in kept

@@ -137,7 +137,7 @@ async def test_a_changed_configuration_forgets_what_was_listed_under_the_other(w
     server.settings["env"] = {"ACCOUNT": "another"}
     async with inside(stored(workshop), settled=False) as proxy:
         assert "lazy__secret_tool" not in proxy.catalog.snapshot.tools
-        await proxy.settled()
+        await proxy.wait_first_connect()
 
         assert list(proxy.catalog.snapshot.tools) == ["lazy__other"]
 
@@ -149,7 +149,7 @@ async def test_a_damaged_memory_is_as_if_nothing_were_remembered(workshop: Works
     database.close()
     async with inside(config, settled=False) as proxy:
         assert "lazy__brex" not in proxy.catalog.snapshot.tools
-        await proxy.settled()
+        await proxy.wait_first_connect()
 
         assert "lazy__brew" in proxy.catalog.snapshot.tools
     assert starts(lazy) == 2

@@ -39,10 +39,10 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
 
 
 async def pairs(proxy: Proxy) -> list[Pair]:
-    assert proxy.searching.recorder is not None
-    assert proxy.searching.learned is not None
-    await proxy.searching.recorder.flush()
-    return list(proxy.searching.learned.pairs)
+    assert proxy.search.use_recorder is not None
+    assert proxy.search.learned is not None
+    await proxy.search.use_recorder.flush()
+    return list(proxy.search.learned.pairs)
 
 
 async def found(host: Host, query: str = QUERY, **more: Any) -> list[str]:
@@ -164,7 +164,7 @@ async def test_one_switch_turns_all_of_it_off(workshop: Workshop) -> None:
         off = await found(host)
         await host.call("s__set_status")
 
-        assert proxy.searching.learned is None
+        assert proxy.search.learned is None
         assert off == before
         assert len(proxy.store.learned.all()) == 1
 

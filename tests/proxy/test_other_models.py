@@ -21,7 +21,7 @@ from support.wires import stdio
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import REST_SECONDS, QueryEmbedder, open_model
+from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, QueryEmbedder, open_model
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.store import open_store
@@ -131,7 +131,7 @@ def test_an_endpoint_that_comes_back_is_used_again_for_the_catalog_and_for_queri
         service.always = refusing
         engine.index(catalog)
         before = engine.search(QUERY, catalog)
-        service.always, now[0] = None, REST_SECONDS
+        service.always, now[0] = None, RETRY_SECONDS
         assert not engine.indexed(catalog)
         after = engine.search(QUERY, catalog)
         model.close()

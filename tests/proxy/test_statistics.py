@@ -50,13 +50,13 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
 
 
 def usage(proxy: Proxy) -> UsageRecorder:
-    assert proxy.measuring.usage is not None
-    return proxy.measuring.usage
+    assert proxy.statistics.usage is not None
+    return proxy.statistics.usage
 
 
 async def figures(proxy: Proxy, name: str) -> ToolFigures | None:
     await usage(proxy).flush()
-    return usage(proxy).summed.all_figures().get(("s", name))
+    return usage(proxy).summed.figures.get(("s", name))
 
 
 async def searches(proxy: Proxy) -> tuple[SearchFigures, list[SearchRow]]:
@@ -89,7 +89,7 @@ async def test_a_call_is_counted_with_its_latency_and_size(proxy: Proxy, host: H
     assert found.mean_ms > 0
     assert found.result_bytes > 10
     assert await figures(proxy, "report_1") is None
-    assert list(usage(proxy).summed.all_figures()) == [("s", "set_status")]
+    assert list(usage(proxy).summed.figures) == [("s", "set_status")]
 
 
 async def test_what_a_tool_calls_an_error_and_what_the_protocol_does_are_errors(
@@ -153,7 +153,7 @@ async def test_uses_are_attributed_also_where_nothing_is_learned(workshop: Works
         await host.call((await find(host))[0])
         counted, _ = await searches(proxy)
 
-        assert proxy.searching.recorder is None
+        assert proxy.search.use_recorder is None
         assert counted.accepted == 1
 
 
@@ -216,7 +216,7 @@ async def test_one_switch_turns_all_of_it_off(workshop: Workshop) -> None:
     ) as proxy:
         host = Host(proxy, "modern")
         await host.call((await find(host))[0])
-        assert proxy.measuring.usage is None
+        assert proxy.statistics.usage is None
     with sqlite3.connect(path) as connection:
         tables = ("tool_usage", "search_usage", "searches", "definitions")
         rows = [connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables]

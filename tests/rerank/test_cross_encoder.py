@@ -31,7 +31,7 @@ def score(name: str, description: str) -> float:
     return float(np.mean(table()[[*query, *text[1:]]]))
 
 
-async def test_the_order_is_that_of_its_scores(tmp_path):
+async def test_tools_are_ordered_by_the_scores(tmp_path):
     folder = write_export(tmp_path / "model", graph="model.onnx", output="logits")
     described = {f"t{at}": f"{word} {word} {word}" for at, word in enumerate(WORDS[5:10])}
     results = [build_result(name, 0.5, description) for name, description in described.items()]
@@ -52,7 +52,7 @@ async def test_a_graph_that_gives_more_than_a_score_is_refused(tmp_path, close):
     assert "it gives 8 numbers for a pair" in outcome.reason
 
 
-async def test_a_folder_that_is_not_there_leaves_the_order_as_it_was(tmp_path, close):
+async def test_a_missing_folder_leaves_the_order_unchanged(tmp_path, close):
     ranked, outcome = await reranker(tmp_path / "nowhere").rerank(close)
 
     assert ranked == close

@@ -20,29 +20,29 @@ def scored(*scores: float):
     [
         pytest.param((0.60, 0.58, 0.51), None, id="close"),
         pytest.param((0.90, 0.85, 0.80), None, id="on both bounds"),
-        pytest.param((0.91, 0.90, 0.89), "the best one scores 0.91", id="certain"),
-        pytest.param((0.70, 0.69, 0.59), "the best one leads by 0.11", id="ahead of the third"),
-        pytest.param((0.70, 0.59), "the best one leads by 0.11", id="ahead of the only other"),
+        pytest.param((0.91, 0.90, 0.89), "the best tool scores 0.91", id="certain"),
+        pytest.param((0.70, 0.69, 0.59), "the best tool leads by 0.11", id="ahead of the third"),
+        pytest.param((0.70, 0.59), "the best tool leads by 0.11", id="ahead of the only other"),
         pytest.param((0.70,), "there is nothing to put in order", id="one"),
         pytest.param((), "there is nothing to put in order", id="none"),
     ],
 )
-def test_auto_asks_only_where_it_can_matter(scores, reason):
+def test_auto_asks_only_if_the_scores_are_close(scores, reason):
     assert reason_to_skip(scored(*scores), "auto") == reason
 
 
-def test_always_asks_wherever_there_is_something_to_put_in_order():
+def test_always_asks_if_there_are_two_tools():
     assert reason_to_skip(scored(0.99, 0.2), "always") is None
     assert reason_to_skip(scored(0.99), "always") is not None
 
 
-def test_nobody_is_asked_about_what_does_not_fit():
+def test_no_model_is_asked_if_nothing_fits():
     ranking = replace(scored(0.6, 0.6, 0.6), fits=False)
 
     assert reason_to_skip(ranking, "always") == "nothing fits the query"
 
 
-def test_a_tool_whose_name_was_given_stays_first():
+def test_a_tool_named_in_the_query_stays_first():
     exact = build_result("exact", 0.3, exact=True)
     ranking = build_ranking(exact, *(build_result(name, 0.6) for name in "ab"))
 
@@ -51,7 +51,7 @@ def test_a_tool_whose_name_was_given_stays_first():
     assert names(reordered(ranking, [1, 0]).results) == ["exact", "b", "a"]
 
 
-def test_what_just_failed_to_be_selected_is_asked_about_and_as_many_are_selected_as_before(close):
+def test_the_next_best_tools_are_candidates_and_the_number_of_results_stays(close):
     assert names(candidates(close)) == list("abcde")
     assert len(candidates(close)) == CANDIDATES
 
@@ -60,7 +60,7 @@ def test_what_just_failed_to_be_selected_is_asked_about_and_as_many_are_selected
     assert names(after.others) == ["c", "d", "f"]
 
 
-def test_where_a_query_has_several_needs_nothing_from_outside_takes_a_place():
+def test_with_several_needs_only_selected_tools_are_reordered():
     first, second = build_result("a", 0.6), build_result("b", 0.6, serves="and then b")
     ranking = build_ranking(first, second, build_result("c", 0.6), selected=2)
 

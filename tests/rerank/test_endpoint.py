@@ -12,7 +12,7 @@ from support.chat import Asked, ChatService, chat_service
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.rerank.models import ANSWER_BYTES
-from mcp_context_proxy.rerank.reranker import REST_SECONDS, Reranker, reranker_for, reranker_model_for
+from mcp_context_proxy.rerank.reranker import RETRY_SECONDS, Reranker, reranker_for, reranker_model_for
 
 from .conftest import names
 
@@ -57,14 +57,14 @@ async def test_the_model_decides_the_order_and_the_outcome_says_so(service, clos
     assert [line["name"] for line in asked.data[1:]] == [f"srv__{name}" for name in "abcde"]
 
 
-async def test_never_asks_nobody(service, close):
+async def test_never_asks_no_model(service, close):
     async with reranker(service, mode="never") as asking:
         ranking, outcome = await asking.rerank(close)
 
     assert (ranking, outcome, service.requests) == (close, None, [])
 
 
-async def test_a_search_can_say_otherwise_than_the_configuration(service, close):
+async def test_a_search_can_override_the_configured_mode(service, close):
     async with reranker(service, mode="never") as asking:
         _, outcome = await asking.rerank(close, mode="always")
     assert outcome is not None
@@ -89,16 +89,16 @@ def saying(text: str | None) -> Callable[[Asked], None]:
         pytest.param(saying("0, 17"), "its answer is no list of numbers", id="out of range"),
         pytest.param(saying(None), "its answer is no list of numbers", id="null"),
         pytest.param(answering(200, {"choices": []}), "its answer is no list of numbers", id="no choice"),
-        pytest.param(answering(200, b"<html>"), "its answer is not what the API says", id="HTML"),
-        pytest.param(answering(200, {"choices": "x"}), "its answer is not what the API says", id="shape"),
-        pytest.param(answering(200, b"[" * 100_000), "its answer is not what the API says", id="deep"),
+        pytest.param(answering(200, b"<html>"), "its answer does not follow the API", id="HTML"),
+        pytest.param(answering(200, {"choices": "x"}), "its answer does not follow the API", id="shape"),
+        pytest.param(answering(200, b"[" * 100_000), "its answer does not follow the API", id="deep"),
         pytest.param(answering(500, b"out of memory"), "HTTP status 500: out of memory", id="500"),
         pytest.param(answering(401, f"bad key {KEY}".encode()), "set rerank.api_key", id="401"),
         pytest.param(answering(404, b""), "rerank.endpoint ends as its documentation says", id="404"),
         pytest.param(answering(200, b"x" * (ANSWER_BYTES + 1)), "far longer than some numbers", id="long"),
     ],
 )
-async def test_what_cannot_be_used_leaves_the_order_as_it_was(service, close, reply, told, caplog):
+async def test_an_unusable_answer_leaves_the_order_unchanged(service, close, reply, told, caplog):
     service.reply = reply
     async with reranker(service, api_key=KEY) as asking:
         ranking, outcome = await asking.rerank(close)
@@ -109,7 +109,7 @@ async def test_what_cannot_be_used_leaves_the_order_as_it_was(service, close, re
     assert KEY not in outcome.reason + caplog.text
 
 
-async def test_duplicates_strangers_and_gaps_are_made_good(service, close):
+async def test_duplicate_unknown_and_missing_numbers_are_corrected(service, close):
     service.reply = saying("2, 2, 99, 0, 4")
     async with reranker(service) as asking:
         ranking, _ = await asking.rerank(close)
@@ -118,7 +118,7 @@ async def test_duplicates_strangers_and_gaps_are_made_good(service, close):
     assert names(ranking.others) == ["c", "e", "f"]
 
 
-async def test_a_service_that_takes_no_temperature_is_asked_without(service, close):
+async def test_a_service_that_refuses_a_temperature_is_asked_without_it(service, close):
     def reply(asked: Asked) -> None:
         if "temperature" in asked.body:
             asked.answer(400, {"error": {"message": "Unsupported value: temperature"}})
@@ -134,7 +134,7 @@ async def test_a_service_that_takes_no_temperature_is_asked_without(service, clo
     assert ["temperature" in asked.body for asked in service.requests] == [True, False, False]
 
 
-async def test_an_answer_that_never_comes_is_waited_for_no_longer_than_the_limit(service, close):
+async def test_a_missing_answer_is_waited_for_no_longer_than_the_limit(service, close):
     service.reply = service.never
     async with reranker(service, HASTY) as asking:
         ranking, outcome = await asking.rerank(close)
@@ -143,7 +143,7 @@ async def test_an_answer_that_never_comes_is_waited_for_no_longer_than_the_limit
     assert "no answer within 0.2 s" in outcome.reason
 
 
-async def test_an_answer_that_trickles_in_is_late_too(service, close):
+async def test_a_slow_answer_is_waited_for_no_longer_than_the_limit(service, close):
     def reply(asked: Asked) -> None:
         handler = asked._handler
         handler.send_response(200)
@@ -161,7 +161,7 @@ async def test_an_answer_that_trickles_in_is_late_too(service, close):
     assert "no answer within 0.2 s" in outcome.reason
 
 
-async def test_a_service_that_is_not_there_leaves_the_order_as_it_was(service, close):
+async def test_an_unreachable_service_leaves_the_order_unchanged(service, close):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -172,15 +172,15 @@ async def test_a_service_that_is_not_there_leaves_the_order_as_it_was(service, c
     assert "it cannot be reached" in outcome.reason
 
 
-async def test_a_service_that_failed_is_left_alone_for_a_while(service, close):
+async def test_a_failed_service_is_not_asked_again_until_a_pause_is_over(service, close):
     service.reply, clock = answering(500, b""), Clock()
     async with reranker(service, clock=clock) as asking:
         await asking.rerank(close)
         _, resting = await asking.rerank(close)
         assert len(service.requests) == 1
-        assert resting.reason.startswith("left alone for a while: small at")
+        assert resting.reason.startswith("not asked again so soon after a failure: small at")
 
-        service.reply, clock.now = saying("2, 1"), REST_SECONDS + 1
+        service.reply, clock.now = saying("2, 1"), RETRY_SECONDS + 1
         _, outcome = await asking.rerank(close)
     assert outcome.used
 
@@ -197,7 +197,7 @@ async def test_the_same_question_is_not_asked_twice(service, close):
     assert len(service.requests) == 2
 
 
-async def test_without_any_model_to_ask_the_outcome_says_what_to_set(close):
+async def test_without_a_model_the_outcome_names_the_setting(close):
     ranking, outcome = await reranker_for(Config()).rerank(close, mode="always")
 
     assert names(ranking.results) == AS_IT_WAS

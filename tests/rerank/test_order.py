@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from mcp_context_proxy.rerank.reranker_model import completed, numbers_in
+from mcp_context_proxy.rerank.reranker_model import complete_order, numbers_in
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from mcp_context_proxy.rerank.reranker_model import completed, numbers_in
         pytest.param("1234567890123", [], id="not a number of a tool"),
     ],
 )
-def test_numbers_are_taken_where_they_are_the_answer(answer, numbers):
+def test_numbers_count_only_on_lines_without_prose(answer, numbers):
     assert numbers_in(answer) == numbers
 
 
@@ -47,9 +47,9 @@ def test_numbers_are_taken_where_they_are_the_answer(answer, numbers):
     ],
 )
 def test_each_candidate_stays_once(said, order):
-    assert completed(said, 3) == order
+    assert complete_order(said, 3) == order
 
 
 @given(st.text(st.sampled_from("0123456789 ,;>#*_`.()[]:\nab<think>"), max_size=300))
-def test_any_answer_gives_an_order(answer):
-    assert sorted(completed([number - 1 for number in numbers_in(answer)], 5)) == [0, 1, 2, 3, 4]
+def test_any_answer_gives_a_complete_order(answer):
+    assert sorted(complete_order([number - 1 for number in numbers_in(answer)], 5)) == [0, 1, 2, 3, 4]

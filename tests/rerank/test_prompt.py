@@ -1,4 +1,4 @@
-"""What tools say of themselves is data in the question, whatever it says."""
+"""Descriptions of tools are data in the question, whatever they say."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_long_texts_are_cut():
     assert len(str(one["description"])) == DESCRIPTION_CHARACTERS
 
 
-def test_an_answer_that_names_no_candidate_is_none():
+def test_an_answer_without_a_candidate_is_an_error():
     question = Question.of("q", [Candidate("a", ""), Candidate("b", "")])
 
     assert question.order("2, 9", "judge") == [1]

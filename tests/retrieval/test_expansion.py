@@ -1,4 +1,4 @@
-"""What is near to items: the same vectors, compared item by item."""
+"""Context expansion finds items by the same vectors as search, compared item by item."""
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder

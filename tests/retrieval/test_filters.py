@@ -114,11 +114,11 @@ def test_an_item_meets_a_filter_exactly_if_its_own_facts_do(
     considered = engine.search("note", snapshot(*catalog), chosen).considered
 
     def meets(tool: Tool) -> bool:
-        traits, own = metadata_of(tool), (tool.server, tool.name)
-        facts = {category_label(traits.category), *map(tag_label, traits.all_tags)}
-        facts |= {"hint:read-only"} if traits.read_only else set()
-        facts |= {"hint:destructive"} if traits.destructive else set()
-        facts |= {"hint:open-world"} if traits.open_world else set()
+        metadata, own = metadata_of(tool), (tool.server, tool.name)
+        facts = {category_label(metadata.category), *map(tag_label, metadata.all_tags)}
+        facts |= {"hint:read-only"} if metadata.read_only else set()
+        facts |= {"hint:destructive"} if metadata.destructive else set()
+        facts |= {"hint:open-world"} if metadata.open_world else set()
         return (
             tool.include is not IncludeMode.MANUAL
             and (chosen.servers is None or tool.server in chosen.servers)

@@ -1,4 +1,4 @@
-"""How scores become one, beside the proxy's own sum."""
+"""Fusion of scores by the baselines, beside the proxy's own sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quality of search on a public set of tools and needs, with the packaged model."""
+"""Quality of search on a public set of tools and needs, with the packaged model."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""When something is embedded, what is kept of it, and what happens without a model."""
+"""Indexing: which texts are embedded and kept, and how search works without a model."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tools whose text is in some language are found by queries in it, by their words alone."""
+"""Tools with texts in any language are found by the words of a query."""
 
 from __future__ import annotations
 

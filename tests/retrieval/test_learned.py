@@ -1,4 +1,4 @@
-"""What use has taught, in a ranking: it can raise, within bounds, and it says so."""
+"""Learned support in a ranking: it raises tools within bounds, and results say so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.evaluation.data import read_corpus, read_queries
-from mcp_context_proxy.evaluation.replay import QueryVectors
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
@@ -131,7 +130,7 @@ def test_ten_thousand_fake_uses_do_not_bring_a_tool_into_the_first_five_of_unrel
     queries = [query.text for query in read_queries(GOLDEN / "queries.jsonl")]
     model = LazyModel()
     with open_store("memory") as store:
-        embedder, vectors = CachedEmbedder(model, store.vectors), QueryVectors(QueryEmbedder(model))
+        embedder, vectors = CachedEmbedder(model, store.vectors), QueryEmbedder(model)
         tier = LearnedTier(vectors, store.learned)
         engine = Engine(embedder, vectors, learned=tier)
 

@@ -1,4 +1,4 @@
-"""A search gives tools that are new a little more; nothing else does, and no exact name gives way to it."""
+"""New tools get a little more in an exploring search, and never displace an exact name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of a search whatever the catalog."""
+"""Properties of search that hold for any catalog."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a search finds, in which order, how many, and what it says about it."""
+"""Search: results, their order and number, and the explanations."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""A description cannot mention its way up, however often it says the names of others."""
+"""A description does not rise by repeating the names of other tools."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Words that stand for one another: found, worth less than the word itself, told of in the reasons."""
+"""Synonyms are found, count less than the word itself, and are named in the reasons."""
 
 from __future__ import annotations
 

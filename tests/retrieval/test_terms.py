@@ -1,4 +1,4 @@
-"""One splitter for identifiers, prose and queries, in any script."""
+"""Words and index terms of identifiers, prose and queries, in any script."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is indexed of an item, and how it is divided."""
+"""Texts that are indexed of an item, and their division into chunks."""
 
 import json
 from collections.abc import Callable

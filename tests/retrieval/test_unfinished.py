@@ -1,4 +1,4 @@
-"""A search that does not wait: what it finds while indexing is under way, and what it says of that."""
+"""Search without waiting: results while indexing is under way, and the note about it."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Where vectors are kept, and how the cosines of very many are found without computing all of them."""
+"""Storage of vectors, and the search for the best of very many cosines by estimates."""
 
 from collections.abc import Sequence
 

@@ -224,7 +224,7 @@ async def test_nobody_coming_back_cancels_the_call_at_its_server(workshop: Works
         host = Host(proxy, "modern", CAPABLE)
         first = await host.call("curious__twice")
         await server.ledger.until(lambda ledger: ledger.entries("cancelled") or ledger.entries("asked"))
-        await server.ledger.until(lambda ledger: not proxy.parked.waiting)
+        await server.ledger.until(lambda ledger: not proxy.pending_input.waiting)
         with pytest.raises(RpcError, match=UNKNOWN):
             await go_on(host, "curious__twice", first, CHOSEN)
 

@@ -67,8 +67,8 @@ async def test_a_handshake_client_that_declared_sampling_is_asked_and_its_order_
         host = Host(proxy, "handshake", CAPABLE, {SAMPLING: lambda params: sampled("3, 1, 2")})
         result = await host.call(SEARCH, {"query": QUERY})
         (context,) = await proxy.contexts.requests()
-        assert proxy.measuring.usage is not None
-        assert proxy.measuring.usage.counters.reranked == 1
+        assert proxy.statistics.usage is not None
+        assert proxy.statistics.usage.counters.reranked == 1
 
     ((method, params),) = host.asked
     assert method == SAMPLING

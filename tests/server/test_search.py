@@ -290,7 +290,7 @@ async def test_the_tools_of_a_server_that_comes_late_are_found_and_called(worksh
         host = Host(proxy, "modern")
         before = await host.call(SEARCH, {"query": "brew coffee"})
         flag.touch()
-        await proxy.settled()
+        await proxy.wait_first_connect()
         after = await host.call(SEARCH, {"query": "brew coffee"})
 
     assert before["structuredContent"]["results"] == []

@@ -72,7 +72,7 @@ async def test_a_change_of_the_option_restarts_nothing(workshop: Workshop) -> No
         before = await host.call("hostile__read")
         server.settings["spotlight"] = True
         await proxy.apply(load(workshop.config(), environ={}))
-        await proxy.settled()
+        await proxy.wait_first_connect()
         after = await host.call("hostile__read")
 
     assert before["content"][0]["text"] == "hello"

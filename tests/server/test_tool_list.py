@@ -229,7 +229,7 @@ async def test_our_own_definitions_depend_on_the_configuration_alone(workshop: W
     workshop.server("gone", at_start=[{"exit": 1}])
     async with inside(workshop.config(), settled=False) as proxy:
         at_once = own(await Host(proxy, "modern").request("tools/list"))
-        await proxy.settled()
+        await proxy.wait_first_connect()
         settled = own(await Host(proxy, "handshake").request("tools/list"))
     async with inside(workshop.config()) as proxy:
         again = own(await Host(proxy, "modern").request("tools/list"))

@@ -30,7 +30,7 @@ def desk(workshop: Workshop) -> None:
 
 
 async def learn(proxy: Proxy, queries: Sequence[str], name: str, sessions: int = 1) -> None:
-    tier = proxy.searching.learned
+    tier = proxy.search.learned
     assert tier is not None
 
     def teach() -> None:

@@ -35,7 +35,7 @@ def held(proxy: Proxy) -> Iterator[None]:
         reached.set()
         go_on.wait()
 
-    thread = threading.Thread(target=proxy.searching.engine.index, args=(proxy.catalog.snapshot, hold))
+    thread = threading.Thread(target=proxy.search.engine.index, args=(proxy.catalog.snapshot, hold))
     thread.start()
     try:
         reached.wait()
@@ -78,12 +78,12 @@ async def test_nothing_is_embedded_before_the_first_search(workshop: Workshop) -
     async with impatient(workshop) as proxy:
         await Host(proxy, "modern").request("tools/list")
 
-        assert not proxy.searching.model.loaded
-        assert not proxy.searching.engine.indexed(proxy.catalog.snapshot)
+        assert not proxy.search.model.loaded
+        assert not proxy.search.engine.indexed(proxy.catalog.snapshot)
 
 
 async def test_with_warm_up_indexing_needs_no_search(workshop: Workshop) -> None:
     workshop.server("some", tools=[tool("forecast", "Forecast of the weather")])
     async with inside(workshop.config(search={"warm_up": True})) as proxy:
-        while not proxy.searching.engine.indexed(proxy.catalog.snapshot):
+        while not proxy.search.engine.indexed(proxy.catalog.snapshot):
             await anyio.lowlevel.checkpoint()

@@ -97,8 +97,8 @@ async def test_using_it_teaches_nothing_of_a_query_that_had_not_found_it(worksho
         host = Host(proxy, "handshake")
         await host.call(SEARCH, {"query": "read the mails", "top_n": 1, "server": "desk"})
         await host.call(USED)
-        recorder: Any = proxy.searching.recorder
+        recorder: Any = proxy.search.use_recorder
         await recorder.flush()
-        taught = [pair.tool[1] for pair in proxy.searching.learned.pairs]  # type: ignore[union-attr]
+        taught = [pair.tool[1] for pair in proxy.search.learned.pairs]  # type: ignore[union-attr]
 
     assert taught == []

@@ -11,8 +11,7 @@ from support.ledger import until
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.statistics.recorder import StatisticsRetention, UsageRecorder
-from mcp_context_proxy.statistics.report import Inventory
+from mcp_context_proxy.statistics.recorder import Inventory, StatisticsRetention, UsageRecorder
 from mcp_context_proxy.store import SearchRow, open_store
 
 pytestmark = pytest.mark.anyio

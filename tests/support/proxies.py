@@ -174,5 +174,5 @@ async def inside(
     with anyio.fail_after(patience):
         async with open_proxy(load(config, environ={})) as proxy:
             if settled:
-                await proxy.settled()
+                await proxy.wait_first_connect()
             yield proxy

@@ -1,4 +1,4 @@
-"""Queries of several sentences: each need is served before one is served twice."""
+"""Queries of several sentences: each need is met before one is met twice."""
 
 from __future__ import annotations
 

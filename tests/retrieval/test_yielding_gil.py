@@ -1,4 +1,4 @@
-"""A loop that takes turns is the loop that it was."""
+"""A loop that lets other threads run yields the same values."""
 
 from __future__ import annotations
 

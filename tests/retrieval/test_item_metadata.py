@@ -1,4 +1,4 @@
-"""What items can be filtered by, and where that comes from."""
+"""Category, tags and hints of items, and their origin."""
 
 import json
 from typing import Any
@@ -15,9 +15,9 @@ def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) 
 
 
 def test_without_annotations_the_defaults_of_the_protocol_hold() -> None:
-    traits = metadata_of(tool("anything"))
+    metadata = metadata_of(tool("anything"))
 
-    assert (traits.read_only, traits.destructive, traits.open_world) == (False, True, True)
+    assert (metadata.read_only, metadata.destructive, metadata.open_world) == (False, True, True)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_without_annotations_the_defaults_of_the_protocol_hold() -> None:
 def test_hints_are_taken_as_the_protocol_defines_them(
     annotations: Any, expected: tuple[bool, bool, bool]
 ) -> None:
-    traits = metadata_of(tool("anything", annotations=annotations))
+    metadata = metadata_of(tool("anything", annotations=annotations))
 
-    assert (traits.read_only, traits.destructive, traits.open_world) == expected
+    assert (metadata.read_only, metadata.destructive, metadata.open_world) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_category_that_nobody_gave_is_the_server() -> None:
 
 
 def test_a_document_changes_nothing_and_has_the_tags_of_its_front_matter() -> None:
-    traits = metadata_of(Document(Kind.RULE, "style", "", "", "x", tags=("Team", "team")))
+    metadata = metadata_of(Document(Kind.RULE, "style", "", "", "x", tags=("Team", "team")))
 
-    assert (traits.category, traits.tags, traits.derived_tags) == ("rule", ("team",), ())
-    assert (traits.read_only, traits.destructive, traits.open_world) == (True, False, False)
+    assert (metadata.category, metadata.tags, metadata.derived_tags) == ("rule", ("team",), ())
+    assert (metadata.read_only, metadata.destructive, metadata.open_world) == (True, False, False)

@@ -1,4 +1,4 @@
-"""Whose tools come first: a server that is suspected of stuffing pushes nobody back, and is not lost."""
+"""Demotion: tools of a suspected server come after others, and are not lost."""
 
 from collections.abc import Callable, Sequence
 from math import inf

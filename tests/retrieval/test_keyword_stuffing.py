@@ -1,4 +1,4 @@
-"""Which servers are suspected to have descriptions that are made to be found."""
+"""Detection of servers whose descriptions are written to be found."""
 
 from collections.abc import Callable, Sequence
 

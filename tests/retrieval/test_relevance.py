@@ -1,4 +1,4 @@
-"""Whether anything fits: by comparison with general requests, and said without hiding what came nearest."""
+"""Relevance: a query fits by comparison with general requests, and near misses are still named."""
 
 from __future__ import annotations
 
