@@ -1,4 +1,4 @@
-"""``context``, ``requests`` and ``explain``: show what is chosen for a query, what was, and why.
+"""``context``, ``requests`` and ``explain``: show the selection for a query, past ones, and reasons.
 
 ``requests`` reads the store; the other two start the servers.
 """

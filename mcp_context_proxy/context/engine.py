@@ -1,4 +1,4 @@
-"""Context engine: builds request contexts, keeps sessions, records what was served, and explains it.
+"""Context engine: builds request contexts, keeps sessions, records every request, and explains it.
 
 It runs on the event loop; blocking work goes to the threads of the searcher.
 """

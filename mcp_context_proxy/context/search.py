@@ -116,7 +116,7 @@ ANSWERS: Final = 256
 """Cached responses, some 10 kB each; between two changes of the catalog nobody searches for more."""
 
 SECONDS: Final = 3600.0
-"""Life of a cached response: what use has taught fades by a five-hundredth in an hour."""
+"""Life of a cached response: learned pairs fade by a five-hundredth in an hour."""
 
 Answer = TypeVar("Answer")
 
@@ -167,7 +167,7 @@ DOCUMENT_SHARE = 0.65
 """Share of the best score that a document needs to be shown."""
 
 EXCLUDED_NAMED = 3
-"""Items named in the note about what the filters left out."""
+"""Items named in the note about those that the filters left out."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
 

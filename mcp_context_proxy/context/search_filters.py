@@ -1,4 +1,4 @@
-"""Search filters: what a caller may ask for, and the filters of the engine that follow from it.
+"""Search filters: those that a caller may set, and the filters of the engine that follow from them.
 
 An item that does not meet them is not found, however well it fits the query. Filters on latency and success
 rate let tools through that were hardly ever called, unless the search is strict.

@@ -55,7 +55,7 @@ WHY_FILLED: Final = "listed because little is known of such requests"
 
 @dataclass(slots=True, kw_only=True)
 class Selection:
-    """One request while its context is put together: what it asks for, and the items so far."""
+    """One request while its context is put together: its query and options, and the items so far."""
 
     query: str
     origin: Origin

@@ -76,7 +76,7 @@ NO_SESSION = SessionView()
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class SessionContext:
-    """State of a session: items added and removed by hand, and what was asked and called.
+    """State of a session: items added and removed by hand, queries and calls.
 
     Only the event loop may change it.
     """
@@ -288,7 +288,7 @@ class Query:
     """Query of a list request."""
 
     text: str = ""
-    """Text to search for; empty if the list only has what the session was shown before."""
+    """Text to search for; empty if the list only has tools that the session was shown before."""
     session: SessionContext | None = None
     """Session whose items are listed too."""
     explicit: bool = True

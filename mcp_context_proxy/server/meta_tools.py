@@ -265,7 +265,7 @@ class _UnusableArgumentsError(Exception):
 
 
 def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
-    """Decode arguments, leniently: models send JSON as a string, and null for what they leave out."""
+    """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
     try:
         if envelope.starts_with(raw, b'"'):
             raw = Raw((envelope.text(raw) or "").encode())

@@ -149,7 +149,7 @@ RequestsResponse: Final = answer_form(
     requests=list[RequestResponse],  # type: ignore[valid-type]
     tokens_behind=int | None,
 )
-"""``tokens_behind`` is what a model would read if everything were listed; null while it is being counted."""
+"""``tokens_behind``: estimated tokens of the whole catalog; null while they are being counted."""
 
 SessionResponse: Final = answer_form("SessionAnswer", "A session's context.", SessionState, items=Items)
 

@@ -86,7 +86,7 @@ class ReindexWanted(Struct, frozen=True, forbid_unknown_fields=True):
     """Options of indexing again."""
 
     rebuild: bool = False
-    """True: everything; false: what is not indexed yet."""
+    """True: everything; false: only new items."""
 
 
 ReindexResponse: Final = answer_form(

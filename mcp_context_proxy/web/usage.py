@@ -54,7 +54,7 @@ class UnusedTool(Struct, frozen=True):
 
 
 class Unused(Struct, frozen=True):
-    """Tools that nobody has called, and what they cost."""
+    """Tools that nobody has called, and their cost."""
 
     known: int
     """Number of tools whose cost is known, used or not."""
