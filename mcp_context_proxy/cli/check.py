@@ -120,7 +120,7 @@ def _model(config: Config) -> Verdict:
         facts = f"{model.model_id}, {model.dimensions} dimensions"
         model.close()
     except ModelError as error:
-        return Verdict(Level.PROBLEM, "model", str(error), remedy="until then, search goes by words alone")
+        return Verdict(Level.PROBLEM, "model", str(error), remedy="until then, search uses words alone")
     return Verdict(Level.OK, "model", facts)
 
 

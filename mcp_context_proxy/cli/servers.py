@@ -315,7 +315,7 @@ def _show_index(console: Terminal, report: IndexReport) -> None:
     for name, cause in report.failed.items():
         console.note(f"Server {name} has failed and was not indexed: {cause}")
     if report.model_error is not None:
-        console.note(f"There are no vectors, so search goes by words alone: {report.model_error}")
+        console.note(f"There are no vectors, so search uses words alone: {report.model_error}")
     items = f"{counted(report.tools, 'tool')} and {counted(report.documents, 'document')}"
     console.say(f"Indexed {items} in {report.seconds:.1f} s.")
     if report.model_error is None:

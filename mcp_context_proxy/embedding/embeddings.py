@@ -151,7 +151,7 @@ class LazyModel:
             raise
         if self._error is not None:
             self._error = None
-            logger.warning("The embedding model works again: search goes by words and meaning again.")
+            logger.warning("The embedding model works again: search uses words and meaning again.")
         return result
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class LazyModel:
 
     def _failed(self, error: ModelError) -> None:
         if self._error is None:
-            logger.error("%s. Until then search goes by words alone.", error)
+            logger.error("%s. Until then search uses words alone.", error)
         self._error, self._retry_at = error, self._clock() + self._retry_seconds
 
 

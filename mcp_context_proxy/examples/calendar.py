@@ -4,12 +4,12 @@ from datetime import date, datetime, time, timedelta
 from typing import Annotated, TypedDict, TypeVar
 
 from mcp_context_proxy.examples.functions import Between, Server, ToolError
-from mcp_context_proxy.examples.storage import Database, Table
+from mcp_context_proxy.examples.storage import Database, SqlTable
 
 Parsed = TypeVar("Parsed", date, time, datetime)
 
 
-class Event(TypedDict):
+class CalendarEvent(TypedDict):
     id: int
     title: str
     starts: str
@@ -54,13 +54,13 @@ DATABASE = Database(
     """,
 )
 
-EVENTS = Table[Event](
+EVENTS = SqlTable[CalendarEvent](
     DATABASE,
     "events",
     "id, title, starts, ends, location, description",
     "there is no event {}; list_events and search_events show those there are",
 )
-CONTACTS = Table[Contact](
+CONTACTS = SqlTable[Contact](
     DATABASE,
     "contacts",
     "id, name, email, phone, company, birthday",
@@ -82,7 +82,7 @@ def create_event(
     minutes: Annotated[int, "How long it takes", Between(1, 60 * 24 * 31)] = 60,
     location: Annotated[str, "Room, address or link"] = "",
     description: Annotated[str, "Agenda, participants, anything else"] = "",
-) -> Event:
+) -> CalendarEvent:
     """Put an appointment or meeting into the calendar."""
     begin = _moment(starts)
     end = begin + timedelta(minutes=minutes)
@@ -95,7 +95,7 @@ def create_event(
 @server.tool(read_only=True)
 def list_events(
     first_day: Day, days: Annotated[int, "How many days from there", Between(1, 366)] = 7
-) -> list[Event]:
+) -> list[CalendarEvent]:
     """List the appointments of a day, a week or any stretch of days, in order of time."""
     begin = datetime.combine(_day(first_day), time.min)
     return _events_between(begin, begin + timedelta(days=days))
@@ -105,7 +105,7 @@ def list_events(
 def search_events(
     query: Annotated[str, "Words that must all occur in the title, the place or the description"],
     limit: Annotated[int, "How many at most", Between(1, 200)] = 20,
-) -> list[Event]:
+) -> list[CalendarEvent]:
     """Find appointments, past and future, that contain all the given words."""
     with EVENTS.open() as events:
         return events.search(query, "title, location, description", "starts DESC", limit)
@@ -118,7 +118,7 @@ def reschedule_event(
     minutes: Annotated[
         int | None, "New length; left out: as long as before", Between(1, 60 * 24 * 31)
     ] = None,
-) -> Event:
+) -> CalendarEvent:
     """Move an appointment to another time."""
     begin = _moment(starts)
     with EVENTS.open() as events:
@@ -233,7 +233,7 @@ def _slot(begin: datetime, end: datetime, minutes: int) -> list[Slot]:
     return [{"starts": _text(begin), "ends": _text(end), "minutes": length}] if length >= minutes else []
 
 
-def _events_between(begin: datetime, end: datetime) -> list[Event]:
+def _events_between(begin: datetime, end: datetime) -> list[CalendarEvent]:
     with EVENTS.open() as events:
         return events.select("WHERE starts < ? AND ends > ? ORDER BY starts, id", _text(end), _text(begin))
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, TypedDict
 
 from mcp_context_proxy.examples.functions import Between, Server, ToolError
-from mcp_context_proxy.examples.storage import Database, Rows, Table, now, words
+from mcp_context_proxy.examples.storage import Database, Rows, SqlTable, now, words
 
 
 class Comment(TypedDict):
@@ -56,9 +56,9 @@ DATABASE = Database(
 
 LINE = 'number, title, state, priority, assignee, labels AS "labels [words]"'
 MISSING = "there is no issue {}; list_issues and search_issues show those there are"
-ISSUES = Table[IssueRow](DATABASE, "issues", f"{LINE}, description, created, updated", MISSING, "number")
-LINES = Table[IssueLine](DATABASE, "issues", LINE)
-COMMENTS = Table[Comment](DATABASE, "comments", "author, text, created")
+ISSUES = SqlTable[IssueRow](DATABASE, "issues", f"{LINE}, description, created, updated", MISSING, "number")
+LINES = SqlTable[IssueLine](DATABASE, "issues", LINE)
+COMMENTS = SqlTable[Comment](DATABASE, "comments", "author, text, created")
 
 server = Server("issues", "An issue tracker: bugs, tasks and feature requests with a state and an assignee.")
 

@@ -75,7 +75,7 @@ class NoResponse(Exception):  # noqa: N818
     """A request gets no response from its handler: it was cancelled, or the response is written otherwise."""
 
 
-class Channel:
+class ReplyChannel:
     """The way to one client; a transport writes the bytes."""
 
     def send(self, message: Message) -> None:
@@ -89,7 +89,7 @@ class Channel:
         raise NotImplementedError
 
 
-class Pipe(Channel):
+class Pipe(ReplyChannel):
     """Standard output, or another file descriptor, with one message a line; threads may share it."""
 
     def __init__(self, descriptor: int = 1) -> None:
@@ -111,7 +111,7 @@ class Pipe(Channel):
 class Request:
     """A request or notification of the client, and the way for messages that belong to it."""
 
-    def __init__(self, server: Core, message: Message, channel: Channel) -> None:
+    def __init__(self, server: Core, message: Message, channel: ReplyChannel) -> None:
         params = message.get("params")
         self.server, self.channel = server, channel
         self.id: JSON = message.get("id")
@@ -212,7 +212,7 @@ class Core:
 
     # Messages
 
-    def receive(self, line: bytes, channel: Channel) -> Request | None:
+    def receive(self, line: bytes, channel: ReplyChannel) -> Request | None:
         """Take one message; return a request that is to be answered, or None."""
         try:
             message = json.loads(line)
@@ -356,7 +356,7 @@ def serve_stdio(server: Core, channel: Pipe, start: Callable[[Request], object] 
             start(request)
 
 
-def _lines(source: BinaryIO, channel: Channel) -> Iterator[bytes]:
+def _lines(source: BinaryIO, channel: ReplyChannel) -> Iterator[bytes]:
     while line := source.readline(MAX_LINE):
         if line.endswith(b"\n") or len(line) < MAX_LINE:
             if line.strip():

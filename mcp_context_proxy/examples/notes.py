@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypedDict
 
 from mcp_context_proxy.examples.functions import Between, Server, ToolError
-from mcp_context_proxy.examples.storage import Database, Table, now, words
+from mcp_context_proxy.examples.storage import Database, SqlTable, now, words
 
 
 class Note(TypedDict):
@@ -41,8 +41,8 @@ DATABASE = Database(
 
 LINE = 'id, title, tags AS "tags [words]", updated'
 MISSING = "there is no note {}; list_notes and search_notes show those there are"
-NOTES = Table[Note](DATABASE, "notes", f"{LINE}, body, created", MISSING)
-LINES = Table[NoteLine](DATABASE, "notes", LINE)
+NOTES = SqlTable[Note](DATABASE, "notes", f"{LINE}, body, created", MISSING)
+LINES = SqlTable[NoteLine](DATABASE, "notes", LINE)
 
 LATEST_FIRST = "updated DESC, id DESC"
 

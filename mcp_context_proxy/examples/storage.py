@@ -106,7 +106,7 @@ class Database:
                 yield connection
 
 
-class Table(Generic[Row]):
+class SqlTable(Generic[Row]):
     """A table whose rows become typed dictionaries; SQL in its parameters comes from the servers' own code.
 
     Args:
@@ -133,7 +133,7 @@ class Table(Generic[Row]):
 class Rows(Generic[Row]):
     """The rows of a table in a transaction."""
 
-    def __init__(self, table: Table[Row], connection: sqlite3.Connection) -> None:
+    def __init__(self, table: SqlTable[Row], connection: sqlite3.Connection) -> None:
         self._table, self.connection = table, connection
 
     def select(self, condition: str, *values: object) -> list[Row]:

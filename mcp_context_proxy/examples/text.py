@@ -34,7 +34,7 @@ class WordCount(TypedDict):
     count: int
 
 
-class Found(TypedDict):
+class PatternMatch(TypedDict):
     text: str
     start: int
     end: int
@@ -71,9 +71,9 @@ def find_pattern(
     pattern: Annotated[str, "Regular expression in Python syntax"],
     ignore_case: Annotated[bool, "Treat upper and lower case as equal"] = False,
     limit: Annotated[int, "How many matches at most", Between(1, 1000)] = 100,
-) -> list[Found]:
+) -> list[PatternMatch]:
     """Find all matches of a regular expression in a text, with their positions and groups."""
-    found: list[Found] = []
+    found: list[PatternMatch] = []
     for match in _compiled(pattern, ignore_case).finditer(text):
         groups = list(match.groups())
         found.append({"text": match[0], "start": match.start(), "end": match.end(), "groups": groups})

@@ -171,7 +171,7 @@ async def test_a_model_that_cannot_be_used_leaves_search_by_words(
             for _ in range(3):
                 found = await search(client)
 
-    assert log.read_text(encoding="utf-8").count("search goes by words alone") == 1
+    assert log.read_text(encoding="utf-8").count("search uses words alone") == 1
     assert found["method"] != "hybrid"
     assert found["results"][0]["name"] == f"good__{SAFE}"
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from mcp_context_proxy.examples.kit import META, Channel, Core, NoResponse, Pipe, serve_stdio
+from mcp_context_proxy.examples.kit import META, Core, NoResponse, Pipe, ReplyChannel, serve_stdio
 
 
 class StdioChannel(Pipe):
@@ -26,7 +26,7 @@ class StdioChannel(Pipe):
         os._exit(code)
 
 
-class NoChannel(Channel):
+class NoChannel(ReplyChannel):
     """The way for messages that belong to no request where there is none."""
 
     def line(self, data):

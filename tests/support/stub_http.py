@@ -8,13 +8,13 @@ import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from mcp_context_proxy.examples.kit import UNSUPPORTED_VERSION, Channel, NoResponse
+from mcp_context_proxy.examples.kit import UNSUPPORTED_VERSION, NoResponse, ReplyChannel
 
 LOOK_SECONDS = 0.05
 """Between two looks whether a client has closed its connection."""
 
 
-class HttpChannel(Channel):
+class HttpChannel(ReplyChannel):
     """The response to one POST: an event stream, unless a stub answers in another way."""
 
     def __init__(self, handler):
