@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -187,3 +187,12 @@ class Snapshot:
     """Sorted by their key, the exposed name."""
     findings: tuple[str, ...] = ()
     """Messages for a person about items that were withheld."""
+
+
+class Snapshots(Protocol):
+    """A catalog: it has a current snapshot."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """All current items."""
+        ...

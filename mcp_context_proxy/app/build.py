@@ -92,7 +92,7 @@ def build(config: Config, store: Store) -> Proxy:
         meta_tools=meta_definitions.definitions(setup),
         working_set=search.working_set,
     )
-    statistics = StatisticsParts(config, store, lambda: catalog.snapshot, costs, tool_list.lists_all)
+    statistics = StatisticsParts(config, store, catalog, costs, tool_list.lists_all)
     if statistics.searches is not None:
         records.when_added(statistics.searches.served)
     if statistics.usage is not None:

@@ -21,7 +21,7 @@ from mcp_context_proxy.embedding.embeddings import (
 )
 from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.items import Snapshot, Snapshots
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
@@ -96,7 +96,7 @@ class StatisticsParts:
         self,
         config: Config,
         store: Store,
-        snapshot: Callable[[], Snapshot],
+        catalog: Snapshots,
         costs: Costs,
         listed_whole: Callable[[Snapshot], bool],
     ) -> None:
@@ -106,7 +106,7 @@ class StatisticsParts:
         self.usage: UsageRecorder | None = None
         self.searches: SearchStatistics | None = None
         if config.statistics.enabled:
-            inventory = Inventory(store.statistics, snapshot, costs.of, listed_whole, known=costs.know)
+            inventory = Inventory(store.statistics, catalog, costs.of, listed_whole, known=costs.know)
             self.usage = UsageRecorder(store.statistics, retention, inventory)
             keep = config.learning.store_queries and config.context.keep_requests
             self.searches = SearchStatistics(self.usage, keep)

@@ -21,7 +21,7 @@ from anyio.from_thread import check_cancelled
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.items import Item, Snapshot, ToolKey
+from mcp_context_proxy.items import Item, Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.statistics.figures import Batch, Summed
 from mcp_context_proxy.store import (
     DAY,
@@ -251,7 +251,7 @@ class Inventory:
     def __init__(
         self,
         store: StatisticsStore,
-        snapshot: Callable[[], Snapshot],
+        catalog: Snapshots,
         tokens: Callable[[Item], int],
         listed_whole: Callable[[Snapshot], bool],
         clock: Callable[[], float] = time_of_day,
@@ -261,13 +261,13 @@ class Inventory:
 
         Args:
             store: Keeps the tokens of definitions.
-            snapshot: Returns the catalog.
+            catalog: The items to count.
             tokens: Returns the tokens that an item costs a model.
             listed_whole: Returns whether all of a snapshot is listed, so that nothing is saved.
             clock: Seconds since 1970.
             known: Gets the tokens counted in earlier runs, by fingerprint, so that nobody counts again.
         """
-        self._store, self._snapshot, self._tokens, self._known = store, snapshot, tokens, known
+        self._store, self._catalog, self._tokens, self._known = store, catalog, tokens, known
         self._listed_whole, self._clock = listed_whole, clock
         self._counted: Snapshot | None = None
         self.behind: int | None = None
@@ -276,7 +276,7 @@ class Inventory:
     @property
     def outdated(self) -> bool:
         """True when the catalog has changed since it was counted."""
-        return self._counted is not self._snapshot()
+        return self._counted is not self._catalog.snapshot
 
     def count(self, check: Callable[[], None]) -> None:
         """Count new definitions. Blocks; `check` is called often, and raises to end it.
@@ -284,7 +284,7 @@ class Inventory:
         Raises:
             StoreError: the counts could not be stored; they are known all the same.
         """
-        snapshot, now = self._snapshot(), self._clock()
+        snapshot, now = self._catalog.snapshot, self._clock()
         before = self._store.definitions()
         known = {row.fingerprint: row.tokens for row in before}
         self._known(known)

@@ -9,8 +9,8 @@ import anyio
 import pytest
 from support.ledger import until
 
+from mcp_context_proxy import Catalog
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.statistics.recorder import Inventory, StatisticsRetention, UsageRecorder
 from mcp_context_proxy.store import SearchRow, open_store
 
@@ -31,10 +31,10 @@ async def test_what_there_is_is_counted_for_the_first_search_after_a_long_rest()
         return time.time()
 
     retention = StatisticsRetention.of(Limits())
+    catalog = Catalog()
     with anyio.fail_after(30), open_store("memory") as store:
-        inventory = Inventory(store.statistics, lambda: snapshot, lambda _: 0, lambda _: False)
+        inventory = Inventory(store.statistics, catalog, lambda _: 0, lambda _: False)
         recorder = UsageRecorder(store.statistics, retention, inventory, clock=clock, refresh_seconds=0.01)
-        snapshot = Snapshot(0, ())
         async with anyio.create_task_group() as group:
             group.start_soon(recorder.run)
             await rested.wait()
