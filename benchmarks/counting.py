@@ -21,8 +21,8 @@ from figures import Figure, machine, table
 from raw_clients import StdioClient, call_params
 from subjects import Workbench, answers, tool_name
 
+from mcp_context_proxy import Catalog
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.statistics.recorder import Inventory, StatisticsRetention, UsageRecorder
 from mcp_context_proxy.store import open_store
 
@@ -82,7 +82,7 @@ async def recorder() -> float:
     """Milliseconds that the event loop spends on one call."""
     retention = StatisticsRetention.of(Limits())
     with open_store("memory") as store:
-        inventory = Inventory(store.statistics, lambda: Snapshot(0, ()), lambda _: 0, lambda _: False)
+        inventory = Inventory(store.statistics, Catalog(), lambda _: 0, lambda _: False)
         usage = UsageRecorder(store.statistics, retention, inventory)
         began = time.perf_counter()
         for number in range(RECORDED):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
 
@@ -184,3 +184,12 @@ class Snapshot:
     """Sorted by their key, the exposed name."""
     findings: tuple[str, ...] = ()
     """Messages for a person about items that were withheld."""
+
+
+class Snapshots(Protocol):
+    """A catalog: it has a current snapshot."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """All current items."""
+        ...

@@ -21,7 +21,7 @@ from mcp_context_proxy.context import engine
 from mcp_context_proxy.context.background_indexing import OnProgress
 from mcp_context_proxy.context.options import DomainOptions, DomainOverrides, Overrides, configured
 from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
-from mcp_context_proxy.context.search import Searcher, Snapshots
+from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
 from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.context.session import Sessions, key_of
@@ -33,7 +33,7 @@ from mcp_context_proxy.embedding.embeddings import (
 )
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.memory import Interactions
-from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Source, Tool
+from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.relevance import calibration_for

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.records import SearchStatistics
@@ -22,7 +21,7 @@ from mcp_context_proxy.embedding.embeddings import (
 )
 from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.items import Snapshot, Snapshots
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
@@ -97,7 +96,7 @@ class StatisticsParts:
         self,
         config: Config,
         store: Store,
-        catalog: Catalog,
+        catalog: Snapshots,
         costs: Costs,
         listed_whole: Callable[[Snapshot], bool],
     ) -> None:

@@ -22,11 +22,11 @@ from mcp_context_proxy.context.options import (
     overridden,
 )
 from mcp_context_proxy.context.records import ContextItem, Mode, Origin, RequestContext, RequestRecords
-from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, Snapshots
+from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions, SessionView, key_of
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Tool
+from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel

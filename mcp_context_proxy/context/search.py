@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import anyio
 
@@ -21,7 +21,7 @@ from mcp_context_proxy.context.options import ContextOptions, DomainOptions
 from mcp_context_proxy.context.search_filters import NO_FILTERS, Figures, SearchFilters
 from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.embedding.embeddings import Lookups
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot, Snapshots
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Ranking, Result, SearchOptions
@@ -172,15 +172,6 @@ EXCLUDED_NAMED = 3
 TOOL_ONLY = frozenset({Kind.TOOL})
 
 T = TypeVar("T")
-
-
-class Snapshots(Protocol):
-    """A catalog: it has a current snapshot."""
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """All current items."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

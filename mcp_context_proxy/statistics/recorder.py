@@ -19,10 +19,9 @@ from typing import Final, Self
 import anyio
 from anyio.from_thread import check_cancelled
 
-from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.items import Item, Snapshot, ToolKey
+from mcp_context_proxy.items import Item, Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.statistics.figures import Batch, Summed
 from mcp_context_proxy.store import (
     DAY,
@@ -252,7 +251,7 @@ class Inventory:
     def __init__(
         self,
         store: StatisticsStore,
-        catalog: Catalog,
+        catalog: Snapshots,
         tokens: Callable[[Item], int],
         listed_whole: Callable[[Snapshot], bool],
         clock: Callable[[], float] = time_of_day,
@@ -262,7 +261,7 @@ class Inventory:
 
         Args:
             store: Keeps the tokens of definitions.
-            catalog: The catalog whose definitions are counted.
+            catalog: The items to count.
             tokens: Returns the tokens that an item costs a model.
             listed_whole: Returns whether all of a snapshot is listed, so that nothing is saved.
             clock: Seconds since 1970.

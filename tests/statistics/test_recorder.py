@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from types import SimpleNamespace
 
 import anyio
 import pytest
 from support.ledger import until
 
+from mcp_context_proxy import Catalog
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.statistics.recorder import Inventory, StatisticsRetention, UsageRecorder
 from mcp_context_proxy.store import SearchRow, open_store
 
@@ -32,7 +31,7 @@ async def test_what_there_is_is_counted_for_the_first_search_after_a_long_rest()
         return time.time()
 
     retention = StatisticsRetention.of(Limits())
-    catalog = SimpleNamespace(snapshot=Snapshot(0, ()))
+    catalog = Catalog()
     with anyio.fail_after(30), open_store("memory") as store:
         inventory = Inventory(store.statistics, catalog, lambda _: 0, lambda _: False)
         recorder = UsageRecorder(store.statistics, retention, inventory, clock=clock, refresh_seconds=0.01)
