@@ -360,11 +360,11 @@ async def _in_process(config: Path) -> float:
     async with open_proxy(load(config)) as proxy:
         await proxy.wait_first_connect()
         words = definitions.queries()
-        await proxy.searcher.search(next(words), proxy.catalog)
+        await proxy.contexts.select(next(words), remember=False)
         taken = []
         for query in islice(words, 200):
             started = time.perf_counter()
-            await proxy.searcher.search(query, proxy.catalog)
+            await proxy.contexts.select(query, remember=False)
             taken.append(time.perf_counter() - started)
         return median(taken) * 1e3
 
