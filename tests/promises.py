@@ -28,7 +28,7 @@ SURROUNDINGS = "faults/test_surroundings.py::"
 SECURITY = (
     Promise(
         "Every request gets exactly one response, whatever the server behind it does.",
-        (MODES, SOAK, STOPPING + "test_a_call_that_outlasts_the_drain_is_told_and_cancelled"),
+        (MODES, SOAK, STOPPING + "test_a_call_that_outlasts_the_drain_timeout_fails_and_is_cancelled"),
     ),
     Promise(
         "No call is sent twice, except one that a server rejected because its session had expired, and "
@@ -37,7 +37,7 @@ SECURITY = (
         (
             MODES,
             SOAK,
-            "downstream/test_urls.py::test_calls_whose_session_has_expired_are_each_run_once_in_the_next",
+            "downstream/test_urls.py::test_calls_with_an_expired_session_each_run_once_in_a_new_one",
             "downstream/test_streams.py::test_a_refused_call_is_not_sent_again_if_the_session_is_still_known",
             "downstream/test_calls.py::test_a_crash_during_a_call_is_reported_and_the_call_is_never_sent_again",
         ),
@@ -56,9 +56,9 @@ SECURITY = (
     Promise(
         "A request without a response ends at its deadline, and the server is told to cancel it.",
         (
-            "faults/test_every_mode.py::test_a_call_that_was_given_up_is_cancelled_at_the_server",
+            "faults/test_every_mode.py::test_a_call_that_times_out_is_cancelled_at_the_server",
             "downstream/test_calls.py::test_a_call_without_a_response_ends_at_its_timeout_and_is_cancelled",
-            STOPPING + "test_a_host_that_goes_cancels_what_it_asked_for",
+            STOPPING + "test_calls_of_a_host_that_disconnects_are_cancelled",
         ),
     ),
     Promise(
@@ -73,29 +73,29 @@ SECURITY = (
         "Messages, lists, definitions, results, queues and waits are bounded (`[limits]`); anything "
         "over a bound is refused with an explanation and never buffered.",
         (
-            "protocol/test_framing.py::test_a_line_that_never_ends_is_not_kept",
+            "protocol/test_framing.py::test_an_endless_line_is_not_buffered",
             "downstream/test_answers.py::test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit",
             "downstream/test_calls.py::test_requests_that_a_server_does_not_read_are_bounded_in_bytes",
-            "downstream/test_calls.py::test_a_server_that_asks_without_reading_leaves_no_tasks_behind",
-            MEMORY + "test_an_endless_line_takes_no_memory_and_ends_its_connection",
-            MEMORY + "test_a_result_as_large_as_may_be_is_held_twice_at_most",
-            DEFINITIONS + "test_tools_over_the_limit_of_all_are_withheld_and_told",
-            DEFINITIONS + "test_pages_without_end_are_ended",
-            "downstream/test_stderr.py::test_a_flood_without_a_line_end_takes_no_more_than_twice_its_bound",
+            "downstream/test_calls.py::test_a_server_that_asks_but_does_not_read_leaves_no_tasks_behind",
+            MEMORY + "test_an_endless_line_is_not_buffered_and_closes_its_connection",
+            MEMORY + "test_a_result_of_the_largest_size_is_held_in_memory_twice_at_most",
+            DEFINITIONS + "test_tools_over_the_limit_are_withheld_with_a_warning",
+            DEFINITIONS + "test_an_endless_list_of_pages_is_cut",
+            "downstream/test_stderr.py::test_a_line_without_an_end_is_bounded",
         ),
     ),
     Promise(
         "No schema of a server is validated, resolved or compiled, and no link or `$ref` is ever followed.",
         (
-            DEFINITIONS + "test_schemas_that_explode_are_never_expanded_and_what_they_name_is_never_fetched",
+            DEFINITIONS + "test_recursive_schemas_are_never_expanded_and_references_never_fetched",
             DEFINITIONS + "test_links_in_a_result_are_passed_on_and_never_followed",
         ),
     ),
     Promise(
         "A bad entry in a list is withheld on its own; the rest of the list stays.",
         (
-            DEFINITIONS + "test_entries_that_are_no_tools_cost_no_tool",
-            DEFINITIONS + "test_a_schema_that_is_too_deep_costs_its_own_tool_only",
+            DEFINITIONS + "test_invalid_entries_do_not_affect_valid_tools",
+            DEFINITIONS + "test_a_schema_that_is_too_deep_withholds_its_own_tool_only",
         ),
     ),
     Promise(
@@ -103,9 +103,9 @@ SECURITY = (
         "reordering characters. Fields that a call depends on are not changed; a tool that hides "
         "something there is withheld.",
         (
-            DEFINITIONS + "test_no_text_of_a_list_hides_anything",
-            "catalog/test_definitions.py::test_no_text_of_a_definition_that_passes_hides_anything",
-            "catalog/test_definitions.py::test_what_a_call_depends_on_is_not_changed_so_its_tool_is_withheld",
+            DEFINITIONS + "test_no_listed_text_has_invisible_characters",
+            "catalog/test_definitions.py::test_no_accepted_definition_has_invisible_characters_in_its_texts",
+            "catalog/test_definitions.py::test_a_tool_with_invisible_characters_in_names_or_values_is_withheld",
         ),
     ),
     Promise(
@@ -113,7 +113,7 @@ SECURITY = (
         (
             "catalog/test_naming.py::test_two_arbitrary_tools_never_share_a_name",
             "catalog/test_naming.py::test_a_name_leads_back_to_its_server_and_tool",
-            DEFINITIONS + "test_servers_with_each_others_names_are_told_apart",
+            DEFINITIONS + "test_tools_of_servers_with_confusable_names_stay_distinct",
         ),
     ),
     Promise(
@@ -134,7 +134,7 @@ SECURITY = (
         "no file descriptor except its three standard streams; and its arguments as they are, never "
         "through a shell.",
         (
-            "faults/test_every_mode.py::test_what_a_child_inherits_is_a_short_list_and_its_own_settings",
+            "faults/test_every_mode.py::test_a_server_inherits_only_a_few_variables_and_its_configured_ones",
             "downstream/test_processes.py::test_arguments_are_passed_as_they_are_and_never_to_a_shell",
         ),
     ),
@@ -142,30 +142,30 @@ SECURITY = (
         "No process that the proxy started outlives it, even if the proxy is killed: a server ends with "
         "everything it left behind in its process group.",
         (
-            STOPPING + "test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_started",
-            STOPPING + "test_the_guardian_of_the_servers_is_replaced_when_it_was_killed",
+            STOPPING + "test_servers_that_ignore_the_end_of_input_end_with_a_killed_proxy",
+            STOPPING + "test_a_killed_guardian_is_replaced",
             SOAK,
             "downstream/test_processes.py::"
             "test_children_are_gone_when_the_proxy_stops_even_those_that_ignore_the_end_of_input",
-            STOPPING + "test_a_second_signal_ends_everything_at_once",
+            STOPPING + "test_a_second_stop_signal_ends_everything_at_once",
         ),
     ),
     Promise(
         "On SIGTERM new requests are refused, running ones finish or get an error, and the proxy exits "
         "with code 0; a second signal ends it at once.",
         (
-            STOPPING + "test_calls_under_way_are_finished_before_it_stops",
-            STOPPING + "test_what_comes_after_the_signal_is_refused_and_does_not_run",
-            STOPPING + "test_a_second_signal_ends_everything_at_once",
+            STOPPING + "test_pending_calls_are_finished_before_the_proxy_stops",
+            STOPPING + "test_calls_after_the_stop_signal_are_refused_and_do_not_run",
+            STOPPING + "test_a_second_stop_signal_ends_everything_at_once",
         ),
     ),
     Promise(
         "A host that stops reading does not fill the memory of the proxy, and is disconnected after 30 "
         "seconds.",
         (
-            STOPPING + "test_a_host_that_reads_nothing_is_left_and_nothing_with_it",
-            "front/test_stdio_streams.py::test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile",
-            "downstream/test_backpressure.py::test_a_pipe_behind_a_closed_gate_is_read_when_it_opens",
+            STOPPING + "test_a_host_that_stops_reading_is_dropped_and_nothing_is_left_behind",
+            "front/test_stdio_streams.py::test_a_host_that_reads_late_gets_every_answer_and_servers_are_paused_meanwhile",
+            "downstream/test_backpressure.py::test_a_paused_pipe_is_read_again_after_backpressure_ends",
         ),
     ),
     Promise(
@@ -173,25 +173,25 @@ SECURITY = (
         "which only its owner can read; without a token the proxy listens on the loopback address only, "
         "and says so.",
         (
-            LISTENING + "test_it_asks_for_a_token_that_only_its_owner_can_read",
-            LISTENING + "test_without_a_token_it_never_listens_beyond_this_machine",
-            LISTENING + "test_without_a_token_it_says_so_at_its_start",
-            "web/test_api.py::test_nothing_is_told_without_the_token",
+            LISTENING + "test_a_token_is_required_and_only_its_owner_can_read_it",
+            LISTENING + "test_without_a_token_only_loopback_addresses_are_allowed",
+            LISTENING + "test_serving_without_authentication_is_warned_about",
+            "web/test_api.py::test_every_operation_needs_the_token",
         ),
     ),
     Promise(
         "Web pages reach nothing: Host and Origin are checked on every route.",
         (
-            HTTP + "test_a_web_page_reaches_nothing",
-            "front/test_guard.py::test_other_hosts_are_misdirected",
+            HTTP + "test_requests_of_a_foreign_web_page_are_refused",
+            "front/test_guard.py::test_other_host_names_are_answered_with_misdirected_request",
         ),
     ),
     Promise(
         "The page shows the text of others as text that cannot become part of the page, loads nothing "
         "from elsewhere, and keeps the token in its tab.",
         (
-            PAGE + "test_a_hostile_description_stays_text",
-            PAGE + "test_no_text_can_become_markup_even_by_a_mistake_of_the_page",
+            PAGE + "test_html_in_a_description_is_shown_as_text",
+            PAGE + "test_the_page_cannot_insert_text_as_markup",
             PAGE + "test_nothing_is_loaded_from_elsewhere",
             PAGE + "test_the_token_leaves_the_address_at_once_and_stays_in_the_tab",
         ),
@@ -200,13 +200,13 @@ SECURITY = (
         "Slow headers, slow bodies and unread responses end their connection, and a crowd of such "
         "connections keeps nobody out.",
         (
-            "front/test_slow_clients.py::test_who_does_not_go_on_is_disconnected",
-            "front/test_slow_clients.py::test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same",
-            "front/test_slow_clients.py::test_who_reads_nothing_of_a_large_answer_is_disconnected",
-            "front/test_slow_clients.py::test_a_session_that_reads_nothing_keeps_no_other_from_hearing",
-            "front/test_slow_clients.py::test_a_crowd_that_asks_for_nothing_keeps_nobody_out",
-            SESSIONS + "test_slow_bodies_take_no_session_and_leave_no_traceback",
-            SESSIONS + "test_when_all_places_are_taken_the_session_that_was_idle_for_longest_makes_room",
+            "front/test_slow_clients.py::test_a_client_that_stops_sending_is_disconnected",
+            "front/test_slow_clients.py::test_a_client_that_sends_single_bytes_slowly_is_disconnected",
+            "front/test_slow_clients.py::test_a_client_that_does_not_read_a_large_answer_is_disconnected",
+            "front/test_slow_clients.py::test_a_session_that_does_not_read_delays_no_other",
+            "front/test_slow_clients.py::test_idle_connections_do_not_keep_new_clients_out",
+            SESSIONS + "test_slow_request_bodies_open_no_session_and_log_no_traceback",
+            SESSIONS + "test_at_the_limit_the_session_that_was_idle_longest_is_closed",
         ),
     ),
     Promise(
@@ -214,43 +214,42 @@ SECURITY = (
         "client's token. A client that guesses session ids is refused, and no log contains them.",
         (
             HTTP + "test_two_clients_with_the_same_ids_never_get_each_others_answers",
-            HTTP + "test_cancelling_in_one_session_leaves_the_same_id_in_another",
-            "downstream/test_urls.py::test_configured_headers_are_sent_and_nothing_of_the_clients",
-            SESSIONS + "test_who_guesses_sessions_is_soon_refused_and_those_who_have_one_are_not",
-            SESSIONS + "test_the_log_has_neither_sessions_nor_what_they_said",
+            HTTP + "test_cancelling_a_request_does_not_affect_the_same_id_in_another_session",
+            "downstream/test_urls.py::test_configured_headers_are_sent_and_none_of_the_client",
+            SESSIONS + "test_guessing_session_ids_is_rate_limited_without_affecting_real_sessions",
+            SESSIONS + "test_the_log_has_no_session_ids_and_no_contents",
         ),
     ),
     Promise(
         "A damaged, locked, full or missing store and an unusable model cost remembered data or search "
         "quality, never a call.",
         (
-            "store/test_damage.py::test_with_any_of_2000_bits_flipped_it_serves",
-            "store/test_damage.py::test_truncated_at_any_page_it_serves",
-            "store/test_damage.py::test_with_any_page_zeroed_it_serves",
-            "store/test_damage.py::test_with_a_file_missing_or_of_another_store_it_serves",
+            "store/test_damage.py::test_with_any_of_2000_bits_flipped_the_store_works",
+            "store/test_damage.py::test_truncated_at_any_page_the_store_works",
+            "store/test_damage.py::test_with_any_page_zeroed_the_store_works",
+            "store/test_damage.py::test_with_a_file_missing_or_of_another_store_the_store_works",
             "store/test_kills.py::"
             "test_500_kills_while_another_writes_leave_a_sound_store_with_all_that_was_acknowledged",
-            SURROUNDINGS + "test_a_disk_that_is_full_or_read_only_costs_nothing_but_memory",
-            SURROUNDINGS
-            + "test_what_happens_while_the_disk_is_full_is_told_once_and_kept_once_there_is_room",
-            SURROUNDINGS + "test_without_a_home_it_serves",
-            SURROUNDINGS + "test_two_proxies_on_one_store_never_hinder_each_other",
-            SURROUNDINGS + "test_a_model_that_cannot_be_used_leaves_search_by_words",
-            SURROUNDINGS + "test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_served",
-            SURROUNDINGS + "test_without_descriptors_for_hosts_they_wait_and_the_log_stays_short",
-            SURROUNDINGS + "test_where_no_process_can_be_started_what_runs_is_served_and_the_rest_waits",
+            SURROUNDINGS + "test_on_a_full_or_read_only_disk_the_proxy_serves_from_memory",
+            SURROUNDINGS + "test_a_full_disk_is_reported_once_and_pending_writes_are_kept_for_later",
+            SURROUNDINGS + "test_the_proxy_serves_without_a_home_folder",
+            SURROUNDINGS + "test_two_proxies_on_one_store_do_not_block_each_other",
+            SURROUNDINGS + "test_without_a_usable_model_search_is_lexical",
+            SURROUNDINGS + "test_without_free_descriptors_servers_fail_with_a_reason_and_others_go_on",
+            SURROUNDINGS + "test_without_free_descriptors_connections_wait_and_the_log_stays_short",
+            SURROUNDINGS + "test_if_no_process_can_be_started_running_servers_serve_and_others_wait",
         ),
     ),
     Promise(
         "Nothing leaves the machine through the proxy itself unless a server or a model service is "
         "configured.",
-        ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
+        ("embedding/test_privacy.py::test_using_the_model_writes_no_files",),
     ),
     Promise(
         "A server cannot direct a login to an address nearer to this machine than its own, or to one "
         "that gives a machine its credentials, no matter what a name resolves to at any moment.",
         (
-            "oauth/test_ssrf_guard.py::test_a_server_elsewhere_never_leads_to_this_machine",
+            "oauth/test_ssrf_guard.py::test_a_remote_server_cannot_redirect_a_login_to_this_machine",
             "oauth/test_ssrf_guard.py::test_no_server_leads_to_a_metadata_service_with_credentials",
             "oauth/test_ssrf_guard.py::test_a_name_is_resolved_once_and_the_checked_address_is_connected_to",
             "oauth/test_ssrf_guard.py::test_a_renewal_connects_to_no_nearer_address_than_the_login",
@@ -288,7 +287,7 @@ README = (
     Promise(
         "Search runs on your machine with a small embedding model that ships in the package: no external "
         "service, no API key, no network.",
-        ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
+        ("embedding/test_privacy.py::test_using_the_model_writes_no_files",),
     ),
     Promise(
         "Both `mcpServers` (Claude Desktop, Claude Code, Cursor) and `servers` (VS Code) are understood. An "
@@ -296,50 +295,49 @@ README = (
         (
             "config/test_hosts.py::test_the_servers_of_a_real_host_file_are_taken_over",
             "config/test_hosts.py::test_the_proxy_itself_is_skipped_with_a_warning",
-            "docs/test_readme.py::test_a_host_file_that_starts_the_proxy_can_be_the_one_it_reads",
+            "docs/test_readme.py::test_a_host_file_that_starts_the_proxy_can_be_its_configuration",
         ),
     ),
     Promise(
         "Servers behind the proxy inherit only `HOME`, `LOGNAME`, `PATH`, `SHELL`, `TERM` and `USER`. Put "
         "any other variable a server needs (`GITHUB_TOKEN`, `HTTPS_PROXY`, ...) into its `env`.",
         (
-            "faults/test_every_mode.py::test_what_a_child_inherits_is_a_short_list_and_its_own_settings",
+            "faults/test_every_mode.py::test_a_server_inherits_only_a_few_variables_and_its_configured_ones",
             "downstream/test_processes.py::"
             "test_a_child_gets_a_short_environment_and_its_configured_variables",
         ),
     ),
     Promise(
         "`${NAME}` in the configuration is replaced by that variable of the proxy's own environment.",
-        ("config/test_expand.py::test_a_reference_becomes_its_value",),
+        ("config/test_expand.py::test_a_variable_reference_is_replaced_by_its_value",),
     ),
     Promise(
         "The list is stable. `tools/list` is short and the same for every client: these three tools, the "
         'tools that you marked `include = "always"`, and, if you turn that on, the ones used regularly. The '
         "conversation does not change this list, so the provider's prompt cache stays valid.",
         (
-            TOOL_LIST + "test_by_default_it_lists_our_own_tools_and_those_that_are_always_included",
-            TOOL_LIST + "test_our_own_definitions_depend_on_the_configuration_alone",
+            TOOL_LIST + "test_by_default_the_list_has_the_proxys_own_and_always_included_tools",
+            TOOL_LIST + "test_the_proxys_own_definitions_depend_only_on_the_configuration",
             TOOL_LIST + "test_no_search_changes_the_list_of_a_modern_client",
             "proxy/test_real_tools.py::test_a_default_list_is_short_whatever_is_behind_it",
-            "server/test_working_set.py::"
-            "test_what_was_used_in_several_sessions_is_listed_after_the_next_start",
-            "server/test_working_set.py::test_by_default_there_is_none",
+            "server/test_working_set.py::test_tools_used_in_several_sessions_are_listed_after_a_restart",
+            "server/test_working_set.py::test_by_default_there_is_no_working_set",
         ),
     ),
     Promise(
         "A small catalog (under `expose.list_all_below`, 3000 estimated tokens) is listed in full, because "
         "hiding it would save nothing.",
-        (TOOL_LIST + "test_a_small_catalog_is_listed_whole",),
+        (TOOL_LIST + "test_a_small_catalog_is_listed_completely",),
     ),
     Promise(
         "Relevance is in the answer. The tools that fit a query are returned as the result of a search.",
-        ("server/test_search.py::test_a_found_tool_comes_with_all_that_a_call_needs",),
+        ("server/test_search.py::test_a_found_tool_comes_with_everything_needed_to_call_it",),
     ),
     Promise(
         "Every known tool can be called, listed or not, as `server__tool` or through `call_tool`.",
         (
-            TOOL_LIST + "test_every_tool_can_be_called_though_it_is_not_listed",
-            TOOL_LIST + "test_a_tool_that_is_listed_by_hand_only_is_never_found_but_can_be_called",
+            TOOL_LIST + "test_every_tool_can_be_called_without_being_listed",
+            TOOL_LIST + "test_a_manual_tool_is_never_found_but_can_be_called",
             "server/test_search.py::test_call_tool_answers_what_the_tool_itself_answers",
         ),
     ),
@@ -348,18 +346,17 @@ README = (
         "`_meta` of `tools/list` as `io.github.mcp-context-proxy/query`, or the `context_id` returned by "
         "`set_context` as `io.github.mcp-context-proxy/context`.",
         (
-            TOOL_LIST + "test_a_query_in_the_request_adds_what_fits_it",
-            TOOL_LIST + "test_set_context_gives_a_handle_that_selects_the_same_for_any_request",
+            TOOL_LIST + "test_a_query_in_the_request_adds_fitting_tools",
+            TOOL_LIST + "test_set_context_returns_a_handle_that_selects_the_same_tools_in_any_request",
         ),
     ),
     Promise(
         "In a session of protocol 2025-11-25 or earlier, a search also appends the tools it found to the "
         "list of that session and notifies the client; nothing is removed from the list later.",
         (
-            TOOL_LIST + "test_a_handshake_session_lists_what_it_searched_and_only_ever_more",
+            TOOL_LIST + "test_the_list_of_a_handshake_session_grows_with_its_searches",
             TOOL_LIST + "test_one_session_does_not_see_what_another_searched",
-            "proxy/test_starting.py::"
-            "test_a_search_in_a_session_is_followed_by_one_announcement_and_a_longer_list",
+            "proxy/test_starting.py::test_a_search_in_a_session_adds_to_its_list_with_one_notification",
         ),
     ),
     Promise(
@@ -368,7 +365,7 @@ README = (
         (
             "every_front/test_lists.py::test_unknown_fields_of_a_definition_reach_the_client",
             "proxy/test_real_tools.py::test_every_definition_reaches_a_client_over_stdio_unchanged",
-            "front/test_stdio.py::test_a_result_passes_byte_for_byte",
+            "front/test_stdio.py::test_a_result_arrives_byte_for_byte",
             "front/test_stdio.py::test_arguments_pass_byte_for_byte",
             "every_front/test_calls.py::test_structured_content_arrives_byte_for_byte",
             "every_front/test_calls.py::test_arguments_arrive_byte_for_byte",
@@ -389,8 +386,8 @@ README = (
         "(`rule://name`, `reference://name`). A file is read again as soon as it changes.",
         (
             "server/test_search.py::test_documents_are_found_beside_tools_and_alone",
-            "proxy/test_documents.py::test_they_are_listed_and_read_beside_the_resources_of_servers",
-            "proxy/test_documents.py::test_a_changed_file_is_served_anew_and_announced_to_who_subscribed",
+            "proxy/test_documents.py::test_documents_are_listed_and_read_beside_the_resources_of_servers",
+            "proxy/test_documents.py::test_a_changed_document_is_served_anew_and_announced_to_subscribers",
         ),
     ),
     Promise(
@@ -399,7 +396,7 @@ README = (
         (
             FORMATS + "test_a_cursor_rule_says_when_it_applies",
             FORMATS + "test_a_skill_is_a_reference_with_its_name_and_description",
-            FORMATS + "test_the_sections_of_a_file_for_agents_are_references",
+            FORMATS + "test_the_sections_of_an_agents_file_are_references",
         ),
     ),
     Promise(
@@ -408,7 +405,7 @@ README = (
         (
             "catalog/test_documents.py::test_front_matter_says_everything_about_a_document",
             "catalog/test_documents.py::test_a_file_without_front_matter_takes_its_name_from_its_path",
-            "context/test_engine.py::test_each_request_has_what_the_session_has_and_what_its_query_selects",
+            "context/test_engine.py::test_a_request_context_has_the_items_of_the_session_and_of_the_query",
             "retrieval/test_search.py::test_an_item_included_by_hand_only_is_never_found",
         ),
     ),
@@ -416,19 +413,19 @@ README = (
         "This serves streamable HTTP at `http://127.0.0.1:8765/mcp`, HTTP+SSE at `/sse`, the REST API at "
         "`/api/v1`, the page at `/ui`, and `/healthz`.",
         (
-            HTTP + "test_it_says_that_it_is_well",
-            "proxy/test_sdk_client.py::test_over_streamable_http",
+            HTTP + "test_healthz_answers_ok",
+            "proxy/test_sdk_client.py::test_the_sdk_client_works_over_streamable_http",
             "every_front/test_calls.py::test_a_result_arrives_unchanged",
-            API + "test_a_query_comes_back_as_the_context_that_a_model_is_to_be_given",
+            API + "test_a_query_is_answered_with_the_context_for_a_model",
             PAGE + "test_a_request_is_shown_in_three_columns_in_a_stable_order",
         ),
     ),
     Promise(
         "Every request except `/healthz` and the files of the page needs `Authorization: Bearer TOKEN`.",
         (
-            LISTENING + "test_it_asks_for_a_token_that_only_its_owner_can_read",
+            LISTENING + "test_a_token_is_required_and_only_its_owner_can_read_it",
             "front/test_guard.py::test_health_needs_no_token",
-            API + "test_nothing_is_told_without_the_token",
+            API + "test_every_operation_needs_the_token",
             PAGE + "test_the_files_are_served_without_a_token_and_with_a_strict_policy",
         ),
     ),
@@ -437,21 +434,24 @@ README = (
         "`http.token_file` (by default in your data folder). The proxy creates that file at its first start "
         "and prints its path at every start.",
         (
-            LISTENING + "test_it_asks_for_a_token_that_only_its_owner_can_read",
-            LISTENING + "test_a_configured_token_is_asked_for_on_this_machine_too_and_stays",
-            LISTENING + "test_with_a_token_it_says_where_it_serves_and_does_not_warn",
+            LISTENING + "test_a_token_is_required_and_only_its_owner_can_read_it",
+            LISTENING + "test_a_configured_token_is_required_on_loopback_too_and_is_not_replaced",
+            LISTENING + "test_with_a_token_the_address_is_printed_without_a_warning",
         ),
     ),
     Promise(
         "With `--no-auth` there is no token, and the proxy listens on the loopback address only.",
         (
-            LISTENING + "test_without_a_token_it_never_listens_beyond_this_machine",
-            LISTENING + "test_without_a_token_it_says_so_at_its_start",
+            LISTENING + "test_without_a_token_only_loopback_addresses_are_allowed",
+            LISTENING + "test_serving_without_authentication_is_warned_about",
         ),
     ),
     Promise(
         "Requests from web pages are refused in either case.",
-        (HTTP + "test_a_web_page_reaches_nothing", API + "test_a_web_page_of_others_reaches_nothing"),
+        (
+            HTTP + "test_requests_of_a_foreign_web_page_are_refused",
+            API + "test_requests_of_a_foreign_web_page_are_refused",
+        ),
     ),
     Promise(
         "prints the address of a page that shows the context of each request: its rules, references and "
@@ -460,8 +460,8 @@ README = (
         (
             "cli/test_ui.py::test_ui_prints_the_address_with_the_token_in_the_fragment",
             PAGE + "test_a_request_is_shown_in_three_columns_in_a_stable_order",
-            PAGE + "test_what_is_behind_is_shown_as_soon_as_it_is_counted",
-            PAGE + "test_a_query_is_ranked_as_it_is_typed_and_not_recorded",
+            PAGE + "test_the_size_of_the_whole_catalog_is_shown_once_it_is_counted",
+            PAGE + "test_a_query_is_ranked_while_it_is_typed_and_not_recorded",
         ),
     ),
     Promise(
@@ -469,7 +469,7 @@ README = (
         "the tokens saved, and the tools that were never called.",
         (
             "web/test_usage_page.py::test_usage_and_savings_are_summed_up",
-            "web/test_usage_page.py::test_tools_that_were_never_called_are_named_with_what_they_cost",
+            "web/test_usage_page.py::test_unused_tools_are_named_with_their_cost",
             "cli/test_stats.py::test_tools_and_searches_are_shown_as_tables",
             "cli/test_stats.py::test_tools_that_were_never_called_are_listed_with_their_cost",
         ),
@@ -478,14 +478,14 @@ README = (
         "The pages are part of the HTTP front; beside stdio, start them with `serve --api-port 8766`. Both "
         "serve `/metrics` for Prometheus, too.",
         (
-            "web/test_beside_stdio.py::test_the_context_of_the_host_is_shown_to_whoever_has_the_token",
-            "web/test_beside_stdio.py::test_what_the_host_calls_is_counted_for_whoever_has_the_token",
-            "web/test_usage.py::test_metrics_are_for_whoever_has_the_token",
+            "web/test_beside_stdio.py::test_the_hosts_context_is_shown_with_the_token",
+            "web/test_beside_stdio.py::test_the_hosts_calls_are_counted_and_shown_with_the_token",
+            "web/test_usage.py::test_metrics_need_the_token",
         ),
     ),
     Promise(
         "The proxy itself sends nothing from your machine: no telemetry, no downloads, no model service.",
-        ("embedding/test_privacy.py::test_using_the_model_leaves_nothing_behind",),
+        ("embedding/test_privacy.py::test_using_the_model_writes_no_files",),
     ),
     Promise(
         "It connects only to the servers you configure, and to the authorization servers they name when you "
@@ -504,11 +504,11 @@ README = (
         (
             "store/test_store.py::test_without_a_path_the_store_is_in_the_users_data_folder",
             "store/test_store.py::test_only_the_owner_may_read_the_store",
-            "embedding/test_cache.py::test_the_next_start_embeds_nothing",
-            "proxy/test_lazy.py::test_what_is_remembered_is_listed_and_found_at_once_without_a_process",
-            "context/test_records.py::test_only_the_latest_are_kept",
-            "context/test_records.py::test_what_is_too_old_is_forgotten",
-            "proxy/test_learning.py::test_what_is_learned_is_there_after_a_restart_and_gone_with_the_store",
+            "embedding/test_cache.py::test_after_a_restart_nothing_is_embedded_again",
+            "proxy/test_lazy.py::test_remembered_tools_are_listed_and_found_without_starting_the_server",
+            "context/test_records.py::test_only_the_latest_requests_are_kept",
+            "context/test_records.py::test_old_requests_are_deleted",
+            "proxy/test_learning.py::test_pairs_survive_a_restart_and_end_with_the_store",
             "proxy/test_statistics.py::test_counts_go_on_after_a_restart_and_over_two_proxies_on_one_store",
         ),
     ),
@@ -520,10 +520,10 @@ README = (
         "With `context.keep_requests = false` and `learning.store_queries = false` no queries are kept; with "
         '`store.path = "memory"` there is no store file at all.',
         (
-            "context/test_records.py::test_requests_are_not_written_down_where_they_are_not_to_be",
-            "proxy/test_learning.py::test_queries_are_not_kept_where_that_is_not_wanted",
-            "proxy/test_statistics.py::test_a_search_is_kept_without_its_text_where_that_is_not_wanted",
-            "store/test_store.py::test_memory_keeps_nothing_and_touches_no_disk",
+            "context/test_records.py::test_requests_are_not_stored_if_that_is_off",
+            "proxy/test_learning.py::test_queries_can_be_stored_without_their_text",
+            "proxy/test_statistics.py::test_searches_can_be_stored_without_their_text",
+            "store/test_store.py::test_a_store_in_memory_writes_no_files",
         ),
     ),
     Promise(
@@ -534,9 +534,9 @@ README = (
         "Queries in other languages are matched by shared words and names, and otherwise poorly. Another "
         "model, in a folder or behind an endpoint such as Ollama, understands them.",
         (
-            "retrieval/test_languages.py::test_a_query_finds_the_tool_that_has_its_words",
+            "retrieval/test_languages.py::test_a_query_in_any_language_finds_the_tool_with_its_words",
             "proxy/test_other_models.py::"
-            "test_search_finds_a_need_in_another_language_where_the_packaged_model_does_not",
+            "test_search_with_a_multilingual_model_finds_tools_in_another_language",
             "proxy/test_other_models.py::test_a_folder_of_another_model_is_searched_with",
         ),
     ),
@@ -545,14 +545,14 @@ README = (
         "as one in Ollama, a cross-encoder in a folder, or the client's own model.",
         (
             "rerank/test_doubt.py::test_auto_asks_only_if_the_scores_are_close",
-            "rerank/test_endpoint.py::test_the_model_decides_the_order_and_the_outcome_says_so",
+            "rerank/test_endpoint.py::test_the_model_decides_the_order_and_the_answer_says_so",
             "rerank/test_cross_encoder.py::test_tools_are_ordered_by_the_scores",
-            "proxy/test_reranking.py::test_a_search_has_the_order_that_the_clients_model_gives",
+            "proxy/test_reranking.py::test_a_search_has_the_order_of_the_clients_model",
         ),
     ),
     Promise(
         "This is off by default.",
-        ("server/test_rerank.py::test_by_default_nobody_is_asked_and_nothing_is_said",),
+        ("server/test_rerank.py::test_by_default_no_model_is_asked",),
     ),
 )
 """Promises of README.md, as plain text: without emphasis, and links without their targets."""

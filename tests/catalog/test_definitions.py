@@ -27,7 +27,7 @@ def fitted(definition: bytes, limits: Limits = LIMITS) -> Any:
     return json.loads(fit(definition, limits).definition)
 
 
-def test_real_definitions_stay_the_bytes_they_are() -> None:
+def test_definitions_of_real_tools_are_not_changed_by_a_byte() -> None:
     for tools in real_lists().values():
         for tool in tools:
             for definition in (json.dumps(tool).encode(), json.dumps(tool, ensure_ascii=False).encode()):
@@ -36,7 +36,7 @@ def test_real_definitions_stay_the_bytes_they_are() -> None:
                     assert fit(definition, LIMITS) == Fitted(definition)
 
 
-def test_characters_that_a_person_does_not_see_go_from_texts_at_every_depth() -> None:
+def test_invisible_characters_are_removed_from_texts_at_every_depth() -> None:
     schema = {"type": "object", "title": f"a{HIDDEN}b", "properties": {"x": {"description": f"c{HIDDEN}d"}}}
 
     found = fitted(encoded(description=f"e{HIDDEN}f", title=f"g{HIDDEN}h", inputSchema=schema))
@@ -46,7 +46,7 @@ def test_characters_that_a_person_does_not_see_go_from_texts_at_every_depth() ->
     assert found["inputSchema"]["properties"]["x"]["description"] == "cd"
 
 
-def test_scripts_and_emoji_that_need_joiners_keep_them() -> None:
+def test_scripts_and_emoji_keep_the_joiners_that_they_need() -> None:
     text = "👩\u200d💻 می\u200cخواهم क्\u200dष ❤\ufe0f\nline two\ttabbed"
 
     assert fitted(encoded(description=text))["description"] == text
@@ -61,7 +61,7 @@ def test_scripts_and_emoji_that_need_joiners_keep_them() -> None:
         pytest.param({"properties": {"description": {"const": "\x1b[8m"}}}, id="under-a-telling-name"),
     ],
 )
-def test_what_a_call_depends_on_is_not_changed_so_its_tool_is_withheld(schema: Any) -> None:
+def test_a_tool_with_invisible_characters_in_names_or_values_is_withheld(schema: Any) -> None:
     with pytest.raises(UnfitError, match="hides characters"):
         fit(encoded(inputSchema=schema), LIMITS)
 
@@ -74,18 +74,18 @@ def test_what_a_call_depends_on_is_not_changed_so_its_tool_is_withheld(schema: A
         (r"^\u200b\\.é\n", r"^\u200b\\.é\n"),
     ],
 )
-def test_a_pattern_may_speak_of_what_nobody_sees_and_is_shown_with_escapes(pattern: str, shown: str) -> None:
+def test_invisible_characters_in_a_pattern_are_shown_as_escapes(pattern: str, shown: str) -> None:
     schema = {"properties": {"a": {"pattern": pattern}}}
 
     assert fitted(encoded(inputSchema=schema))["inputSchema"] == {"properties": {"a": {"pattern": shown}}}
 
 
-def test_a_pattern_that_hides_what_cannot_be_escaped_everywhere_is_withheld() -> None:
+def test_a_tool_whose_pattern_cannot_be_escaped_is_withheld() -> None:
     with pytest.raises(UnfitError, match="hides characters in 'pattern'"):
         fit(encoded(inputSchema={"properties": {"a": {"pattern": "a\U000e0041"}}}), LIMITS)
 
 
-def test_a_property_named_like_a_text_is_none() -> None:
+def test_a_property_named_description_is_not_treated_as_a_description() -> None:
     schema = {"properties": {"description": {"type": "string", "description": "of it\u200b"}}}
 
     assert fitted(encoded(inputSchema=schema))["inputSchema"]["properties"]["description"] == {
@@ -108,7 +108,7 @@ def nested(depth: int) -> Any:
     return schema
 
 
-def test_levels_are_counted_with_those_of_the_definition_itself() -> None:
+def test_nesting_is_counted_from_the_top_of_the_definition() -> None:
     assert fitted(encoded(inputSchema=nested(63)))
     with pytest.raises(UnfitError, match="deeper than 64 levels"):
         fit(encoded(inputSchema=nested(64)), LIMITS)
@@ -123,7 +123,7 @@ def test_a_schema_of_too_many_values_or_bytes_is_withheld(member: str) -> None:
         fit(encoded(**{member: {"description": "x" * 262_144}}), LIMITS)
 
 
-def test_commas_inside_of_texts_are_no_values() -> None:
+def test_commas_inside_strings_are_not_counted_as_values() -> None:
     assert fitted(encoded(inputSchema={"description": ",[{" * 4000}))
 
 
@@ -131,7 +131,7 @@ TEXTS = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 
 
 @given(TEXTS, TEXTS)
-def test_no_text_of_a_definition_that_passes_hides_anything(description: str, title: str) -> None:
+def test_no_accepted_definition_has_invisible_characters_in_its_texts(description: str, title: str) -> None:
     found = fitted(encoded(description=description, inputSchema={"title": title}))
 
     for text in (found["description"], found["inputSchema"]["title"]):

@@ -48,7 +48,9 @@ def about(findings: list[Finding], root: Path) -> dict[str, str]:
 
 
 @by_both_ways
-def test_links_are_told_and_not_followed(write: Write, secret: Path, by_descriptor: bool) -> None:
+def test_symbolic_links_are_reported_and_not_followed(
+    write: Write, secret: Path, by_descriptor: bool
+) -> None:
     root = write({"fine.md": "fine", "target.md": "fine"})
     (root / "file.md").symlink_to(secret / "secret.md")
     (root / "relative.md").symlink_to("../docs-secret/secret.md")
@@ -71,7 +73,7 @@ def test_links_are_told_and_not_followed(write: Write, secret: Path, by_descript
 
 
 @by_both_ways
-def test_a_fifo_and_a_socket_are_told_and_nothing_waits_for_them(write: Write, by_descriptor: bool) -> None:
+def test_a_fifo_and_a_socket_are_reported_and_never_opened(write: Write, by_descriptor: bool) -> None:
     root = write({"fine.md": "fine"})
     os.mkfifo(root / "fifo.md")
     with socket.socket(socket.AF_UNIX) as listener, pytest.MonkeyPatch.context() as patch:
@@ -87,7 +89,7 @@ def test_a_fifo_and_a_socket_are_told_and_nothing_waits_for_them(write: Write, b
 
 
 @by_both_ways
-def test_a_file_over_the_limit_is_told_and_not_read(write: Write, by_descriptor: bool) -> None:
+def test_a_file_over_the_size_limit_is_reported_and_not_read(write: Write, by_descriptor: bool) -> None:
     root = write({"exact.md": "x" * 1000, "over.md": "x" * 1001})
     with (root / "sparse.md").open("wb") as file:
         file.truncate(2 * 1024**3)
@@ -116,7 +118,7 @@ def test_a_file_swapped_for_a_link_after_listing_is_not_read(
 
 
 @by_both_ways
-def test_a_file_swapped_for_a_fifo_after_listing_holds_nothing_up(write: Write, by_descriptor: bool) -> None:
+def test_a_file_swapped_for_a_fifo_after_listing_blocks_nothing(write: Write, by_descriptor: bool) -> None:
     root = write({"a.md": "first", "b.md": "second", "c.md": "third"})
     files = FolderReader(root, Allowance(100, 1000), by_descriptor=by_descriptor).files()
 
@@ -148,7 +150,7 @@ print([file.data.decode() for file in reader.files()], [finding.message for find
 
 
 @pytest.mark.parametrize(("name", "opened"), [("b.md", "b.md"), ("sub", "sub/secret.md")])
-def test_what_is_swapped_for_a_link_as_it_is_opened_by_path_is_not_read(
+def test_a_file_swapped_for_a_link_while_it_is_opened_by_path_is_not_read(
     write: Write, secret: Path, name: str, opened: str
 ) -> None:
     root = write({"b.md": "honest", "sub/secret.md": "honest"})
@@ -172,7 +174,7 @@ def test_a_folder_swapped_for_a_link_is_not_entered(write: Write, secret: Path, 
     assert list(files) == []
 
 
-def test_a_folder_swapped_while_it_is_read_stays_the_one_that_was_opened(write: Write, secret: Path) -> None:
+def test_a_folder_swapped_while_it_is_read_is_read_to_its_end(write: Write, secret: Path) -> None:
     root = write({"sub/a.md": "first", "sub/secret.md": "honest"})
     files = FolderReader(root, Allowance(100, 1000), by_descriptor=True).files()
 
@@ -184,7 +186,9 @@ def test_a_folder_swapped_while_it_is_read_stays_the_one_that_was_opened(write: 
 
 
 @by_both_ways
-def test_a_file_that_goes_after_listing_was_never_there(write: Write, by_descriptor: bool) -> None:
+def test_a_file_deleted_after_listing_is_left_out_without_a_finding(
+    write: Write, by_descriptor: bool
+) -> None:
     root = write({"a.md": "first", "b.md": "second"})
     reader = FolderReader(root, Allowance(100, 1000), by_descriptor=by_descriptor)
     files = reader.files()
@@ -220,7 +224,7 @@ def test_a_configured_path_with_dots_is_read(write: Write, by_descriptor: bool) 
         pytest.param("fifo", "cannot be read: Not a directory", id="a FIFO"),
     ],
 )
-def test_a_configured_path_that_is_no_folder_is_told(
+def test_a_configured_path_that_is_no_file_or_folder_is_reported(
     docs: Path, by_descriptor: bool, name: str, message: str
 ) -> None:
     os.mkfifo(docs / "fifo")
@@ -229,7 +233,7 @@ def test_a_configured_path_that_is_no_folder_is_told(
 
 
 @pytest.mark.skipif(os.name != "nt" and os.geteuid() == 0, reason="root may read everything")
-def test_what_may_not_be_read_is_told(write: Write) -> None:
+def test_a_file_without_read_permission_is_reported(write: Write) -> None:
     root = write({"fine.md": "x", "closed.md": "x", "folder/a.md": "x"})
     (root / "closed.md").chmod(0)
     (root / "folder").chmod(0)
@@ -244,7 +248,7 @@ def test_what_may_not_be_read_is_told(write: Write) -> None:
     )
 
 
-def test_more_files_than_allowed_are_left_out_and_told(write: Write) -> None:
+def test_files_beyond_the_limit_are_left_out_and_reported(write: Write) -> None:
     loaded = load(write({f"{n}.md": "x" for n in range(5)}), documents=3)
 
     assert [document.name for document in loaded.documents] == ["0", "1", "2"]
@@ -258,7 +262,9 @@ def test_more_files_than_allowed_are_left_out_and_told(write: Write) -> None:
         pytest.param(Allowance(100, 1000, total_bytes=3), "bytes together; the rest", id="bytes"),
     ],
 )
-def test_the_walk_ends_at_its_allowance(write: Write, allowance: Allowance, message: str) -> None:
+def test_reading_folders_ends_at_the_limit_of_entries(
+    write: Write, allowance: Allowance, message: str
+) -> None:
     root = write({f"{n}.md": "x" for n in range(5)})
     files, findings = read(root, allowance=allowance)
 
@@ -267,7 +273,7 @@ def test_the_walk_ends_at_its_allowance(write: Write, allowance: Allowance, mess
 
 
 @by_both_ways
-def test_folders_that_are_too_deep_are_told_and_not_entered(write: Write, by_descriptor: bool) -> None:
+def test_folders_that_are_too_deep_are_reported_and_not_entered(write: Write, by_descriptor: bool) -> None:
     deepest = "/".join(["d"] * DEPTH_LIMIT)
     root = write({f"{deepest}/a.md": "x", f"{deepest}/d/b.md": "x"})
 
@@ -278,7 +284,7 @@ def test_folders_that_are_too_deep_are_told_and_not_entered(write: Write, by_des
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names are UTF-8")
-def test_a_file_name_that_is_not_utf8_is_told(docs: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_reported(docs: Path) -> None:
     (docs / os.fsdecode(b"\xff.md")).write_text("x", encoding="utf-8")
     loaded = load(docs)
 
@@ -291,7 +297,7 @@ def open_descriptors() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs a list of open descriptors")
-def test_no_descriptor_stays_open(write: Write) -> None:
+def test_no_file_descriptor_stays_open(write: Write) -> None:
     root = write({"a/b/c.md": "x", "d.md": b"\xff", "e.md": "x" * 2000})
     before = open_descriptors()
     read(root)

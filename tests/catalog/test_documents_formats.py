@@ -53,7 +53,7 @@ def test_a_cursor_rule_says_when_it_applies(write: Write) -> None:
     assert not loaded.findings
 
 
-def test_our_own_include_beats_what_cursor_calls_it(write: Write) -> None:
+def test_the_proxys_own_include_key_beats_those_of_cursor(write: Write) -> None:
     front = "include: manual\nalwaysApply: true"
 
     assert only(load(write({"a.mdc": f"---\n{front}\n---\nx"}))).include is IncludeMode.MANUAL
@@ -92,7 +92,7 @@ def test_the_files_of_a_cursor_rule_are_part_of_its_description(
 
 
 @pytest.mark.parametrize("globs", ["", "*", "**/*", "**, *.*"])
-def test_files_of_every_kind_are_not_worth_a_word(write: Write, globs: str) -> None:
+def test_a_cursor_rule_for_all_files_does_not_say_so(write: Write, globs: str) -> None:
     loaded = load(write({"a.mdc": f"---\ndescription: Types\nglobs: {globs}\n---\nx"}))
 
     assert only(loaded).description == "Types"
@@ -107,7 +107,7 @@ def test_a_cursor_rule_may_be_written_as_cursor_writes_it_and_not_as_yaml(write:
     assert not loaded.findings
 
 
-def test_what_even_cursor_could_not_read_is_told_with_its_line(write: Write) -> None:
+def test_front_matter_that_cursor_could_not_read_either_is_reported_with_its_line(write: Write) -> None:
     folder = write(
         {
             "flag.mdc": "---\ndescription: d\nalwaysApply: sometimes\n---\nx",
@@ -150,14 +150,14 @@ def test_a_skill_without_a_name_is_called_as_its_folder_is(write: Write, configu
     assert only(load(folder / configured)).name == "pdf"
 
 
-def test_what_lies_beside_a_skill_is_found_under_its_path(write: Write) -> None:
+def test_files_beside_a_skill_are_references_under_their_path(write: Write) -> None:
     skill = "---\nname: pdf\ndescription: d\n---\nSee references/forms.md."
     loaded = load(write({"pdf/SKILL.md": skill, "pdf/references/forms.md": "x", "pdf/scripts/run.py": "x"}))
 
     assert [d.name for d in loaded.documents] == ["pdf", "pdf/references/forms"]
 
 
-def test_a_skill_that_does_not_say_what_it_is_for_is_told_and_served(write: Write) -> None:
+def test_a_skill_without_a_description_is_reported_and_served(write: Write) -> None:
     folder = write({"pdf/SKILL.md": "---\nname: pdf\n---\nFills in forms. And more."})
     loaded = load(folder)
 
@@ -167,7 +167,7 @@ def test_a_skill_that_does_not_say_what_it_is_for_is_told_and_served(write: Writ
     )
 
 
-def test_a_sentence_with_a_colon_is_kept_and_told(write: Write) -> None:
+def test_an_unquoted_sentence_with_a_colon_is_kept_and_reported(write: Write) -> None:
     folder = write({"pdf/SKILL.md": "---\nname: pdf\ndescription: Use when: a form is open\n---\nx"})
     loaded = load(folder)
 
@@ -177,7 +177,7 @@ def test_a_sentence_with_a_colon_is_kept_and_told(write: Write) -> None:
     ]
 
 
-def test_a_skill_that_only_a_person_may_call_for_is_not_found_by_a_model(write: Write) -> None:
+def test_a_skill_that_only_a_user_may_invoke_is_not_found_by_search(write: Write) -> None:
     front = "name: deploy\ndescription: Deploys.\ndisable-model-invocation: true"
 
     assert only(load(write({"deploy/SKILL.md": f"---\n{front}\n---\nx"}))).include is IncludeMode.MANUAL
@@ -211,7 +211,7 @@ Two spaces.
 
 
 @pytest.mark.parametrize("name", ["AGENTS.md", "CLAUDE.md", "agents.md"])
-def test_the_sections_of_a_file_for_agents_are_references(write: Write, name: str) -> None:
+def test_the_sections_of_an_agents_file_are_references(write: Write, name: str) -> None:
     loaded = load(write({name: AGENTS}))
     base = name.removesuffix(".md")
 
@@ -227,19 +227,19 @@ def test_the_sections_of_a_file_for_agents_are_references(write: Write, name: st
     assert not loaded.findings
 
 
-def test_a_file_for_agents_is_whole_as_a_rule(write: Write) -> None:
+def test_an_agents_file_configured_as_a_rule_is_one_rule(write: Write) -> None:
     document = only(load(write({"AGENTS.md": AGENTS}), Kind.RULE))
 
     assert (document.name, document.text) == ("AGENTS", AGENTS.strip())
 
 
-def test_a_file_for_agents_without_sections_is_one_reference(write: Write) -> None:
+def test_an_agents_file_without_sections_is_one_reference(write: Write) -> None:
     document = only(load(write({"sub/CLAUDE.md": "Be brief. Test first."})))
 
     assert (document.name, document.description) == ("sub/CLAUDE", "Be brief.")
 
 
-def test_sections_under_several_titles_are_told_apart(write: Write) -> None:
+def test_sections_under_several_titles_have_distinct_names(write: Write) -> None:
     text = "# Web\n\n## Test\n\na\n\n# Server\n\nb\n\n## Test\n\nc\n\n## Test\n\nd\n"
 
     assert [d.name for d in load(write({"AGENTS.md": text})).documents] == [
@@ -250,7 +250,7 @@ def test_sections_under_several_titles_are_told_apart(write: Write) -> None:
     ]
 
 
-def test_front_matter_of_a_file_for_agents_holds_for_all_its_sections(write: Write) -> None:
+def test_front_matter_of_an_agents_file_applies_to_all_its_sections(write: Write) -> None:
     front = "---\nname: team\ninclude: manual\npriority: 7\ntags: [t]\n---\n"
     documents = load(write({"AGENTS.md": f"{front}Before.\n\n## A\n\nx"})).documents
 
@@ -258,7 +258,7 @@ def test_front_matter_of_a_file_for_agents_holds_for_all_its_sections(write: Wri
     assert {(d.include, d.priority, d.tags) for d in documents} == {(IncludeMode.MANUAL, 7, ("t",))}
 
 
-def test_too_many_sections_are_told_and_lose_no_text(write: Write) -> None:
+def test_too_many_sections_are_reported_and_lose_no_text(write: Write) -> None:
     folder = write({"AGENTS.md": "".join(f"## S{n}\n\ntext {n}\n\n" for n in range(SECTIONS_LIMIT + 3))})
     loaded = load(folder)
 
@@ -285,7 +285,7 @@ def test_a_folder_of_one_kind_makes_everything_in_it_that_kind(write: Write) -> 
 
 
 @given(st.text(alphabet="#a` ~\n\t", max_size=200))
-def test_dividing_loses_no_word_of_a_text(text: str) -> None:
+def test_dividing_a_text_into_sections_loses_no_word(text: str) -> None:
     sections, left = divide(text)
 
     assert left == 0

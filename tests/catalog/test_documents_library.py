@@ -31,7 +31,7 @@ def embed(source: Source) -> dict[str, list[IndexedChunk]]:
     return dict(source.embeddings)
 
 
-def test_it_is_empty_until_the_first_reload(write: Write, library: DocumentLibrary) -> None:
+def test_the_library_is_empty_until_the_first_reload(write: Write, library: DocumentLibrary) -> None:
     write({"rules/a.md": "x", "references/b.md": "y"})
 
     assert [source.items for source in library.sources] == [(), ()]
@@ -42,7 +42,7 @@ def test_it_is_empty_until_the_first_reload(write: Write, library: DocumentLibra
     ]
 
 
-def test_a_reload_tells_what_it_changed_by_uri(write: Write, library: DocumentLibrary) -> None:
+def test_a_reload_returns_the_uris_of_changed_documents(write: Write, library: DocumentLibrary) -> None:
     write({"rules/stays.md": "x", "rules/changes.md": "x", "rules/goes.md": "x"})
     library.reload()
     (write({"rules/changes.md": "y", "rules/comes.md": "x"}) / "rules/goes.md").unlink()
@@ -53,7 +53,7 @@ def test_a_reload_tells_what_it_changed_by_uri(write: Write, library: DocumentLi
     assert changes
 
 
-def test_a_reload_that_changes_nothing_keeps_the_very_same_sources(
+def test_a_reload_without_changes_keeps_the_same_source_objects(
     write: Write, library: DocumentLibrary
 ) -> None:
     write({"rules/a.md": "x", "references/b.md": "x"})
@@ -65,7 +65,7 @@ def test_a_reload_that_changes_nothing_keeps_the_very_same_sources(
     assert all(old is new for old, new in zip(before, library.sources, strict=True))
 
 
-def test_embeddings_stay_for_what_did_not_change_and_go_with_the_rest(
+def test_embeddings_of_unchanged_documents_are_kept_and_others_dropped(
     write: Write, library: DocumentLibrary
 ) -> None:
     write({"rules/stays.md": "x", "rules/changes.md": "x", "rules/goes.md": "x", "references/r.md": "x"})
@@ -79,9 +79,7 @@ def test_embeddings_stay_for_what_did_not_change_and_go_with_the_rest(
     assert library.sources[1].embeddings == references
 
 
-def test_a_folder_that_goes_takes_its_documents_and_a_new_one_brings_them(
-    write: Write, docs: Path, library: DocumentLibrary
-) -> None:
+def test_documents_come_and_go_with_their_folder(write: Write, docs: Path, library: DocumentLibrary) -> None:
     write({"rules/a.md": "x"})
     library.reload()
     (docs / "rules").rename(docs / "elsewhere")
@@ -91,7 +89,7 @@ def test_a_folder_that_goes_takes_its_documents_and_a_new_one_brings_them(
     assert library.reload().added == ("rule://a",)
 
 
-def test_each_finding_is_logged_once_and_many_are_counted(
+def test_each_finding_is_logged_once_and_further_ones_are_counted(
     write: Write, library: DocumentLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
     write({f"rules/{n:03}.md": b"\xff" for n in range(50)})

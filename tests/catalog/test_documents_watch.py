@@ -46,7 +46,7 @@ async def watching(
             tasks.cancel_scope.cancel()
 
 
-async def test_a_changed_a_new_and_a_removed_file_are_told(write: Write) -> None:
+async def test_changed_new_and_removed_files_are_noticed(write: Write) -> None:
     root = write({"a.md": "one", "sub/b.md": "one"})
     async with watching(library := library_of(root)) as changes:
         write({"sub/b.md": "two"})
@@ -59,7 +59,7 @@ async def test_a_changed_a_new_and_a_removed_file_are_told(write: Write) -> None
     assert {document.name: document.text for document in library.documents} == {"sub/b": "two", "c": "three"}
 
 
-async def test_a_file_in_a_folder_made_while_watching_is_told(write: Write) -> None:
+async def test_a_file_in_a_new_folder_is_noticed(write: Write) -> None:
     async with watching(library_of(write({"a.md": "one"}))) as changes:
         write({"new/deep/b.md": "two"})
         assert await changes.receive() == DocumentChanges(added=("rule://new%2Fdeep%2Fb",))
@@ -86,7 +86,7 @@ async def test_a_folder_that_is_replaced_at_once_is_watched_again(write: Write, 
         assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
 
-async def test_a_folder_that_is_not_there_yet_is_awaited(write: Write, docs: Path) -> None:
+async def test_a_folder_that_does_not_exist_yet_is_watched_once_it_does(write: Write, docs: Path) -> None:
     async with watching(library_of(docs / "not" / "yet")) as changes:
         write({"not/yet/a.md": "one"})
         assert await changes.receive() == DocumentChanges(added=("rule://a",))
@@ -98,14 +98,14 @@ async def test_a_single_configured_file_is_watched(write: Write) -> None:
         assert await changes.receive() == DocumentChanges(changed=("rule://AGENTS",))
 
 
-async def test_a_change_before_the_watcher_is_up_is_told(write: Write) -> None:
+async def test_a_change_before_the_watcher_is_ready_is_noticed(write: Write) -> None:
     library = library_of(write({"a.md": "one"}))
     write({"a.md": "two"})
     async with watching(library) as changes:
         assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
 
-async def test_what_changes_no_document_is_not_told(write: Write) -> None:
+async def test_changes_to_other_files_are_ignored(write: Write) -> None:
     async with watching(library_of(write({"a.md": "one"}))) as changes:
         write({"a.md": "one", "notes.txt": "x", ".hidden.md": "x"})
         write({"b.md": "two"})
@@ -159,7 +159,7 @@ async def test_names_that_are_not_utf8_do_not_end_the_watching(
     assert "its name is not UTF-8" in caplog.text
 
 
-async def test_where_watching_fails_folders_are_polled_and_it_is_said_once(
+async def test_if_watching_fails_folders_are_polled_and_one_warning_is_logged(
     write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The system's limit on watches is a usual one to meet."""
@@ -184,7 +184,7 @@ async def test_where_watching_fails_folders_are_polled_and_it_is_said_once(
     ]
 
 
-async def test_where_polling_fails_too_changes_are_still_told(write: Write) -> None:
+async def test_if_polling_fails_too_changes_are_still_noticed(write: Write) -> None:
     async def broken(*_: str, **__: Any) -> AsyncGenerator[set[tuple[watchfiles.Change, str]], None]:
         raise OSError("no watcher of any kind")
         yield set()
@@ -194,7 +194,7 @@ async def test_where_polling_fails_too_changes_are_still_told(write: Write) -> N
         assert await changes.receive() == DocumentChanges(changed=("rule://a",))
 
 
-async def test_without_folders_there_is_nothing_to_wait_for() -> None:
+async def test_without_folders_nothing_is_watched() -> None:
     async def never(changes: DocumentChanges) -> None:
         raise AssertionError(changes)
 

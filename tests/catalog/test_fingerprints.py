@@ -37,7 +37,7 @@ async def fingerprints(folder: Path, server: str, tools: list[dict[str, Any]], *
         return {each.name: each.fingerprint for each in proxy.catalog.snapshot.tools.values()}
 
 
-async def test_each_part_of_a_definition_and_its_server_count(tmp_path: Path) -> None:
+async def test_every_part_of_a_definition_and_its_server_change_the_fingerprint(tmp_path: Path) -> None:
     variants = [PLAIN, *(PLAIN | change for change in CHANGED)]
     seen = [
         *(await fingerprints(tmp_path / "other", "other", [PLAIN])).values(),
@@ -51,7 +51,7 @@ async def test_each_part_of_a_definition_and_its_server_count(tmp_path: Path) ->
     assert len(set(seen)) == len(seen) == len(CHANGED) + 2
 
 
-async def test_order_and_pages_of_a_list_do_not_count(tmp_path: Path) -> None:
+async def test_the_order_and_pages_of_a_list_do_not_change_fingerprints(tmp_path: Path) -> None:
     tools = [tool(f"tool_{number}", f"Do {number}") for number in range(7)]
     one = await fingerprints(tmp_path / "one", "s", tools)
     other = await fingerprints(tmp_path / "other", "s", tools[::-1], page_size=3)
@@ -91,7 +91,7 @@ objects = st.dictionaries(
 
 
 @given(objects, st.randoms(use_true_random=False), st.booleans(), st.sampled_from([None, 1, "\t"]))
-def test_order_and_spaces_within_a_definition_do_not_count(
+def test_key_order_and_white_space_do_not_change_the_fingerprint(
     value: dict[str, Any], chance: Random, ascii_only: bool, indent: int | str | None
 ) -> None:
     plain = json.dumps(value, ensure_ascii=False).encode()
@@ -129,11 +129,11 @@ def test_every_real_definition_keeps_its_fingerprint_in_another_order() -> None:
         (b'{"name":"a","a":null}', b'{"name":"a"}'),
     ],
 )
-def test_what_a_parser_would_overlook_counts(one: bytes, other: bytes) -> None:
+def test_duplicate_keys_and_number_formats_change_the_fingerprint(one: bytes, other: bytes) -> None:
     assert fingerprint("s", one) != fingerprint("s", other)
 
 
-async def test_lists_in_another_order_are_no_change_and_what_changes_is_one(workshop: Workshop) -> None:
+async def test_a_reordered_list_is_no_change_and_a_changed_entry_is_one(workshop: Workshop) -> None:
     tools = [tool("say", "Say it", annotations={"readOnlyHint": True, "title": "Say"}), tool("stay")]
     prompts = [{"name": "greet", "description": "Greet", "arguments": [{"name": "whom", "required": True}]}]
     resources = [{"uri": "note://1", "name": "one", "mimeType": "text/plain"}]

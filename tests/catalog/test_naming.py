@@ -44,7 +44,7 @@ def test_two_arbitrary_tools_never_share_a_name(first: tuple[str, str], second: 
         assert exposed_name(*first, 50) != exposed_name(*second, 50)
 
 
-def test_a_plain_name_is_server_and_tool() -> None:
+def test_a_plain_name_is_the_server_and_the_tool() -> None:
     assert exposed_name("github", "create_issue", 50) == "github__create_issue"
 
 
@@ -79,7 +79,7 @@ def test_bare_names_are_kept_where_they_are_valid_unique_and_free() -> None:
 
 @given(st.lists(st.tuples(NEAR_SERVERS, NEAR), unique=True, max_size=12))
 @example([("a", "b"), ("c", "a__b"), ("d", "b")])
-def test_names_with_and_without_prefix_never_meet(pairs: list[tuple[str, str]]) -> None:
+def test_names_with_and_without_a_prefix_never_collide(pairs: list[tuple[str, str]]) -> None:
     names = bare_names(pairs, (), 50)
 
     assert len(set(names.values())) == len(pairs)

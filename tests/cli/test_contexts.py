@@ -33,7 +33,7 @@ def config(workshop: Workshop) -> Path:
     return workshop.config(store=store, documents=[{"kind": "rule", "path": str(rules)}])
 
 
-def test_context_prints_what_can_go_straight_into_a_conversation(run: Run, config: Path) -> None:
+def test_context_prints_text_for_a_conversation(run: Run, config: Path) -> None:
     done = run("context", QUERY, "--config", config)
 
     assert done.returncode == 0
@@ -51,7 +51,7 @@ def test_context_prints_what_can_go_straight_into_a_conversation(run: Run, confi
     ],
     ids=["text", "what a hook is given", "JSON of another kind"],
 )
-def test_context_reads_the_query_a_hook_pipes_into_it(
+def test_context_reads_the_query_from_a_hooks_standard_input(
     environment: dict[str, str], config: Path, piped: str, query: str
 ) -> None:
     done = subprocess.run(
@@ -71,7 +71,7 @@ def test_context_reads_the_query_a_hook_pipes_into_it(
     assert context["tokens"] == sum(item["tokens"] for item in context["items"])
 
 
-def test_context_names_what_is_too_dear(run: Run, config: Path) -> None:
+def test_context_names_items_over_the_token_budget(run: Run, config: Path) -> None:
     done = run("context", QUERY, "--max-tokens", "5", "--config", config)
 
     assert "Be polite" in done.stdout
@@ -84,7 +84,7 @@ def test_an_empty_query_is_refused(run: Run, config: Path) -> None:
     assert run("explain", "", "weather__forecast", "--config", config).returncode == 2
 
 
-def test_requests_lists_what_was_asked_and_tells_of_one_how_and_why(run: Run, config: Path) -> None:
+def test_requests_lists_queries_and_explains_one(run: Run, config: Path) -> None:
     run("context", QUERY, "--config", config)
     run("context", "play a song", "--config", config)
 
@@ -100,7 +100,7 @@ def test_requests_lists_what_was_asked_and_tells_of_one_how_and_why(run: Run, co
     assert json.loads(run("requests", oldest["id"], "--json", "--config", config).stdout) == oldest
 
 
-def test_a_request_that_is_not_known_is_an_error(run: Run, config: Path) -> None:
+def test_an_unknown_request_is_an_error(run: Run, config: Path) -> None:
     done = run("requests", "0123", "--config", config)
 
     assert done.returncode == 1
@@ -116,7 +116,9 @@ def test_a_request_that_is_not_known_is_an_error(run: Run, config: Path) -> None
         pytest.param("tone", ("--kind", "rule"), "is chosen: in every session", id="always"),
     ],
 )
-def test_explain_says_why(run: Run, config: Path, name: str, options: tuple[str, ...], told: str) -> None:
+def test_explain_says_why_a_tool_is_chosen(
+    run: Run, config: Path, name: str, options: tuple[str, ...], told: str
+) -> None:
     with config.open("a", encoding="utf-8") as file:
         file.write("\n[search]\ntop_n = 1\n")
     done = run("explain", QUERY, name, *options, "--config", config)
@@ -125,7 +127,7 @@ def test_explain_says_why(run: Run, config: Path, name: str, options: tuple[str,
     assert told in done.stdout
 
 
-def test_explain_says_why_a_tool_comes_after_those_of_others(run: Run, workshop: Workshop) -> None:
+def test_explain_says_why_a_tool_of_a_suspected_server_comes_later(run: Run, workshop: Workshop) -> None:
     asking = ["Show me the weather in Paris.", "I need rain.", "Send me the news."] * 4
     workshop.server("asking", tools=[tool(f"helper_{at}", text) for at, text in enumerate(asking)])
     workshop.server("weather", tools=[tool("forecast", "Forecast of the weather for a city: rain, wind")])
@@ -151,7 +153,7 @@ def test_explain_has_every_part_of_the_score_and_the_rank(run: Run, config: Path
     assert {term["term"] for term in score["terms"]} == {"rain"}
 
 
-def test_explain_knows_no_tool_by_a_wrong_name(run: Run, config: Path) -> None:
+def test_explain_refuses_an_unknown_tool_name(run: Run, config: Path) -> None:
     done = run("explain", QUERY, "weather__forcast", "--config", config)
 
     assert done.returncode == 1

@@ -30,7 +30,7 @@ def test_a_public_set_is_measured_and_its_rankings_written(run, tmp_path):
     assert list(lines[0]) == ["query", "ranking", "selected", "fits"]
 
 
-def test_gzipped_files_by_words_alone_need_no_model(run, tmp_path):
+def test_gzipped_files_can_be_searched_lexically_without_a_model(run, tmp_path):
     packed = tmp_path / "corpus.jsonl.gz"
     packed.write_bytes(gzip.compress(CORPUS.read_bytes()))
 

@@ -8,7 +8,7 @@ from support.servers import Workshop, tool
 from .conftest import PATIENCE, Run
 
 
-def test_serving_imports_nothing_of_the_other_commands(run: Run) -> None:
+def test_serve_imports_no_other_command(run: Run) -> None:
     """Imports would delay the first response to a host."""
     script = (
         "import sys, mcp_context_proxy.cli.main, mcp_context_proxy.cli.serve, mcp_context_proxy.app;"

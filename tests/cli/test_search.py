@@ -66,7 +66,7 @@ def test_json_is_one_object_with_all_facts_and_nothing_beside_it(run: Run, confi
     assert best["inputSchema"]["properties"] == {"text": {"type": "string"}}
 
 
-def test_what_is_shown_can_be_limited_in_number_kind_and_server(run: Run, config: Path) -> None:
+def test_results_can_be_limited_by_number_kind_and_server(run: Run, config: Path) -> None:
     assert len(found(run, "note", "--top", "1", "--kind", "tool", "--config", config)["results"]) == 1
     rules = found(run, "promise a loan", "--kind", "rule", "--config", config)["results"]
     assert [one["uri"] for one in rules] == ["rule://loans"]
@@ -94,7 +94,7 @@ def test_filters_narrow_a_search_down(run: Run, config: Path) -> None:
     assert names("--closed-world", "--read-only") == {"desk__loan_payment"}
 
 
-def test_data_say_which_filters_counted_and_where_category_and_tags_come_from(run: Run, config: Path) -> None:
+def test_json_names_the_applied_filters_and_the_source_of_category_and_tags(run: Run, config: Path) -> None:
     options = ("--tag", "paper", "--max-latency-ms", "5", "--config", config)
     data = found(run, "create a note", *options)
 
@@ -124,7 +124,7 @@ def test_an_unknown_value_is_answered_with_the_nearest(
     assert said in " ".join(done.stderr.split())
 
 
-def test_when_filters_leave_nothing_what_they_left_out_is_named(run: Run, config: Path) -> None:
+def test_if_filters_leave_nothing_the_best_excluded_results_are_named(run: Run, config: Path) -> None:
     done = run("search", "delete a note for good", "--strict", "--max-latency-ms", "1", "--config", config)
 
     assert done.returncode == 0
@@ -133,7 +133,7 @@ def test_when_filters_leave_nothing_what_they_left_out_is_named(run: Run, config
     assert "desk__delete_note (by max_latency_ms)" in said
 
 
-def test_when_nothing_fits_the_nearest_is_shown_as_that(run: Run, config: Path) -> None:
+def test_if_nothing_fits_the_nearest_tools_are_shown_as_such(run: Run, config: Path) -> None:
     done = run("search", "zyxgh qwvut", "--config", config)
     data = found(run, "zyxgh qwvut", "--config", config)
 
@@ -144,9 +144,7 @@ def test_when_nothing_fits_the_nearest_is_shown_as_that(run: Run, config: Path) 
     assert "rule://loans" in {one.get("uri") for one in data["near_misses"]}
 
 
-def test_when_only_a_rule_fits_the_nearest_tools_are_named_as_no_more_than_that(
-    run: Run, workshop: Workshop
-) -> None:
+def test_if_only_a_rule_fits_the_nearest_tools_are_shown_as_such(run: Run, workshop: Workshop) -> None:
     workshop.server("desk", tools=TOOLS)
     rules = workshop.folder / "rules"
     rules.mkdir()
@@ -160,7 +158,7 @@ def test_when_only_a_rule_fits_the_nearest_tools_are_named_as_no_more_than_that(
     assert done.stdout.index("rule://style") < done.stdout.index("No tool fits well; closest")
 
 
-def test_a_search_by_words_alone_says_so_and_why(run: Run, workshop: Workshop) -> None:
+def test_a_lexical_search_says_so_and_why(run: Run, workshop: Workshop) -> None:
     workshop.server("desk", tools=TOOLS)
     config = workshop.config(embedding={"model": str(workshop.folder / "no-model")})
     done = run("search", "loan", "--config", config)
@@ -204,7 +202,7 @@ def test_explain_shows_which_sentence_of_the_query_a_result_serves(run: Run, con
     assert f"serves: {next(filter(None, served))}" in done.stdout
 
 
-def test_what_a_server_says_cannot_command_the_terminal(run: Run, workshop: Workshop) -> None:
+def test_texts_of_servers_are_printed_without_escape_sequences(run: Run, workshop: Workshop) -> None:
     workshop.server("desk", tools=[tool("paint", "Paint \x1b[2Ja [bold]wall[/bold]\nred")])
     done = run("search", "paint a wall", "--config", workshop.config())
 
@@ -212,7 +210,7 @@ def test_what_a_server_says_cannot_command_the_terminal(run: Run, workshop: Work
     assert "Paint a [bold]wall[/bold] red" in done.stdout
 
 
-def test_another_model_orders_where_it_is_asked_for(run: Run, workshop: Workshop, config: Path) -> None:
+def test_results_can_be_reranked_by_another_model(run: Run, workshop: Workshop, config: Path) -> None:
     def desk(*args: str) -> dict[str, Any]:
         return found(run, "note", "--kind", "tool", "--config", config, *args)
 
@@ -230,14 +228,14 @@ def test_another_model_orders_where_it_is_asked_for(run: Run, workshop: Workshop
     assert f"ordered by small at {service.url}" in " ".join(shown.stdout.split())
 
 
-def test_where_there_is_no_model_to_order_by_that_is_said(run: Run, config: Path) -> None:
+def test_reranking_without_a_model_is_reported(run: Run, config: Path) -> None:
     done = run("search", "note", "--rerank", "--config", config)
 
     assert done.returncode == 0
     assert "Rerank: skipped: there is no model to ask" in done.stdout
 
 
-def test_what_was_counted_by_another_process_narrows_a_search(run: Run, workshop: Workshop) -> None:
+def test_statistics_of_another_process_can_filter_a_search(run: Run, workshop: Workshop) -> None:
     workshop.server("desk", tools=TOOLS[:1], calls={"create_note": [{"result": {"content": []}}]})
     config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
 

@@ -34,7 +34,7 @@ def test_the_default_list_is_shown_beside_the_full_one(run: Run, workshop: Works
     assert f"{data['default_list']['tokens']:,} tokens" in default
 
 
-def test_json_has_definitions_as_hosts_see_them_and_each_include_mode(run: Run, workshop: Workshop) -> None:
+def test_json_has_exposed_definitions_and_include_modes(run: Run, workshop: Workshop) -> None:
     odd = tool("ring", annotations={"readOnlyHint": True}, **{"x-unknown": [1]})
     workshop.server("alarms", tools=[odd], settings={"include": "always"})
     data = json.loads(run("tools", "--json", "--config", workshop.config()).stdout)

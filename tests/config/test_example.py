@@ -23,11 +23,11 @@ def uncommented(example: str) -> str:
     return re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", example)
 
 
-def test_it_loads_on_a_fresh_machine(load_text, example, tmp_path):
+def test_the_example_loads_on_a_fresh_machine(load_text, example, tmp_path):
     assert load_text(example) == Config(path=tmp_path / "config.toml")
 
 
-def test_it_loads_with_every_comment_sign_removed(load_text, uncommented, tmp_path):
+def test_the_example_loads_with_every_comment_sign_removed(load_text, uncommented, tmp_path):
     (tmp_path / "rules").mkdir()
     (tmp_path / "notes").mkdir()
     environ = {"HOME": str(tmp_path)} | dict.fromkeys(("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY"), "t")
@@ -38,7 +38,7 @@ def test_it_loads_with_every_comment_sign_removed(load_text, uncommented, tmp_pa
     assert [document.kind for document in config.documents] == ["rule", "reference"]
 
 
-def test_every_key_is_in_it(uncommented):
+def test_the_example_has_every_key(uncommented):
     tables = tomllib.loads(uncommented)
 
     assert tables.keys() == set(Config.keys())

@@ -28,7 +28,7 @@ ENVIRON = {"TOKEN": "t0ken", "EMPTY": "", "userHome": "mine", "NESTED": "${TOKEN
         ("${userHome}", "mine"),
     ],
 )
-def test_a_reference_becomes_its_value(text, expected):
+def test_a_variable_reference_is_replaced_by_its_value(text, expected):
     result = expand(text, ENVIRON)
 
     assert (result.text, result.problems) == (expected, ())
@@ -52,9 +52,9 @@ def test_a_reference_becomes_its_value(text, expected):
         ),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_a_problem(text, expected):
+def test_a_reference_to_an_unset_variable_is_a_problem(text, expected):
     assert expand(text, ENVIRON).problems == (expected,)
 
 
-def test_only_variables_whose_value_was_used_are_named():
+def test_only_expanded_variables_are_listed():
     assert expand("${TOKEN} ${GONE:-x}", ENVIRON).variables == (("TOKEN", "t0ken"),)

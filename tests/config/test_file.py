@@ -11,7 +11,7 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.errors import ConfigError
 
 
-def test_a_missing_file_says_how_to_begin(tmp_path):
+def test_a_missing_file_is_reported_with_the_first_step(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "config.toml", {})
 
@@ -22,7 +22,7 @@ def test_a_missing_file_says_how_to_begin(tmp_path):
     )
 
 
-def test_without_any_file_it_says_where_it_looked(tmp_path):
+def test_without_any_file_the_searched_places_are_named(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load(None, {"XDG_CONFIG_HOME": str(tmp_path)})
 
@@ -34,12 +34,12 @@ def test_without_any_file_it_says_where_it_looked(tmp_path):
     )
 
 
-def test_a_folder_in_place_of_the_file_is_told(tmp_path):
+def test_a_folder_in_place_of_the_file_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load(tmp_path, {})
 
 
-def test_a_path_that_no_system_accepts_is_told(tmp_path):
+def test_an_invalid_path_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="embedded null byte"):
         load(tmp_path / "a\0b", {})
 

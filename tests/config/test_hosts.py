@@ -104,7 +104,7 @@ def test_the_servers_of_a_real_host_file_are_taken_over(load_text, text, expecte
     assert {name: server.transport for name, server in servers.items()} == expected
 
 
-def test_the_fields_of_a_host_arrive(load_text):
+def test_every_supported_field_of_a_host_file_is_read(load_text):
     desktop = load_text(CLAUDE_DESKTOP, "a.json").servers
     code = load_text(CLAUDE_CODE, "b.json", environ=ENVIRON).servers
     cursor = load_text(CURSOR, "c.json").servers
@@ -133,7 +133,7 @@ def test_an_input_of_vs_code_is_named_in_the_problem(problems):
     ]
 
 
-def test_mistakes_are_told_under_the_keys_of_the_host(problems):
+def test_errors_are_reported_under_the_keys_of_the_host_file(problems):
     text = """{"mcpServers": {
   "My Server": {
     "serverUrl": "htp://x"},
@@ -182,7 +182,7 @@ def test_the_proxy_itself_is_skipped_with_a_warning(load_text, caplog, entry):
     assert "server 'me' is this proxy itself and is skipped" in caplog.text
 
 
-def test_a_server_that_works_on_a_folder_with_our_name_is_not_us(load_text, tmp_path: Path):
+def test_a_server_whose_arguments_mention_the_proxys_name_is_not_skipped(load_text, tmp_path: Path):
     folder = tmp_path / "mcp-context-proxy"
     folder.mkdir()
     text = f'{{"mcpServers": {{"a": {{"command": "x", "args": ["{folder}", "{folder}/tool.py"]}}}}}}'
@@ -190,7 +190,7 @@ def test_a_server_that_works_on_a_folder_with_our_name_is_not_us(load_text, tmp_
     assert list(load_text(text, "mcp.json").servers) == ["a"]
 
 
-def test_an_example_server_of_ours_is_a_server_like_any_other(load_text):
+def test_a_packaged_example_server_is_not_skipped(load_text):
     text = '{"mcpServers": {"a": {"command": "python", "args": ["-m", "mcp_context_proxy.examples.notes"]}}}'
 
     assert list(load_text(text, "mcp.json").servers) == ["a"]
@@ -207,11 +207,11 @@ def test_an_example_server_of_ours_is_a_server_like_any_other(load_text):
         ("x" * 40, "x" * 32),
     ],
 )
-def test_a_name_of_a_host_is_made_one_of_ours(written, expected):
+def test_server_names_of_a_host_file_are_made_valid(written, expected):
     assert names_for([written]) == {written: expected}
 
 
-def test_names_that_become_equal_are_told_apart_whatever_their_order():
+def test_names_that_become_equal_stay_distinct_in_any_order():
     names = names_for(["a.b", "a/b", "a-b", "é", "ü"])
     turned = names_for(["ü", "é", "a-b", "a/b", "a.b"])
 
@@ -220,7 +220,7 @@ def test_names_that_become_equal_are_told_apart_whatever_their_order():
     assert len(set(names.values())) == 5
 
 
-def test_an_env_file_is_mentioned_since_it_is_not_read(load_text, caplog):
+def test_an_env_file_is_reported_because_it_is_not_read(load_text, caplog):
     with caplog.at_level(logging.WARNING):
         load_text('{"servers": {"a": {"command": "x", "envFile": ".env"}}}', "mcp.json")
 

@@ -72,7 +72,7 @@ def config(load_text) -> Config:
     return load_text(EVERY_FIXED_KEY, environ={"HOME": "/home/ada", "DOCS_TOKEN": "t0ken"})
 
 
-def test_every_key_of_the_file_arrives(config, tmp_path):
+def test_every_key_of_the_file_is_loaded(config, tmp_path):
     github, docs = config.servers.values()
 
     assert config.path == tmp_path / "config.toml"
@@ -96,7 +96,7 @@ def test_every_key_of_the_file_arrives(config, tmp_path):
     ]
 
 
-def test_paths_count_from_the_file_and_a_tilde_is_the_home_folder(config, tmp_path):
+def test_paths_are_relative_to_the_file_and_a_tilde_is_the_home_folder(config, tmp_path):
     assert config.store.path == str(tmp_path / "state/store.db")
     assert config.embedding.model == str(tmp_path / "model")
     assert config.documents[0].path == tmp_path
@@ -114,7 +114,7 @@ def test_a_store_in_memory_is_not_a_path(load_text):
     assert load_text("[store]\npath = 'memory'\n").store.path == "memory"
 
 
-def test_a_tool_follows_its_own_setting_else_its_server_else_agent(config):
+def test_the_include_mode_of_a_tool_falls_back_to_its_server_and_then_to_agent(config):
     assert config.servers["github"].include_of("create_issue") is IncludeMode.ALWAYS
     assert config.servers["github"].include_of("other") is IncludeMode.MANUAL
     assert config.servers["docs"].include_of("search") is IncludeMode.AGENT
@@ -152,18 +152,18 @@ def test_the_defaults_are_the_documented_ones():
     assert (server.connect_timeout, server.call_timeout, server.args, server.env) == (30.0, 60.0, (), {})
 
 
-def test_a_url_means_streamable_http_unless_it_says_otherwise():
+def test_a_url_means_streamable_http_unless_a_transport_is_set():
     assert ServerConfig(name="a", url="https://example.com").transport == "http"
     assert ServerConfig(name="a", url="https://example.com/sse?key=1").transport == "sse"
     assert ServerConfig(name="a", url="https://example.com/sse", transport="http").transport == "http"
 
 
-def test_a_domain_takes_its_number_then_its_preset_then_the_general_numbers(config):
+def test_a_search_domain_prefers_its_number_then_its_preset_then_the_general_numbers(config):
     assert config.search.resolved("tools") == DomainSearch(top_k=7, top_n=2, include_score=0.8)
     assert config.search.resolved("documents") == DomainSearch(top_k=40, top_n=10, include_score=0.6)
 
 
-def test_what_a_preset_sets_can_be_read_from_the_settings(load_text):
+def test_the_numbers_of_a_preset_can_be_read_from_the_settings(load_text):
     search = load_text("[search]\npreset = 'conservative'\ntop_n = 3\n").search
 
     assert (search.top_k, search.top_n, search.include_score) == (40, 3, 0.6)
@@ -180,7 +180,7 @@ def test_presets_are_ordered_by_how_much_they_show(load_text):
     assert [s.include_score for s in shown] == sorted({s.include_score for s in shown}, reverse=True)
 
 
-def test_a_server_without_its_own_timeouts_follows_the_limits(load_text):
+def test_a_server_without_timeouts_uses_the_limits(load_text):
     config = load_text(
         "[limits]\ncall_seconds = 7\nconnect_seconds = 8\n"
         "[servers.a]\ncommand = 'x'\n[servers.b]\ncommand = 'x'\ncall_timeout = 9\n"
@@ -207,12 +207,12 @@ def test_every_limit_has_its_reason_in_the_file_that_sets_it():
         assert source[declaration:].split("\n")[1].startswith('    """'), name
 
 
-def test_what_is_loaded_cannot_be_changed(config):
+def test_a_loaded_configuration_is_immutable(config):
     with pytest.raises(ValidationError):
         config.http.port = 2
 
 
-def test_writing_a_default_out_does_not_make_a_server_another_one(load_text):
+def test_writing_out_a_default_does_not_change_a_server(load_text):
     """A reload restarts only servers that differ."""
     short = load_text("[servers.a]\ncommand = 'x'\n")
     long = load_text("[servers.a]\ncommand = 'x'\nenabled = true\nargs = []\ncall_timeout = 60.0\n")
@@ -220,7 +220,7 @@ def test_writing_a_default_out_does_not_make_a_server_another_one(load_text):
     assert short.servers == long.servers
 
 
-def test_variables_that_were_expanded_are_kept_for_redaction_and_out_of_sight(load_text):
+def test_expanded_variables_are_kept_for_redaction_and_not_shown(load_text):
     text = """
 [servers.a]
 command = "${BIN}/a"
@@ -251,13 +251,13 @@ def test_a_disabled_server_needs_no_variables(load_text):
     ],
     ids=["dotted", "nested"],
 )
-def test_overrides_beat_the_file_and_none_means_not_given(load_text, overrides):
+def test_overrides_beat_the_file_unless_they_are_none(load_text, overrides):
     config = load_text("[http]\nport = 1\nhost = 'h'\n", overrides=overrides)
 
     assert (config.http.port, config.http.host, config.expose.mode) == (9, "h", "all")
 
 
-def test_a_path_in_an_override_counts_from_the_working_directory(load_text):
+def test_a_path_in_an_override_is_relative_to_the_working_directory(load_text):
     config = load_text("", overrides={"http.token_file": "token"})
 
     assert config.http.token_file == Path.cwd() / "token"
@@ -267,7 +267,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_accepted(load_text):
     assert load_text(b"\xef\xbb\xbf[http]\r\nport = 1\r\n").http.port == 1
 
 
-def test_a_file_without_a_telling_suffix_is_recognised_by_its_first_character(load_text):
+def test_a_file_with_an_unknown_suffix_is_recognised_by_its_first_character(load_text):
     assert list(load_text('\n{"mcpServers": {"a": {"command": "x"}}}', "settings").servers) == ["a"]
     assert list(load_text("[servers.b]\ncommand = 'x'\n", "settings").servers) == ["b"]
 

@@ -18,7 +18,7 @@ def users_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_variable_comes_first(tmp_path, users_file):
+def test_the_environment_variable_is_looked_at_first(tmp_path, users_file):
     environ = {"MCP_CONTEXT_PROXY_CONFIG": "/some/file.json", "XDG_CONFIG_HOME": str(tmp_path)}
 
     assert find(environ) == Path("/some/file.json")
@@ -29,7 +29,7 @@ def test_a_tilde_in_the_variable_is_the_home_folder():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")
-def test_the_users_folder_comes_second(tmp_path, users_file):
+def test_the_users_configuration_folder_is_looked_at_second(tmp_path, users_file):
     assert find({"XDG_CONFIG_HOME": str(tmp_path)}) == users_file
 
 

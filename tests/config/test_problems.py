@@ -55,7 +55,7 @@ path = "nowhere"
     ]
 
 
-def test_the_message_names_file_and_line_of_each_mistake(load_text, tmp_path):
+def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_text("[http]\nport = 70000\nhost = 1\n")
 
@@ -120,7 +120,7 @@ def test_the_message_names_file_and_line_of_each_mistake(load_text, tmp_path):
         pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),
     ],
 )
-def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
+def test_a_wrong_value_is_reported_with_the_allowed_ones(problems, text, expected):
     assert problems(text) == [expected]
 
 
@@ -239,19 +239,19 @@ def test_a_wrong_value_is_told_with_what_is_allowed(problems, text, expected):
         ),
     ],
 )
-def test_a_mistake_in_a_server_is_told_where_it_is(problems, lines, expected):
+def test_a_mistake_in_a_server_is_reported_with_its_place(problems, lines, expected):
     assert problems(f"[servers.s]\n{lines}\n") == [expected]
 
 
 @pytest.mark.parametrize("name", ["a__b", "a.b", "x" * 33, "ä", "", "a b", "a\n"])
-def test_a_servers_name_outside_the_rule_is_refused(problems, name):
+def test_an_invalid_server_name_is_refused(problems, name):
     (found,) = problems(f"[servers.{json.dumps(name)}]\ncommand = 'x'\n")
 
     assert "a server's name is 1 to 32 of A-Z a-z 0-9 _ - and has no '__'" in found
 
 
 @pytest.mark.parametrize("name", ["a", "x" * 32, "GitHub-2_b", "9"])
-def test_a_servers_name_within_the_rule_is_kept(load_text, name):
+def test_a_valid_server_name_is_kept(load_text, name):
     assert list(load_text(f"[servers.{name}]\ncommand = 'x'\n").servers) == [name]
 
 
@@ -274,7 +274,7 @@ def test_a_servers_name_within_the_rule_is_kept(load_text, name):
         ),
     ],
 )
-def test_a_syntax_error_in_toml_is_told_with_its_line(problems, text, expected):
+def test_a_syntax_error_in_toml_is_reported_with_its_line(problems, text, expected):
     assert problems(text) == [expected]
 
 
@@ -312,11 +312,11 @@ def test_a_syntax_error_in_toml_is_told_with_its_line(problems, text, expected):
         ),
     ],
 )
-def test_a_mistake_in_json_is_told_with_line_and_column(problems, text, expected):
+def test_a_syntax_error_in_json_is_reported_with_line_and_column(problems, text, expected):
     assert problems(text, "mcp.json") == [expected]
 
 
-def test_a_mistake_never_repeats_what_may_be_a_secret(problems):
+def test_a_mistake_never_repeats_a_value_that_may_be_secret(problems):
     """Errors end in logs and in answers to clients."""
     text = """
 [servers.a]
@@ -364,7 +364,7 @@ def test_a_mistake_in_an_override_is_not_blamed_on_the_file(load_text):
         ),
     ],
 )
-def test_what_has_no_effect_or_no_sense_in_rerank_and_learning_is_told(problems, text, told):
+def test_settings_without_effect_in_rerank_and_learning_are_reported(problems, text, told):
     assert problems(text + "\n") == [told]
 
 
@@ -393,7 +393,7 @@ def test_what_has_no_effect_or_no_sense_in_rerank_and_learning_is_told(problems,
         ),
     ],
 )
-def test_an_embedding_model_that_makes_no_sense_is_told(problems, table, told):
+def test_contradictory_settings_of_the_embedding_model_are_reported(problems, table, told):
     line, key = told.split(" ", 1)
 
     assert problems(f"[embedding]\n{table}\n") == [f"{line} embedding.{key}"]

@@ -16,7 +16,7 @@ def test_a_secret_that_contains_another_is_replaced_whole() -> None:
     assert redact("abcdefghij abcdef") == "[redacted LONG] [redacted SHORT]"
 
 
-def test_a_value_too_short_to_be_told_from_text_is_left() -> None:
+def test_a_value_too_short_to_be_a_secret_is_not_redacted() -> None:
     assert Redactor([("PIN", "1234")])("1234 items") == "1234 items"
 
 
@@ -31,7 +31,7 @@ def test_a_logged_message_is_redacted_after_its_arguments_are_filled_in() -> Non
     assert record.getMessage() == "server said [redacted TOKEN]"
 
 
-def test_a_secret_is_found_encoded_and_line_by_line() -> None:
+def test_a_secret_is_found_encoded_or_split_into_lines() -> None:
     redact = Redactor([("KEY", "pass word/+1"), ("PEM", "-----BEGIN KEY-----\nabcdef123456\n-----END-----")])
 
     for form in ("pass%20word/%2B1", "pass+word%2F%2B1", "cGFzcyB3b3JkLysx", "pass word/+1"):
@@ -41,7 +41,7 @@ def test_a_secret_is_found_encoded_and_line_by_line() -> None:
 
 @pytest.mark.parametrize("before", ["", "u:", "me:", "user:"])
 @pytest.mark.parametrize("after", ["", "x", "xy"])
-def test_a_secret_within_what_is_encoded_is_found(before: str, after: str) -> None:
+def test_a_secret_inside_encoded_text_is_found(before: str, after: str) -> None:
     """As the password of basic authentication, which begins at any of three places between two characters."""
     secret = "s3cr3t-value-123"
     redact = Redactor([("TOKEN", secret)])
@@ -57,7 +57,7 @@ def test_a_secret_within_what_is_encoded_is_found(before: str, after: str) -> No
 
 
 @pytest.mark.parametrize("secret", ['a"b\\c\td/<é>{x}', "it's \\n here", "s3cr3t-value-123"])
-def test_a_secret_quoted_as_programs_do_is_found(secret: str) -> None:
+def test_a_secret_quoted_by_a_program_is_found(secret: str) -> None:
     redact = Redactor([("TOKEN", secret)])
 
     for form in (json.dumps(json.dumps(secret)), repr(secret), secret.encode().hex(), json.dumps(secret)):
@@ -65,7 +65,7 @@ def test_a_secret_quoted_as_programs_do_is_found(secret: str) -> None:
         assert "value" not in redact(form)
 
 
-def test_what_looks_like_a_token_of_a_known_service_is_redacted_too() -> None:
+def test_tokens_of_well_known_services_are_redacted_too() -> None:
     redact = Redactor([])
 
     for token in ("ghp_" + "a1" * 18, "sk-" + "b2" * 12, "xoxb-1234567890-abc", "AKIA" + "A1" * 8):
@@ -74,7 +74,7 @@ def test_what_looks_like_a_token_of_a_known_service_is_redacted_too() -> None:
     assert redact("a sketch of tokens") == "a sketch of tokens"
 
 
-def test_json_stays_json_when_a_secret_leaves_it() -> None:
+def test_json_stays_valid_after_redaction() -> None:
     redact = Redactor([('odd "name"', 'se"cr\\et')])
     data = json.dumps({"a": ['x se"cr\\et y'], "b": 1}).encode()
 
@@ -146,7 +146,7 @@ def test_any_secret_is_found_however_it_is_written(secret: str, written: str) ->
 
 
 @pytest.mark.parametrize("secret", ["half \ud83d of one", "no utf-8 \udcff at all"])
-def test_a_secret_that_is_no_text_is_found(secret: str) -> None:
+def test_a_secret_that_is_not_valid_unicode_is_found(secret: str) -> None:
     """As a configuration in JSON can hold one, and the environment another."""
     redact = Redactor([("TOKEN", secret)])
 
@@ -154,7 +154,7 @@ def test_a_secret_that_is_no_text_is_found(secret: str) -> None:
     assert redact.json(json.dumps([secret]).encode()) == b'["[redacted TOKEN]"]'
 
 
-def test_of_a_secret_that_begins_another_both_are_found() -> None:
+def test_a_secret_that_is_the_beginning_of_another_is_found_too() -> None:
     redact = Redactor([("SHORT", "prefix-secret"), ("LONG", "prefix-secret-longer")])
 
     assert redact("prefix-secret-longer prefix-secret-long") == "[redacted LONG] [redacted SHORT]-long"

@@ -52,7 +52,7 @@ def test_the_password_in_a_url_of_a_variable_is_a_secret_by_itself() -> None:
     assert redact("wrong: lit-12345") == "wrong: [redacted password]"
 
 
-def test_what_stands_in_the_url_of_a_server_is_a_secret() -> None:
+def test_user_info_and_query_of_a_servers_url_are_secrets() -> None:
     redact = Redactor(secrets_of(server(command=None, url="http://me:pass-word@host/mcp?token=tok-123456")))
 
     assert redact("tok-123456 pass-word") == "[redacted token] [redacted password]"

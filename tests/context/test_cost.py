@@ -21,7 +21,7 @@ class Slow:
         return len(text)
 
 
-def test_who_asks_while_everything_is_counted_does_not_wait() -> None:
+def test_a_request_does_not_wait_while_tokens_are_being_counted() -> None:
     document = Document(Kind.RULE, "a", "", "four", "fingerprint")
     snapshot = Snapshot(1, (), documents={document.uri: document})
     slow = Slow()
@@ -43,7 +43,7 @@ class Never:
         raise AssertionError(text)
 
 
-def test_what_an_earlier_run_counted_is_not_counted_again() -> None:
+def test_token_counts_of_an_earlier_run_are_reused() -> None:
     document = Document(Kind.RULE, "a", "", "four", "fingerprint")
     costs = Costs(Never())
 
@@ -52,7 +52,7 @@ def test_what_an_earlier_run_counted_is_not_counted_again() -> None:
     assert costs.of(document) == 4
 
 
-def test_no_more_is_taken_from_an_earlier_run_than_there_is_room_for() -> None:
+def test_reused_token_counts_are_bounded() -> None:
     document = Document(Kind.RULE, "a", "", "four", "one more")
     costs = Costs(Never())
 

@@ -53,7 +53,7 @@ def modes(context: RequestContext) -> dict[str, Mode]:
 DOCUMENTS = (Kind.RULE, Kind.REFERENCE)
 
 
-async def test_each_request_has_what_the_session_has_and_what_its_query_selects(proxy: Proxy) -> None:
+async def test_a_request_context_has_the_items_of_the_session_and_of_the_query(proxy: Proxy) -> None:
     """The worked example of the design source."""
     session = Session()
     proxy.contexts.add(session, Kind.RULE, "B")
@@ -72,7 +72,7 @@ async def test_each_request_has_what_the_session_has_and_what_its_query_selects(
     assert modes(second)["Y"] is Mode.AGENT
 
 
-async def test_a_request_context_is_a_superset_of_its_session_and_never_sticks_to_it(proxy: Proxy) -> None:
+async def test_items_selected_for_one_request_do_not_stay_in_the_session(proxy: Proxy) -> None:
     session = Session()
     before = await proxy.contexts.items(session)
 
@@ -86,7 +86,7 @@ async def test_a_request_context_is_a_superset_of_its_session_and_never_sticks_t
     assert {item.name for item in before} == {"A", "X", "work__clock"}
 
 
-async def test_what_is_removed_by_hand_stays_removed_for_that_session_only(proxy: Proxy) -> None:
+async def test_an_item_removed_by_hand_is_removed_in_that_session_only(proxy: Proxy) -> None:
     session, other = Session(), Session()
     proxy.contexts.remove(session, Kind.RULE, "A")
     proxy.contexts.remove(session, Kind.RULE, "C")
@@ -100,7 +100,7 @@ async def test_what_is_removed_by_hand_stays_removed_for_that_session_only(proxy
     assert {"A", "C", "work__commit"} <= names(await proxy.contexts.build(query, other), *Kind)
 
 
-async def test_an_always_item_that_was_removed_and_added_again_is_manual(proxy: Proxy) -> None:
+async def test_an_always_item_removed_and_added_again_counts_as_manual(proxy: Proxy) -> None:
     session = Session()
     proxy.contexts.remove(session, Kind.RULE, "A")
     proxy.contexts.add(session, Kind.RULE, "A")
@@ -111,7 +111,7 @@ async def test_an_always_item_that_was_removed_and_added_again_is_manual(proxy: 
     assert [item.name for item in context.items].count("A") == 1
 
 
-async def test_an_always_item_that_is_added_stays_what_it_is(proxy: Proxy) -> None:
+async def test_adding_an_always_item_by_hand_does_not_change_its_mode(proxy: Proxy) -> None:
     session = Session()
     proxy.contexts.add(session, Kind.RULE, "A")
 
@@ -133,7 +133,7 @@ async def test_an_item_that_does_not_exist_cannot_be_added(proxy: Proxy) -> None
         proxy.contexts.add(Session(), Kind.TOOL, "work__comit")
 
 
-async def test_an_item_that_the_session_has_and_the_query_finds_is_named_once_with_its_score(
+async def test_an_item_of_both_session_and_query_is_listed_once_with_its_score(
     proxy: Proxy,
 ) -> None:
     context = await proxy.contexts.build("tell me the time", Session())
@@ -143,7 +143,7 @@ async def test_an_item_that_the_session_has_and_the_query_finds_is_named_once_wi
     assert clock.score is not None
 
 
-async def test_every_item_says_what_it_is_where_from_why_and_what_it_costs(proxy: Proxy) -> None:
+async def test_every_item_has_type_server_reason_and_cost(proxy: Proxy) -> None:
     context = await proxy.contexts.build("record my changes in git", Session())
 
     commit = next(item for item in context.items if item.name == "work__commit")

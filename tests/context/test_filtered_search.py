@@ -84,7 +84,7 @@ def names(selected: SearchAnswer) -> set[str]:
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
-async def test_only_what_meets_all_that_is_asked_for_is_found(
+async def test_only_tools_that_meet_every_filter_are_found(
     proxy: Proxy, asked: dict[str, Any], expected: set[str]
 ) -> None:
     """The query has something of everything."""
@@ -109,7 +109,7 @@ async def test_only_what_meets_all_that_is_asked_for_is_found(
     ],
     ids=lambda value: str(value)[:60],
 )
-async def test_what_there_is_not_is_refused_and_the_nearest_named(
+async def test_an_unknown_filter_value_is_refused_with_the_nearest_one(
     proxy: Proxy, asked: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UnknownFilterError) as refused:
@@ -118,7 +118,7 @@ async def test_what_there_is_not_is_refused_and_the_nearest_named(
     assert str(refused.value).startswith(said)
 
 
-async def test_what_is_set_for_a_server_that_is_not_there_is_known_and_leaves_nothing(proxy: Proxy) -> None:
+async def test_filter_values_of_an_unavailable_server_are_known_but_match_nothing(proxy: Proxy) -> None:
     selected = await search(proxy.contexts, "read the contents of a file", category="far")
 
     assert selected.found.results == ()
@@ -129,7 +129,9 @@ async def test_what_is_set_for_a_server_that_is_not_there_is_known_and_leaves_no
     )
 
 
-async def test_where_nothing_that_is_left_fits_what_does_is_named_with_what_left_it_out(proxy: Proxy) -> None:
+async def test_if_nothing_fits_after_filtering_the_excluded_tools_are_named_with_the_filter(
+    proxy: Proxy,
+) -> None:
     query = "Send an email message to a recipient"
     selected = await search(proxy.contexts, query, server="files", read_only=True)
 
@@ -143,14 +145,14 @@ async def test_where_nothing_that_is_left_fits_what_does_is_named_with_what_left
     assert [result.item.name for result in selected.found.near_misses] == ["read_file"]
 
 
-async def test_nothing_is_said_of_filters_where_they_leave_what_fits(proxy: Proxy) -> None:
+async def test_filters_that_leave_a_fitting_tool_are_not_mentioned(proxy: Proxy) -> None:
     selected = await search(proxy.contexts, "read the contents of a file", read_only=True)
 
     assert selected.found.filter_note is None
     assert selected.found.excluded == ()
 
 
-async def test_what_comes_along_keeps_to_the_filters_too(proxy: Proxy) -> None:
+async def test_expansion_respects_the_filters(proxy: Proxy) -> None:
     session = Session()
     await proxy.contexts.select("write the contents of a file", session)
     for tool_ in proxy.catalog.snapshot.tools.values():
@@ -163,7 +165,7 @@ async def test_what_comes_along_keeps_to_the_filters_too(proxy: Proxy) -> None:
     assert found == {"files__read_file", "mail__read_inbox"}
 
 
-async def test_the_same_question_is_answered_again_with_a_record_of_its_own(proxy: Proxy) -> None:
+async def test_a_repeated_query_gets_the_cached_answer_and_its_own_record(proxy: Proxy) -> None:
     lookups = proxy.search.lookups["search_results"]
     first = await search(proxy.contexts, "read all of my email messages")
     hits, misses = lookups.hits, lookups.misses
@@ -177,7 +179,7 @@ async def test_the_same_question_is_answered_again_with_a_record_of_its_own(prox
     assert await proxy.contexts.request(second.context.id) == second.context
 
 
-async def test_another_question_is_answered_anew(proxy: Proxy) -> None:
+async def test_a_different_query_is_searched_anew(proxy: Proxy) -> None:
     query, lookups = "write something into a file", proxy.search.lookups["search_results"]
     session = Session()
     proxy.contexts.add(session, Kind.TOOL, "files__write_file")

@@ -10,7 +10,7 @@ class Clock:
         return self.now
 
 
-def test_a_handle_has_at_least_128_random_bits_and_a_public_id_that_tells_nothing_of_them() -> None:
+def test_a_handle_has_128_random_bits_that_its_public_id_does_not_reveal() -> None:
     handles = Handles(10, 60, Sessions())
 
     made = [handles.create() for _ in range(5)]
@@ -40,7 +40,7 @@ def test_an_idle_handle_is_forgotten_and_a_used_one_is_not() -> None:
     assert handles.get(idle) is None
 
 
-def test_the_longest_idle_handle_makes_room() -> None:
+def test_the_handle_that_was_idle_longest_is_evicted_first() -> None:
     handles = Handles(2, 60, Sessions())
     first, second = handles.create().secret, handles.create().secret
     assert handles.get(first) is not None
@@ -50,7 +50,7 @@ def test_the_longest_idle_handle_makes_room() -> None:
     assert handles.get(second) is None
 
 
-def test_a_forgotten_handle_is_no_session_any_more() -> None:
+def test_a_forgotten_handle_is_no_longer_listed_as_a_session() -> None:
     sessions = Sessions()
     handles = Handles(1, 60, sessions)
     first = handles.create().id

@@ -29,7 +29,7 @@ DOCUMENTS = [
 ]
 
 
-async def test_it_selects_from_items_that_are_given_with_the_query() -> None:
+async def test_items_given_with_the_query_are_searched() -> None:
     with ContextEngine() as engine:
         found = await engine.search_context_items("the weather in a city", TOOLS, top_n=1, include_score=None)
         other = await engine.search_context_items("read a file", TOOLS[:2], top_n=1)
@@ -40,7 +40,7 @@ async def test_it_selects_from_items_that_are_given_with_the_query() -> None:
     assert found == again
 
 
-async def test_include_score_brings_what_is_near_even_past_top_n() -> None:
+async def test_include_score_adds_near_items_beyond_top_n() -> None:
     query = "send an email message to a recipient, or read the contents of a file from disk"
     with ContextEngine() as engine:
         few = await engine.search_context_items(query, TOOLS, top_n=1, include_score=1.0)
@@ -50,7 +50,7 @@ async def test_include_score_brings_what_is_near_even_past_top_n() -> None:
     assert {"local__send_mail", "local__read_file"} <= {item.name for item in more}
 
 
-async def test_it_builds_contexts_of_its_catalog_with_sessions_and_overrides() -> None:
+async def test_contexts_are_built_with_sessions_and_overrides() -> None:
     one = Overrides(tools=DomainOverrides(top_n=1))
     with ContextEngine(Catalog([*TOOLS, *DOCUMENTS])) as engine:
         session = Session(overrides=one)
@@ -67,7 +67,7 @@ async def test_it_builds_contexts_of_its_catalog_with_sessions_and_overrides() -
     assert latest == [context]
 
 
-async def test_a_catalog_that_is_replaced_is_what_is_searched() -> None:
+async def test_a_replaced_catalog_is_searched_at_once() -> None:
     catalog = Catalog(TOOLS)
     with ContextEngine(catalog) as engine:
         await engine.build("the weather")

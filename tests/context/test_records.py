@@ -38,7 +38,7 @@ async def test_a_request_context_rebuilt_from_the_store_is_what_was_served(works
         assert await proxy.contexts.request(served[0].id) == served[0]
 
 
-async def test_proxies_that_share_a_store_tell_of_each_other(workshop: Workshop) -> None:
+async def test_proxies_that_share_a_store_list_each_others_requests(workshop: Workshop) -> None:
     path = config(workshop, workshop.folder / "store.sqlite3")
     async with inside(path) as one, inside(path) as other:
         await one.contexts.build("record my changes")
@@ -49,14 +49,14 @@ async def test_proxies_that_share_a_store_tell_of_each_other(workshop: Workshop)
                 assert found[0].query == "what time is it"
 
 
-async def test_a_store_in_memory_keeps_nothing_beyond_the_run(workshop: Workshop) -> None:
+async def test_a_store_in_memory_ends_with_the_process(workshop: Workshop) -> None:
     path = config(workshop, "memory")
     await built(path, "record my changes")
 
     assert await later(path) == []
 
 
-async def test_requests_are_not_written_down_where_they_are_not_to_be(workshop: Workshop) -> None:
+async def test_requests_are_not_stored_if_that_is_off(workshop: Workshop) -> None:
     store = workshop.folder / "store.sqlite3"
     path = config(workshop, store, context={"keep_requests": False})
     async with inside(path) as proxy:
@@ -67,14 +67,14 @@ async def test_requests_are_not_written_down_where_they_are_not_to_be(workshop: 
     assert b"secret plan" not in store.read_bytes()
 
 
-async def test_only_the_latest_are_kept(workshop: Workshop) -> None:
+async def test_only_the_latest_requests_are_kept(workshop: Workshop) -> None:
     path = config(workshop, workshop.folder / "store.sqlite3", limits={"requests_kept": 2})
     served = await built(path, "one", "two", "three")
 
     assert await later(path) == [served[2], served[1]]
 
 
-async def test_what_is_too_old_is_forgotten(workshop: Workshop) -> None:
+async def test_old_requests_are_deleted(workshop: Workshop) -> None:
     path = config(workshop, workshop.folder / "store.sqlite3", limits={"requests_age_seconds": 1e-6})
     await built(path, "one")
     await built(path, "two")

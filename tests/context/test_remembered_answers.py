@@ -31,7 +31,7 @@ class Clock:
         return self.now
 
 
-def test_an_answer_is_given_again_to_the_same_question_only() -> None:
+def test_a_cached_answer_is_given_to_the_same_query_only() -> None:
     remembered = ResultCache[str]()
     first = remembered.get("now", "a")
     remembered.put("now", "a", "answer")
@@ -40,7 +40,7 @@ def test_an_answer_is_given_again_to_the_same_question_only() -> None:
     assert (remembered.lookups.hits, remembered.lookups.misses) == (1, 2)
 
 
-def test_with_another_state_of_things_all_is_forgotten() -> None:
+def test_a_changed_state_empties_the_cache() -> None:
     remembered = ResultCache[str]()
     remembered.get("before", "a")
     remembered.put("before", "a", "answer")
@@ -49,7 +49,7 @@ def test_with_another_state_of_things_all_is_forgotten() -> None:
     assert remembered.get("before", "a") is None
 
 
-def test_an_answer_from_a_state_that_is_over_is_not_kept() -> None:
+def test_an_answer_from_an_earlier_state_is_not_cached() -> None:
     remembered = ResultCache[str]()
     remembered.get("before", "a")
     remembered.get("after", "b")
@@ -58,7 +58,7 @@ def test_an_answer_from_a_state_that_is_over_is_not_kept() -> None:
     assert remembered.get("after", "a") is None
 
 
-def test_an_answer_is_kept_for_its_time_and_no_longer() -> None:
+def test_a_cached_answer_expires() -> None:
     clock = Clock()
     remembered = ResultCache[str](clock)
     remembered.get("now", "a")
@@ -70,7 +70,7 @@ def test_an_answer_is_kept_for_its_time_and_no_longer() -> None:
     assert (kept, remembered.get("now", "a")) == ("answer", None)
 
 
-def test_of_many_answers_those_asked_for_lately_are_kept() -> None:
+def test_the_least_recently_used_answer_is_evicted() -> None:
     remembered = ResultCache[int]()
     remembered.get("now", 0)
     for number in range(ANSWERS):
@@ -99,7 +99,7 @@ async def names(proxy: Proxy, query: str) -> list[str]:
     return [result.item.name for result in (*selected.found.results, *selected.found.near_misses)]
 
 
-async def test_what_was_learned_meanwhile_counts_at_once(workshop: Workshop) -> None:
+async def test_a_newly_learned_pair_counts_at_once(workshop: Workshop) -> None:
     tools = [tool(f"report_{number}", f"Report number {number} about sales") for number in range(8)]
     workshop.server("s", tools=[*tools, tool("post_message", "Send a message to a channel")])
     query, lookups = "let the others know that I shall be late", "search_results"
@@ -121,7 +121,7 @@ async def test_what_was_learned_meanwhile_counts_at_once(workshop: Workshop) -> 
         assert await names(proxy, query) == again
 
 
-async def test_a_changed_document_is_found_by_what_it_says_now(workshop: Workshop) -> None:
+async def test_a_changed_document_is_found_by_its_new_text(workshop: Workshop) -> None:
     rules = workshop.folder / "rules"
     rules.mkdir()
     page = rules / "house.md"
@@ -142,7 +142,7 @@ async def test_a_changed_document_is_found_by_what_it_says_now(workshop: Worksho
     assert any("Ann" in chunk for chunk in chunks)
 
 
-async def test_what_is_searched_while_indexing_goes_on_is_not_remembered(workshop: Workshop) -> None:
+async def test_answers_during_indexing_are_not_cached(workshop: Workshop) -> None:
     tools: list[Any] = [tool(f"make_{n}", f"Make {n} pieces of thing number {n}") for n in range(100)]
     workshop.server("s", tools=tools)
     config = workshop.config(limits={"indexing_wait_seconds": 0.001})

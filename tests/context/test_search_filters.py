@@ -49,13 +49,13 @@ EVERYTHING = {"new", "good", "slow", "bad", "few", "rule"}
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
-def test_what_calls_were_like_counts_and_what_is_unknown_only_where_it_is_strict(
+def test_tools_without_statistics_pass_call_filters_unless_those_are_strict(
     asked: dict[str, Any], expected: set[str]
 ) -> None:
     assert left(**asked) == expected
 
 
-def test_nothing_known_of_any_call_leaves_everything_out_only_where_it_is_strict() -> None:
+def test_without_any_statistics_only_strict_call_filters_leave_tools_out() -> None:
     free = engine_filters(SearchFilters(max_latency_ms=1), {})
     strict = engine_filters(SearchFilters(max_latency_ms=1, strict=True), {})
 
@@ -63,7 +63,7 @@ def test_nothing_known_of_any_call_leaves_everything_out_only_where_it_is_strict
     assert not any(map(strict.allow, TOOLS))
 
 
-def test_what_was_asked_for_is_told_without_what_was_not() -> None:
+def test_only_the_given_filters_are_reported() -> None:
     asked = SearchFilters(tags=("a",), read_only=True, open_world=False, strict=True, min_calls=9)
 
     assert asked.applied() == {"tags": ["a"], "read_only": True, "open_world": False}
@@ -74,7 +74,7 @@ def test_what_was_asked_for_is_told_without_what_was_not() -> None:
     }
 
 
-def test_each_constraint_that_is_not_met_is_named_and_no_other() -> None:
+def test_exactly_the_unmet_filters_are_named() -> None:
     asked = SearchFilters(server="s", read_only=True, open_world=True, max_latency_ms=100.0)
 
     assert sorted(failed_by(TOOLS[2], asked, KNOWN)) == [

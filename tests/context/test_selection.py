@@ -62,7 +62,7 @@ async def test_expansion_is_off_unless_it_is_asked_for(opened: Any) -> None:
     assert tools(context) == ["files__read_file"]
 
 
-async def test_expansion_brings_what_is_near_and_says_what_brought_it(opened: Any) -> None:
+async def test_expansion_adds_near_items_and_names_the_item_that_they_are_near_to(opened: Any) -> None:
     context_table = {"expansion_depth": 1, "expansion_top_n": 1, "expansion_threshold": 0.5}
     async with opened(context=context_table) as proxy:
         context = await proxy.contexts.build(READ, None, ONE_TOOL)
@@ -74,7 +74,7 @@ async def test_expansion_brings_what_is_near_and_says_what_brought_it(opened: An
     assert brought.score >= 0.5
 
 
-async def test_each_step_of_expansion_starts_from_what_the_one_before_brought(opened: Any) -> None:
+async def test_each_step_of_expansion_starts_from_the_items_of_the_step_before(opened: Any) -> None:
     near = Overrides(tools=ONE_TOOL.tools, expansion_threshold=0.3, expansion_top_n=1, expansion_depth=1)
     far = Overrides(tools=ONE_TOOL.tools, expansion_threshold=0.3, expansion_top_n=1, expansion_depth=2)
     async with opened() as proxy:
@@ -86,7 +86,7 @@ async def test_each_step_of_expansion_starts_from_what_the_one_before_brought(op
     assert not two.keys() & {"files__read_file"}
 
 
-async def test_nothing_below_the_threshold_is_brought(opened: Any) -> None:
+async def test_expansion_adds_nothing_below_its_threshold(opened: Any) -> None:
     overrides = Overrides(tools=ONE_TOOL.tools, expansion_depth=3, expansion_threshold=0.99)
     async with opened() as proxy:
         context = await proxy.contexts.build(READ, None, overrides)
@@ -94,7 +94,7 @@ async def test_nothing_below_the_threshold_is_brought(opened: Any) -> None:
     assert not by_mode(context, Mode.EXPANSION)
 
 
-async def test_what_is_manual_or_was_removed_is_never_brought(opened: Any) -> None:
+async def test_expansion_never_adds_manual_or_removed_items(opened: Any) -> None:
     everything = Overrides(
         tools=ONE_TOOL.tools, expansion_depth=5, expansion_threshold=0.0, expansion_top_n=50
     )
@@ -107,7 +107,7 @@ async def test_what_is_manual_or_was_removed_is_never_brought(opened: Any) -> No
     assert not {"mail__wipe_inbox", "mail__send_mail"} & set(tools(context))
 
 
-async def test_a_rule_of_expansion_brings_what_it_names(opened: Any) -> None:
+async def test_an_expansion_rule_adds_the_items_that_it_names(opened: Any) -> None:
     rules = {"read_file": ["write_file", "search_code"], "other__forecast": ["company"]}
     async with opened(context={"expansion_rules": rules}) as proxy:
         context = await proxy.contexts.build(READ, None, ONE_TOOL)
@@ -151,7 +151,7 @@ async def test_a_modern_call_belongs_to_the_context_it_names(opened: Any) -> Non
         assert set(by_mode(context, Mode.RETAINED)) == {"other__translate", "other__play_song"}
 
 
-async def test_the_answer_of_a_call_may_suggest_what_is_selected_next_where_that_is_on(opened: Any) -> None:
+async def test_results_of_calls_can_influence_the_next_selection_if_that_is_on(opened: Any) -> None:
     spoken = {"text": "Forecast of the weather for the city of Utrecht: rain"}
     for on in (False, True):
         table = {"expand_results": on, "expansion_threshold": 0.4, "expansion_top_n": 1}
@@ -163,7 +163,7 @@ async def test_the_answer_of_a_call_may_suggest_what_is_selected_next_where_that
         assert ("other__forecast" in by_mode(context, Mode.EXPANSION)) is on
 
 
-async def test_what_was_asked_before_pulls_the_next_query_where_that_is_on(opened: Any) -> None:
+async def test_earlier_queries_can_influence_the_next_one_if_that_is_on(opened: Any) -> None:
     async with opened() as proxy:
         session = Session()
         await proxy.contexts.build("the weather forecast for a city", session)
@@ -179,7 +179,7 @@ async def test_what_was_asked_before_pulls_the_next_query_where_that_is_on(opene
     assert scores[1] > scores[0] + 0.1
 
 
-async def test_what_does_not_fit_into_the_budget_is_named_with_what_it_costs(opened: Any) -> None:
+async def test_items_over_the_token_budget_are_named_with_their_cost(opened: Any) -> None:
     async with opened() as proxy:
         whole = await proxy.contexts.build(READ)
         first = whole.of(Kind.TOOL)[0]
@@ -199,7 +199,7 @@ async def test_what_does_not_fit_into_the_budget_is_named_with_what_it_costs(ope
     assert {one["name"] for one in answer["structuredContent"]["dropped"]} == dropped
 
 
-async def test_what_the_session_has_is_never_dropped(opened: Any) -> None:
+async def test_items_of_the_session_are_never_dropped_for_the_budget(opened: Any) -> None:
     async with opened() as proxy:
         context = await proxy.contexts.build(READ, None, Overrides(max_tokens=1))
 
@@ -214,7 +214,7 @@ class Failing:
         raise RuntimeError("the model is on fire")
 
 
-async def test_a_search_that_fails_serves_what_the_session_has_and_is_recorded(opened: Any) -> None:
+async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(opened: Any) -> None:
     async with opened() as proxy:
         engine = Engine(CachedEmbedder(proxy.search.model, proxy.store.vectors), Failing())
         await to_thread.run_sync(engine.index, proxy.catalog.snapshot)

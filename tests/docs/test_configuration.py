@@ -85,7 +85,7 @@ def test_the_inherited_variables_are_those_of_the_code(sections):
     assert re.findall(r"`([A-Z]+)`", row) == list(INHERITED_VARIABLES)
 
 
-def test_a_limit_without_effect_is_said_to_have_none(sections):
+def test_limits_without_effect_are_documented_as_such(sections):
     described = {match["key"]: match["meaning"] for match in _ROW.finditer(sections["[limits]"])}
     idle = {key for key, meaning in described.items() if meaning.endswith("*not enforced yet*")}
 

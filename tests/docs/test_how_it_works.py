@@ -23,7 +23,7 @@ FLOWS = 6
 
 
 @pytest.mark.parametrize("name", ["how-it-works", "ranking", "eras", "decisions"])
-def test_files_that_are_named_exist(name):
+def test_every_file_that_the_page_names_exists(name):
     for file in re.findall(r"`([\w/]+\.py|[a-z]+/)`", page(f"docs/{name}.md").text):
         assert (PACKAGE / file).exists(), file
 

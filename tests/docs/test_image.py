@@ -24,14 +24,14 @@ def image(stages):
     return stages[1]
 
 
-def test_it_builds_in_one_stage_and_ships_in_another(stages):
+def test_the_image_is_built_in_one_stage_and_shipped_in_another(stages):
     builder, image = stages
 
     assert builder.image == image.image == "python:3.12-slim"
     assert image.all("COPY") == ["--from=build /opt/venv /opt/venv"]
 
 
-def test_it_serves_http_where_other_containers_can_reach_it(image, understood):
+def test_the_image_serves_http_on_all_interfaces(image, understood):
     program, *arguments = image.command
 
     assert program == "mcp-context-proxy"
@@ -46,7 +46,7 @@ def test_the_health_check_asks_the_port_that_is_served(image):
     assert f"http://127.0.0.1:{image.only('EXPOSE')}/healthz" in code
 
 
-def test_it_runs_as_a_user_who_owns_the_data_folder_and_nothing_else(image):
+def test_the_image_runs_as_a_user_who_owns_only_the_data_folder(image):
     user, group = image.owner
     (data,) = json.loads(image.only("VOLUME"))
 
@@ -58,15 +58,15 @@ def test_it_runs_as_a_user_who_owns_the_data_folder_and_nothing_else(image):
     assert image.environment["HOME"] == image.environment["XDG_DATA_HOME"] == data
 
 
-def test_it_reads_the_configuration_that_is_mounted(image):
+def test_the_image_reads_the_mounted_configuration(image):
     assert image.environment[VARIABLE] == "/config/config.toml"
 
 
-def test_it_stops_on_the_signal_that_the_proxy_handles(image):
+def test_the_image_stops_with_a_signal_that_the_proxy_handles(image):
     assert image.only("STOPSIGNAL") == "SIGTERM"
 
 
-def test_every_instruction_is_one_that_ci_carries_out_or_that_is_held_here(stages):
+def test_every_instruction_is_carried_out_by_ci_or_checked_here(stages):
     prepared = {"RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE"}
     run = {"ENTRYPOINT", "CMD", "HEALTHCHECK", "STOPSIGNAL"}
 
@@ -74,11 +74,11 @@ def test_every_instruction_is_one_that_ci_carries_out_or_that_is_held_here(stage
         assert {keyword for keyword, _ in stage.instructions} <= prepared | run
 
 
-def test_ci_carries_it_out():
+def test_ci_builds_the_image():
     assert re.search(r"python \.ci/image\.py ", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
 
 
-def test_the_build_sees_only_what_the_wheel_is_made_of():
+def test_the_build_context_has_only_the_files_of_the_wheel():
     let_through = dockerfile.let_through((ROOT / ".dockerignore").read_text(encoding="utf-8"))
 
     assert sorted(let_through) == ["LICENSE", "README.md", "mcp_context_proxy", "pyproject.toml"]

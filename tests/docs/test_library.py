@@ -60,6 +60,6 @@ def test_every_public_name_can_be_imported_from_the_package(text: Page) -> None:
     assert set(", ".join(imported).split(", ")) <= set(library.__all__)
 
 
-def test_another_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Proxy'"):
         _ = mcp_context_proxy.Proxy  # type: ignore[attr-defined]

@@ -47,7 +47,7 @@ def test_the_claude_code_commands_start_the_proxy(readme, understood):
 
 
 @pytest.mark.parametrize("page", ["README.md", "config.example.toml"])
-def test_no_server_that_is_pasted_from_here_is_one_that_check_warns_about(page):
+def test_check_warns_about_no_server_of_the_examples(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     pasted = re.findall(r"^(?:# )?args = (\[.*?\])", text, re.M)
     assert pasted
@@ -55,7 +55,7 @@ def test_no_server_that_is_pasted_from_here_is_one_that_check_warns_about(page):
         assert unpinned(ServerConfig(name="s", command="npx", args=tuple(json.loads(args)))) is None
 
 
-def test_a_host_file_that_starts_the_proxy_can_be_the_one_it_reads(readme, tmp_path):
+def test_a_host_file_that_starts_the_proxy_can_be_its_configuration(readme, tmp_path):
     for number, block in enumerate(readme.blocks("json")):
         host = json.loads(block)
         (servers,) = host.values()

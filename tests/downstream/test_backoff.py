@@ -27,7 +27,7 @@ def test_the_wait_doubles_for_a_server_that_never_starts() -> None:
     assert [backoff.seconds(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_jitter_spreads_a_wait_but_leaves_some_of_it() -> None:
+def test_jitter_never_shortens_the_backoff_to_nothing() -> None:
     assert Backoff(Limits(), least).seconds(0.0) == pytest.approx(0.1)
 
 

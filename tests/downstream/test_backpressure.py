@@ -59,7 +59,7 @@ async def pipes() -> AsyncIterator[tuple[Pipe, Pipe]]:
 
 
 @pytest.mark.parametrize("comes_later", [False, True])
-async def test_a_pipe_behind_a_closed_gate_is_read_when_it_opens(
+async def test_a_paused_pipe_is_read_again_after_backpressure_ends(
     pipes: tuple[Pipe, Pipe], comes_later: bool
 ) -> None:
     held, free = pipes
@@ -80,7 +80,7 @@ async def test_a_pipe_behind_a_closed_gate_is_read_when_it_opens(
     await held.until(b"held")
 
 
-async def test_a_pipe_that_was_closed_meanwhile_is_passed_over(pipes: tuple[Pipe, Pipe]) -> None:
+async def test_a_pipe_that_closed_while_paused_is_ignored(pipes: tuple[Pipe, Pipe]) -> None:
     held, free = pipes
     gate = Backpressure()
     gate.pass_through(await held.open())

@@ -43,7 +43,7 @@ async def test_a_crash_during_a_call_is_reported_and_the_call_is_never_sent_agai
     assert len(server.ledger.calls("die")) == 1
 
 
-async def test_a_kill_during_a_call_names_the_signal(workshop: Workshop) -> None:
+async def test_a_call_whose_server_is_killed_names_the_signal(workshop: Workshop) -> None:
     workshop.server("frail", tools=[tool("die")], calls={"die": [{"kill": 9}, {"silent": True}]})
     async with inside(workshop.config()) as proxy:
         result = await Host(proxy, "handshake").call("frail__die")
@@ -278,7 +278,7 @@ input_is_never_read_again = sys.stdout.flush() or __import__("time").sleep(600)
 """
 
 
-async def test_a_server_that_asks_without_reading_leaves_no_tasks_behind(
+async def test_a_server_that_asks_but_does_not_read_leaves_no_tasks_behind(
     workshop: Workshop, good: Server
 ) -> None:
     server = workshop.server("asking")

@@ -69,7 +69,7 @@ async def under_way(host: Host, made: Server) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
-async def test_each_connection_is_subscribed_once_whoever_subscribes_first(workshop: Workshop) -> None:
+async def test_a_resource_is_subscribed_to_once_on_each_connection(workshop: Workshop) -> None:
     """Or the one who comes second, on the connection that all share, would never hear of an update."""
     uri = "note://work/1"
     made = server(workshop, resources=[{"uri": uri, "name": "one"}])

@@ -29,7 +29,7 @@ async def test_an_old_server_that_ignores_the_modern_probe_gets_the_handshake(wo
         assert "old__go" in await Host(proxy, "modern").names()
 
 
-async def test_an_old_server_that_dies_of_the_modern_probe_is_not_probed_again(workshop: Workshop) -> None:
+async def test_a_server_that_crashes_on_the_modern_probe_is_not_probed_again(workshop: Workshop) -> None:
     server = workshop.server("old", tools=[tool("go")], on={"server/discover": [{"exit": 1}]})
     async with inside(workshop.config(limits=QUICK)) as proxy:
         await until(lambda: proxy.fleet.clients["old"].state is ServerState.READY)
@@ -75,7 +75,7 @@ async def test_a_server_that_ignores_the_probe_is_not_probed_by_the_next_proxy(
     assert probes(old) == 1
 
 
-async def test_a_server_at_a_url_that_ignores_the_probe_is_not_probed_by_the_next_proxy(
+async def test_an_http_server_that_ignores_the_probe_is_not_probed_after_a_restart(
     workshop: Workshop,
 ) -> None:
     never = [{"wait": str(workshop.flag("never"))}]
@@ -100,7 +100,7 @@ def late_once(workshop: Workshop) -> dict[str, Any]:
     }
 
 
-async def test_a_server_that_was_too_slow_for_the_probe_is_probed_by_the_next_proxy(
+async def test_a_server_that_was_too_slow_for_the_probe_is_probed_after_a_restart(
     workshop: Workshop,
 ) -> None:
     """As one that is downloaded at its first start: it answers all it was asked, in order."""
@@ -119,7 +119,7 @@ async def test_a_modern_server_that_answers_the_probe_late_is_used_as_modern_at_
     await is_ready_at_once(workshop, server)
 
 
-async def test_a_modern_server_that_refuses_the_handshake_before_it_answers_the_probe_is_waited_for(
+async def test_a_modern_server_that_refuses_the_handshake_before_the_probe_is_waited_for(
     workshop: Workshop,
 ) -> None:
     """And need not know how a server that is modern refuses a handshake."""
@@ -147,7 +147,7 @@ async def is_ready_at_once(workshop: Workshop, server: Server) -> None:
     assert len(server.ledger.entries("start")) <= 1
 
 
-async def test_a_server_at_a_url_that_was_too_slow_for_the_probe_is_probed_by_the_next_proxy(
+async def test_an_http_server_that_was_too_slow_for_the_probe_is_probed_after_a_restart(
     workshop: Workshop,
 ) -> None:
     late = [{"once": [str(workshop.flag("first")), [{"wait": str(workshop.flag("never"))}]]}]
@@ -168,7 +168,7 @@ async def test_a_slow_modern_server_at_a_url_is_probed_again_with_more_time(
     await is_ready_at_once(workshop, server)
 
 
-async def test_a_server_that_is_connected_differently_is_probed_again(
+async def test_a_server_with_changed_connection_settings_is_probed_again(
     workshop: Workshop, old: Server
 ) -> None:
     await served(workshop, old, QUICK)

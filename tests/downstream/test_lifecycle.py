@@ -50,7 +50,7 @@ async def test_a_call_to_a_server_that_is_starting_fails_at_once_and_says_so(wor
         assert "late__go" in await Host(proxy, "modern").names()
 
 
-async def test_a_server_that_was_not_ready_in_time_is_given_up_and_tried_again(workshop: Workshop) -> None:
+async def test_a_server_that_misses_its_connect_timeout_is_stopped_and_retried(workshop: Workshop) -> None:
     flag = workshop.flag("ready")
     server = workshop.server(
         "late",

@@ -51,7 +51,7 @@ async def test_a_child_gets_a_short_environment_and_its_configured_variables(
         assert set(start["environment"]) - known == {own}
 
 
-async def test_a_command_is_the_name_of_a_program_and_no_line_for_a_shell(workshop: Workshop) -> None:
+async def test_a_command_is_a_program_and_not_a_shell_line(workshop: Workshop) -> None:
     made = workshop.folder / "made"
     workshop.server("odd").settings = {"command": f"sh -c 'touch {made}'"}
     async with inside(workshop.config()) as proxy:
@@ -71,7 +71,7 @@ async def test_arguments_are_passed_as_they_are_and_never_to_a_shell(workshop: W
     assert start["argv"][-3:] == ["; touch /tmp/never", "$(id)", "a b"]
 
 
-async def test_a_flood_on_stderr_blocks_nothing_and_its_end_is_kept(workshop: Workshop) -> None:
+async def test_a_flood_on_stderr_blocks_nothing_and_its_last_lines_are_kept(workshop: Workshop) -> None:
     flood = [{"stderr": "x" * 5000}] * 200 + [{"stderr": "the last line"}]
     workshop.server("loud", tools=[tool("shout")], calls={"shout": flood})
     async with inside(workshop.config()) as proxy:

@@ -42,7 +42,7 @@ async def test_a_server_waits_for_a_place_to_start() -> None:
     assert starting.may == [0, 1, 2]
 
 
-async def test_before_the_proxy_serves_only_a_first_wave_is_started() -> None:
+async def test_until_the_front_serves_only_a_first_group_is_started() -> None:
     starts = StartLimiter(2)
     starts.hold_back()
     starting = Starting(starts)
@@ -60,7 +60,7 @@ async def test_before_the_proxy_serves_only_a_first_wave_is_started() -> None:
     assert starting.may == [0, 1, 2, 3]
 
 
-async def test_without_a_front_to_wait_for_all_are_started(workshop: Workshop) -> None:
+async def test_without_a_front_all_servers_are_started(workshop: Workshop) -> None:
     for number in range(5):
         workshop.server(f"s{number}", tools=[tool("work")])
     async with inside(workshop.config(limits={"starts_at_once": 2})) as proxy:

@@ -15,7 +15,7 @@ def tail(**options: object) -> StderrTail:
     return StderrTail("loud", LIMITS, **options)  # type: ignore[arg-type]
 
 
-def test_the_last_lines_are_kept_in_order_with_the_one_that_is_not_ended() -> None:
+def test_the_last_lines_are_kept_in_order_including_an_unfinished_one() -> None:
     kept = tail()
     for number in range(100):
         kept.feed(f"line {number}\n".encode())
@@ -26,7 +26,7 @@ def test_the_last_lines_are_kept_in_order_with_the_one_that_is_not_ended() -> No
     assert len(kept.lines()) == 20
 
 
-def test_a_flood_without_a_line_end_takes_no_more_than_twice_its_bound() -> None:
+def test_a_line_without_an_end_is_bounded() -> None:
     kept = tail()
     for _ in range(1000):
         kept.feed(b"\x1b[31m\x00" + b"y" * 10_000)

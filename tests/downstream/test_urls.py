@@ -90,7 +90,7 @@ async def test_progress_is_passed_on_with_the_clients_own_token(host: Host, serv
     assert [(params["progressToken"], params["progress"]) for params in told] == [("mine", 1), ("mine", 2)]
 
 
-async def test_a_refusal_keeps_its_code(host: Host, server: Server) -> None:
+async def test_an_error_keeps_its_code(host: Host, server: Server) -> None:
     with pytest.raises(Exception, match="-32050: not today"):
         await host.call(f"{server.name}__fail")
 
@@ -107,7 +107,7 @@ async def test_a_resource_is_read(host: Host, server: Server) -> None:
     assert read["contents"][0]["text"] == f"{server.name} has note://{server.name}"
 
 
-async def test_configured_headers_are_sent_and_nothing_of_the_clients(host: Host, server: Server) -> None:
+async def test_configured_headers_are_sent_and_none_of_the_client(host: Host, server: Server) -> None:
     await host.call(f"{server.name}__echo", **{OWN + "query": "secret"})
 
     headers = server.ledger.entries("headers")[-1]["headers"]
@@ -196,7 +196,7 @@ async def test_a_proxy_behind_a_proxy_works_over_any_transport(
     assert spoken == era
 
 
-def test_an_event_stream_that_names_an_address_elsewhere_is_not_followed() -> None:
+def test_an_sse_endpoint_on_another_host_is_refused() -> None:
     from mcp_context_proxy.downstream.sse import _same_origin
 
     assert _same_origin("http://a:1/sse", "/messages/?id=1") == "http://a:1/messages/?id=1"
@@ -270,7 +270,7 @@ async def test_a_redirect_to_another_path_of_the_same_server_is_followed(
 
 
 @pytest.mark.parametrize("isolation", ["shared", "session"])
-async def test_calls_whose_session_has_expired_are_each_run_once_in_the_next(
+async def test_calls_with_an_expired_session_each_run_once_in_a_new_one(
     workshop: Workshop, isolation: str
 ) -> None:
     """They were refused unread, so they may be sent again; whoever called need not know."""

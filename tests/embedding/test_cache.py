@@ -41,7 +41,7 @@ def cached(model: CountingEmbedder, store: Store) -> CachedEmbedder:
 TEXTS = [f"text {number}" for number in range(3 * BATCH + 5)]
 
 
-def test_the_next_start_embeds_nothing(path: Path) -> None:
+def test_after_a_restart_nothing_is_embedded_again(path: Path) -> None:
     with open_store(path) as store:
         first = cached(CountingEmbedder(), store).embed(TEXTS)
     model = CountingEmbedder()
@@ -52,7 +52,7 @@ def test_the_next_start_embeds_nothing(path: Path) -> None:
     np.testing.assert_array_equal(first, second)
 
 
-def test_the_real_model_and_a_real_store_give_back_the_same_bytes(path: Path, model: OnnxModel) -> None:
+def test_vectors_of_the_real_model_survive_the_store_byte_for_byte(path: Path, model: OnnxModel) -> None:
     texts = ["create an issue", "", "half a pair \ud83d", "create an issue"]
     with open_store(path) as store:
         cold = CachedEmbedder(LazyModel(lambda: model), store.vectors).embed(texts)
@@ -128,7 +128,7 @@ def test_a_cancelled_indexing_keeps_its_vectors() -> None:
         pytest.param(np.eye(8, dtype="<f4")[0].tobytes(), id="could be one, and is not"),
     ],
 )
-def test_a_wrong_vector_in_the_store_is_computed_again_and_healed(path: Path, blob: object) -> None:
+def test_a_damaged_vector_is_computed_and_stored_again(path: Path, blob: object) -> None:
     with open_store(path) as store:
         right = cached(CountingEmbedder(), store).embed(["a"])
     overwrite_all_vectors(path, blob)

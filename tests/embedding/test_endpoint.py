@@ -172,7 +172,7 @@ def test_an_error_status_comes_with_a_remedy_and_without_the_key(opened, service
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-def test_a_busy_service_is_asked_again_for_the_catalog(opened, service, code):
+def test_requests_for_the_catalog_are_retried_while_the_service_is_busy(opened, service, code):
     model = opened()
     assert model.dimensions
     service.misbehaviour = [status(code, retry_after="0")] * (ATTEMPTS - 1)
@@ -282,7 +282,7 @@ def test_a_failed_service_is_asked_again_after_a_pause(opened, service, caplog):
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
-def test_vectors_of_an_endpoint_are_kept_but_not_its_queries(opened, service, tmp_path):
+def test_vectors_of_the_catalog_are_stored_and_those_of_queries_are_not(opened, service, tmp_path):
     with open_store(tmp_path / "store.sqlite3") as store:
         for _ in range(2):
             CachedEmbedder(LazyModel(opened), store.vectors).embed(["a tool", "another tool"])

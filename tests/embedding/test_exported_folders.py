@@ -78,7 +78,7 @@ def test_the_setting_overrides_the_file(export):
     np.testing.assert_allclose(embedded(model), mean(TEXT), atol=1e-6)
 
 
-def test_a_graph_that_gives_the_sentence_is_not_pooled_again(export):
+def test_a_graph_with_sentence_output_is_not_pooled_again(export):
     model = load_model(
         export(output="sentence_embedding", files={"1_Pooling/config.json": {"pooling_mode_cls_token": True}})
     )

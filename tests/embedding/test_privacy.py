@@ -6,7 +6,7 @@ from pathlib import Path
 USE_THE_MODEL = "from mcp_context_proxy.embedding.model import load_model; load_model().embed(['a query'])"
 
 
-def test_using_the_model_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_using_the_model_writes_no_files(tmp_path: Path) -> None:
     """onnxruntime writes a device id and a usage database unless it is told not to before it is loaded."""
     home = {name: str(tmp_path) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME")}
 

@@ -55,7 +55,7 @@ def test_a_definition_costs_less_than_a_token_for_each_two_characters(counter: T
     assert len(text) / 6 < counter.count(text) < len(text) / 2
 
 
-def test_a_model_that_reads_eight_tokens_does_not_cut_what_is_counted(tokenizer: Tokenizer) -> None:
+def test_token_counts_are_not_cut_at_the_length_of_the_model(tokenizer: Tokenizer) -> None:
     text = "0123456789abcdef" * 4
 
     load_model(settings=EmbeddingConfig(max_tokens=8))

@@ -38,7 +38,7 @@ def test_a_measure_is_taken_over_the_queries_that_have_it():
     assert (found["b"].mean, found["b"].queries) == (3.0, 1)
 
 
-def test_sets_of_queries_weigh_the_same_whatever_their_size():
+def test_all_query_sets_have_the_same_weight():
     small, large = [0.0, 1.0] * 20, [1.0] * 1000
 
     macro = macro_estimate([small, large])

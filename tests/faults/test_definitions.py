@@ -71,14 +71,14 @@ def shows(found: Listing, *names: str) -> bool:
     return {f"odd__{name}" for name in (*GOOD, *names)} <= set(found.tools)
 
 
-async def test_entries_that_are_no_tools_cost_no_tool(tmp_path: Path) -> None:
+async def test_invalid_entries_do_not_affect_valid_tools(tmp_path: Path) -> None:
     found = await listing(tmp_path, "bad-tools")
 
     assert shows(found)
     assert len([finding for finding in found.findings if "withheld" in finding]) == 6
 
 
-async def test_odd_names_become_valid_ones_and_are_called_by_what_they_were(tmp_path: Path) -> None:
+async def test_invalid_names_are_replaced_and_calls_use_the_original_ones(tmp_path: Path) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
     workshop.server("odd").settings = faulty("bad-names", ledger.path)
     async with inside(workshop.config(expose={"mode": "all"})) as proxy:
@@ -101,7 +101,7 @@ async def test_a_name_that_comes_twice_is_listed_once(tmp_path: Path) -> None:
     assert any("second tool" in finding for finding in found.findings)
 
 
-async def test_no_text_of_a_list_hides_anything(tmp_path: Path) -> None:
+async def test_no_listed_text_has_invisible_characters(tmp_path: Path) -> None:
     found = await listing(tmp_path, "hostile-unicode")
 
     assert shows(found, "hostile")
@@ -126,7 +126,7 @@ async def test_a_description_of_a_megabyte_is_cut(tmp_path: Path) -> None:
     assert len(found.tools["odd__tool_000"]["description"]) < 17_000
 
 
-async def test_schemas_that_explode_are_never_expanded_and_what_they_name_is_never_fetched(
+async def test_recursive_schemas_are_never_expanded_and_references_never_fetched(
     tmp_path: Path, canary: socket.socket
 ) -> None:
     url = f"http://127.0.0.1:{canary.getsockname()[1]}/"
@@ -139,7 +139,7 @@ async def test_schemas_that_explode_are_never_expanded_and_what_they_name_is_nev
     assert untouched(canary)
 
 
-async def test_a_schema_that_is_too_deep_costs_its_own_tool_only(tmp_path: Path) -> None:
+async def test_a_schema_that_is_too_deep_withholds_its_own_tool_only(tmp_path: Path) -> None:
     found = await listing(tmp_path, "deep-schema", depth=300)
 
     assert shows(found)
@@ -147,14 +147,14 @@ async def test_a_schema_that_is_too_deep_costs_its_own_tool_only(tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", ["endless-pages", "same-cursor"])
-async def test_pages_without_end_are_ended(tmp_path: Path, mode: str) -> None:
+async def test_an_endless_list_of_pages_is_cut(tmp_path: Path, mode: str) -> None:
     found = await listing(tmp_path, mode, limits={"pages": 20})
 
     assert shows(found)
     assert any("stopped" in finding for finding in found.findings)
 
 
-async def test_pages_that_come_slowly_are_waited_for_no_longer_than_one_that_hangs(tmp_path: Path) -> None:
+async def test_slow_pages_share_the_timeout_of_one_listing(tmp_path: Path) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
     workshop.server("odd").settings = faulty("slow-list", ledger.path, delay=0.4, tools=40, page_size=2)
     async with inside(workshop.config(limits={"list_seconds": 1.0})) as proxy:
@@ -165,7 +165,7 @@ async def test_pages_that_come_slowly_are_waited_for_no_longer_than_one_that_han
     assert len(ledger.of("list")) < 20
 
 
-async def test_tools_over_the_limit_of_all_are_withheld_and_told(tmp_path: Path) -> None:
+async def test_tools_over_the_limit_are_withheld_with_a_warning(tmp_path: Path) -> None:
     found = await listing(tmp_path, "normal", limits={"tools": 10}, tools=50, safe_first=True)
 
     assert len([name for name in found.tools if name.startswith("odd__")]) == 10
@@ -188,7 +188,7 @@ async def test_links_in_a_result_are_passed_on_and_never_followed(
     assert untouched(canary)
 
 
-async def test_a_list_that_flaps_is_fetched_once_a_second_and_announced_half_as_often_at_most(
+async def test_a_flapping_list_is_fetched_once_a_second_and_announced_less_often(
     tmp_path: Path,
 ) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
@@ -206,7 +206,7 @@ async def test_a_list_that_flaps_is_fetched_once_a_second_and_announced_half_as_
 
 
 @pytest.mark.parametrize("mode", ["hang-list", "error-list"])
-async def test_a_list_that_cannot_be_had_again_leaves_the_last_one(tmp_path: Path, mode: str) -> None:
+async def test_if_a_list_cannot_be_fetched_again_the_last_one_stays(tmp_path: Path, mode: str) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
     workshop.server("odd").settings = faulty(mode, ledger.path, after=1)
     limits = {"list_seconds": 0.5}
@@ -225,7 +225,7 @@ async def test_a_list_that_cannot_be_had_again_leaves_the_last_one(tmp_path: Pat
         await ledger.until(lambda ledger: len(ledger.of("list")) >= 3)
 
 
-async def test_servers_with_each_others_names_are_told_apart(tmp_path: Path) -> None:
+async def test_tools_of_servers_with_confusable_names_stay_distinct(tmp_path: Path) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
     for name in ("a", "a_", "b"):
         workshop.server(name).settings = faulty("bad-names", ledger.path, name=name)
@@ -243,7 +243,7 @@ async def test_servers_with_each_others_names_are_told_apart(tmp_path: Path) -> 
     assert all(len(served) == 1 for served in by_pid.values())
 
 
-async def test_a_server_that_only_talks_nonsense_is_given_up(tmp_path: Path) -> None:
+async def test_a_server_that_sends_only_garbage_is_given_up(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path)
     program = "import sys\nfor _ in range(3000): print('hello')\nsys.stdout.flush()\nsys.stdin.read()"
     workshop.server("odd").settings = {"command": sys.executable, "args": ["-S", "-c", program]}

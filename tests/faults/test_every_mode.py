@@ -206,13 +206,13 @@ async def until_safe(scene: Scene, server: str) -> None:
             await anyio.sleep(0.05)
 
 
-async def test_a_call_that_was_given_up_is_cancelled_at_the_server(scene: Scene) -> None:
+async def test_a_call_that_times_out_is_cancelled_at_the_server(scene: Scene) -> None:
     said, _ = await scene.called("s-hang-call")
 
     await scene.ledger.until(lambda ledger: ledger.of("cancelled", "hang-call", nonce=said))
 
 
-async def test_a_server_that_asks_is_answered_though_the_client_can_do_nothing(scene: Scene) -> None:
+async def test_a_servers_request_is_refused_if_the_client_cannot_answer_it(scene: Scene) -> None:
     if scene.era == "modern":
         pytest.skip("a modern server does not ask on its own accord")
     await scene.called("s-ask-client")
@@ -223,7 +223,7 @@ async def test_a_server_that_asks_is_answered_though_the_client_can_do_nothing(s
     assert scene.ledger.of("pong", "ping-client")
 
 
-async def test_what_a_child_inherits_is_a_short_list_and_its_own_settings(scene: Scene) -> None:
+async def test_a_server_inherits_only_a_few_variables_and_its_configured_ones(scene: Scene) -> None:
     result = await scene.client.call("s-environment__tool_000", {"nonce": "n"})
 
     facts = result["structuredContent"]
@@ -234,14 +234,14 @@ async def test_what_a_child_inherits_is_a_short_list_and_its_own_settings(scene:
     assert facts["group"] is True
 
 
-async def test_an_old_server_is_probed_once_and_then_greeted_the_old_way(scene: Scene) -> None:
+async def test_an_old_server_is_probed_once_and_then_gets_the_handshake(scene: Scene) -> None:
     starts = scene.ledger.of("start", "die-on-discover")
 
     assert len(starts) == 2
     assert len(scene.ledger.of("start", "hang-discover")) == 1
 
 
-def test_every_mode_is_here() -> None:
+def test_every_fault_mode_has_a_case() -> None:
     command = [sys.executable, "-S", str(PROGRAM), '{"modes": true}']
     modes = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     http_only = {name for name, (stage, _) in modes.items() if stage == "http"}

@@ -65,7 +65,7 @@ def peak(pid: int) -> int:
 
 
 @pytest.mark.parametrize("server", ["pipe", "url"])
-async def test_a_result_as_large_as_may_be_is_held_twice_at_most(
+async def test_a_result_of_the_largest_size_is_held_in_memory_twice_at_most(
     client: RawClient, pid: int, server: str
 ) -> None:
     tool, grown, lengths = f"{server}__tool_000", [], set()
@@ -81,7 +81,7 @@ async def test_a_result_as_large_as_may_be_is_held_twice_at_most(
     assert min(grown) < 2.5 * LARGE_BYTES
 
 
-async def test_an_endless_line_takes_no_memory_and_ends_its_connection(tmp_path: Path) -> None:
+async def test_an_endless_line_is_not_buffered_and_closes_its_connection(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path)
     workshop.server("odd").settings = faulty("endless-line", tmp_path / "ledger", size=1 << 30)
     workshop.server("good").settings = faulty("normal", tmp_path / "ledger")
@@ -97,7 +97,7 @@ async def test_an_endless_line_takes_no_memory_and_ends_its_connection(tmp_path:
     assert result
 
 
-async def test_an_answer_over_the_limit_takes_no_memory_and_its_server_goes_on(tmp_path: Path) -> None:
+async def test_an_answer_over_the_limit_is_not_buffered_and_its_server_goes_on(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path)
     workshop.server("odd").settings = faulty("huge-result", tmp_path / "ledger", size=64 << 20)
     with http_proxy(workshop.config(expose={"mode": "all"})) as proxy:

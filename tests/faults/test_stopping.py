@@ -60,7 +60,7 @@ def stop(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
-async def test_calls_under_way_are_finished_before_it_stops(setup: Setup, front: str) -> None:
+async def test_pending_calls_are_finished_before_the_proxy_stops(setup: Setup, front: str) -> None:
     setup.server("slow-call", delay=1.0)
     async with setup.client(front) as (client, pid):
         await client.until_listed(f"slow-call__{SAFE}")
@@ -76,7 +76,7 @@ async def test_calls_under_way_are_finished_before_it_stops(setup: Setup, front:
     await setup.ledger.until(lambda ledger: ledger.survivors() == [])
 
 
-async def test_what_comes_after_the_signal_is_refused_and_does_not_run(setup: Setup) -> None:
+async def test_calls_after_the_stop_signal_are_refused_and_do_not_run(setup: Setup) -> None:
     go = setup.workshop.flag("go")
     server = setup.workshop.server(
         "work", tools=[tool("slow"), tool("fast")], calls={"slow": [{"wait": str(go)}]}
@@ -101,7 +101,9 @@ async def test_what_comes_after_the_signal_is_refused_and_does_not_run(setup: Se
     assert {"text": said} not in [call["arguments"] for call in server.ledger.calls("fast")]
 
 
-async def test_a_call_that_outlasts_the_drain_is_told_and_cancelled(setup: Setup, front: str) -> None:
+async def test_a_call_that_outlasts_the_drain_timeout_fails_and_is_cancelled(
+    setup: Setup, front: str
+) -> None:
     setup.server("hang-call")
     async with setup.client(front, drain_seconds=0.5) as (client, pid):
         await client.until_listed(f"hang-call__{SAFE}")
@@ -164,7 +166,7 @@ def spoken(calls: int, tool: str) -> bytes:
     return "".join(json.dumps({"jsonrpc": "2.0"} | line) + "\n" for line in lines).encode()
 
 
-async def test_a_second_signal_ends_everything_at_once(setup: Setup, tmp_path: Path) -> None:
+async def test_a_second_stop_signal_ends_everything_at_once(setup: Setup, tmp_path: Path) -> None:
     setup.server("ignore-sigterm")
     setup.server("hang-call")
     config = setup.workshop.config(limits={"stop_seconds": 60.0, "drain_seconds": 60.0})
@@ -185,7 +187,7 @@ async def test_a_second_signal_ends_everything_at_once(setup: Setup, tmp_path: P
     await until(lambda: setup.ledger.survivors() == [])
 
 
-async def test_when_it_is_killed_its_servers_see_the_end_of_their_input_and_go(setup: Setup) -> None:
+async def test_servers_see_the_end_of_input_when_the_proxy_is_killed(setup: Setup) -> None:
     for mode in ("normal", "slow-call", "hang-call", "flood-stderr"):
         setup.server(mode, size=1 << 16)
     async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
@@ -197,7 +199,7 @@ async def test_when_it_is_killed_its_servers_see_the_end_of_their_input_and_go(s
     await until(lambda: setup.ledger.survivors() == [])
 
 
-async def test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_started(setup: Setup) -> None:
+async def test_servers_that_ignore_the_end_of_input_end_with_a_killed_proxy(setup: Setup) -> None:
     modes = ("ignore-eof", "ignore-sigterm", "orphan", "hang-initialize")
     for mode in modes:
         setup.server(mode)
@@ -211,7 +213,7 @@ async def test_when_it_is_killed_also_servers_that_are_deaf_end_with_all_they_st
     await until(lambda: setup.ledger.survivors() == [])
 
 
-async def test_the_guardian_is_there_before_the_first_server(setup: Setup) -> None:
+async def test_the_guardian_is_started_before_the_first_server(setup: Setup) -> None:
     setup.server("normal")
     async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
         await setup.ledger.until(lambda ledger: ledger.of("start"))
@@ -225,7 +227,7 @@ async def test_the_guardian_is_there_before_the_first_server(setup: Setup) -> No
     assert (server - guardian) % largest_id() < largest_id() // 2
 
 
-async def test_the_guardian_of_the_servers_is_replaced_when_it_was_killed(setup: Setup) -> None:
+async def test_a_killed_guardian_is_replaced(setup: Setup) -> None:
     for mode in ("ignore-sigterm", "die-mid-call"):
         setup.server(mode)
     async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
@@ -243,7 +245,7 @@ async def test_the_guardian_of_the_servers_is_replaced_when_it_was_killed(setup:
     await until(lambda: setup.ledger.survivors() == [])
 
 
-async def test_the_guardian_goes_with_the_proxy(setup: Setup) -> None:
+async def test_the_guardian_ends_with_the_proxy(setup: Setup) -> None:
     setup.server("normal")
     async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
         await setup.ledger.until(lambda ledger: ledger.of("start"))
@@ -255,7 +257,7 @@ async def test_the_guardian_goes_with_the_proxy(setup: Setup) -> None:
     await until(lambda: not runs(guardian))
 
 
-async def test_a_hangup_while_it_starts_ends_nothing(setup: Setup) -> None:
+async def test_a_hangup_signal_during_the_start_is_ignored(setup: Setup) -> None:
     setup.server("normal")
     async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
         assert process.stdin is not None
@@ -279,7 +281,7 @@ async def test_a_hangup_while_it_starts_ends_nothing(setup: Setup) -> None:
         assert await process.wait() == 0
 
 
-async def test_a_terminal_that_is_closed_ends_it(setup: Setup) -> None:
+async def test_closing_the_terminal_stops_the_proxy(setup: Setup) -> None:
     setup.server("normal")
     ours, theirs = os.openpty()
     async with await anyio.open_process(command(setup.workshop.config()), stderr=theirs) as process:
@@ -293,7 +295,7 @@ async def test_a_terminal_that_is_closed_ends_it(setup: Setup) -> None:
     await until(lambda: setup.ledger.survivors() == [])
 
 
-async def test_a_host_that_goes_cancels_what_it_asked_for(setup: Setup) -> None:
+async def test_calls_of_a_host_that_disconnects_are_cancelled(setup: Setup) -> None:
     setup.server("hang-call")
     async with setup.client("stdio") as (client, _):
         await client.until_listed(f"hang-call__{SAFE}")
@@ -304,7 +306,7 @@ async def test_a_host_that_goes_cancels_what_it_asked_for(setup: Setup) -> None:
     await setup.ledger.until(lambda ledger: ledger.survivors() == [])
 
 
-async def test_a_host_that_reads_nothing_is_left_and_nothing_with_it(setup: Setup) -> None:
+async def test_a_host_that_stops_reading_is_dropped_and_nothing_is_left_behind(setup: Setup) -> None:
     setup.server("huge-result", size=1 << 20)
     config = setup.workshop.config(limits={"stalled_seconds": 1.0, "stop_seconds": 0.5})
     async with await anyio.open_process(command(config), stderr=None) as deaf:

@@ -53,7 +53,7 @@ async def search(client: RawClient, query: str = "says safe") -> dict[str, Any]:
 @pytest.mark.parametrize(
     "then", ["dd if=/dev/zero of={0}/fill bs=1k 2>/dev/null || true", "mount -o remount,ro {0}"]
 )
-async def test_a_disk_that_is_full_or_read_only_costs_nothing_but_memory(
+async def test_on_a_full_or_read_only_disk_the_proxy_serves_from_memory(
     workshop: Workshop, tmp_path: Path, then: str
 ) -> None:
     state = tmp_path / "state"
@@ -87,7 +87,7 @@ PAUSED = "New data waits in memory"
 
 
 @needs_namespaces
-async def test_what_happens_while_the_disk_is_full_is_told_once_and_kept_once_there_is_room(
+async def test_a_full_disk_is_reported_once_and_pending_writes_are_kept_for_later(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     async def said(flag: str, done: str) -> None:
@@ -125,13 +125,13 @@ async def test_what_happens_while_the_disk_is_full_is_told_once_and_kept_once_th
 
 
 @pytest.mark.parametrize("home", ["/nonexistent", ""])
-async def test_without_a_home_it_serves(workshop: Workshop, home: str) -> None:
+async def test_the_proxy_serves_without_a_home_folder(workshop: Workshop, home: str) -> None:
     config = workshop.config(store={}, expose={"mode": "all"})
     async with stdio(command(config), env={"HOME": home, "XDG_DATA_HOME": ""}) as client:
         assert (await search(client))["results"]
 
 
-async def test_two_proxies_on_one_store_never_hinder_each_other(workshop: Workshop, tmp_path: Path) -> None:
+async def test_two_proxies_on_one_store_do_not_block_each_other(workshop: Workshop, tmp_path: Path) -> None:
     config = workshop.config(store={"path": str(tmp_path / "store.sqlite3")}, expose={"mode": "all"})
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
@@ -150,7 +150,7 @@ async def test_two_proxies_on_one_store_never_hinder_each_other(workshop: Worksh
 
 
 @pytest.mark.parametrize("harm", ["missing", "empty", "flipped"])
-async def test_a_model_that_cannot_be_used_leaves_search_by_words(
+async def test_without_a_usable_model_search_is_lexical(
     workshop: Workshop, tmp_path: Path, harm: str
 ) -> None:
     packaged = Path(__file__).parents[2] / "mcp_context_proxy" / "embedding" / "files"
@@ -177,7 +177,7 @@ async def test_a_model_that_cannot_be_used_leaves_search_by_words(
 
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
-async def test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_served(tmp_path: Path) -> None:
+async def test_without_free_descriptors_servers_fail_with_a_reason_and_others_go_on(tmp_path: Path) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
     workshop.server("good").settings = faulty("normal", ledger.path)
     for number in range(25):
@@ -201,7 +201,7 @@ async def test_without_descriptors_left_servers_fail_in_words_and_the_rest_is_se
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits another process")
-async def test_without_descriptors_for_hosts_they_wait_and_the_log_stays_short(workshop: Workshop) -> None:
+async def test_without_free_descriptors_connections_wait_and_the_log_stays_short(workshop: Workshop) -> None:
     config = workshop.config(expose={"mode": "all"}, limits={"http_header_seconds": 1.0})
     with http_proxy(config) as proxy, ExitStack() as stack:
         async with http(proxy.base) as client:
@@ -248,7 +248,7 @@ def through_env(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @needs_users
-async def test_where_no_process_can_be_started_what_runs_is_served_and_the_rest_waits(tmp_path: Path) -> None:
+async def test_if_no_process_can_be_started_running_servers_serve_and_others_wait(tmp_path: Path) -> None:
     workshop, ledger = Workshop(tmp_path), Ledger(tmp_path / "ledger")
     ledger.path.touch()
     for name in ("good", "frail"):

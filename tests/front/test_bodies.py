@@ -21,7 +21,7 @@ LARGE = (4 << 20) - 1000
 """As much as one body may have, nearly."""
 
 
-async def test_who_came_first_is_let_in_first_also_where_there_is_room_for_who_came_later() -> None:
+async def test_requests_are_admitted_in_order_even_if_a_later_one_would_fit() -> None:
     room, let_in = BodyBudget(10), list[int]()
 
     async def enter(size: int) -> None:
@@ -39,7 +39,7 @@ async def test_who_came_first_is_let_in_first_also_where_there_is_room_for_who_c
     assert let_in == [5, 1]
 
 
-async def test_who_gives_up_waiting_keeps_nobody_behind_him_out() -> None:
+async def test_a_waiting_request_that_is_cancelled_blocks_no_other() -> None:
     room = BodyBudget(10)
     leave, entered = await room.enter(6), anyio.Event()
 
@@ -82,7 +82,7 @@ async def echo(client: httpx2.AsyncClient, text: str) -> httpx2.Response:
     return await client.post("/mcp", **posted("tools/call", name="echoes__work", arguments={"text": text}))
 
 
-async def test_only_so_much_of_large_bodies_is_here_at_a_time_and_small_ones_pass(workshop: Workshop) -> None:
+async def test_large_bodies_share_a_memory_limit_and_small_ones_pass(workshop: Workshop) -> None:
     workshop.server("echoes", tools=[tool("work")])
     listen = posted("subscriptions/listen", notifications={"toolsListChanged": True}, unknown="x" * LARGE)
     with http_proxy(workshop.config(limits={"http_body_seconds": 2.0})) as proxy:
@@ -102,7 +102,7 @@ async def test_only_so_much_of_large_bodies_is_here_at_a_time_and_small_ones_pas
     assert (small.status_code, "isError" in small.json()["result"]) == (200, False)
 
 
-async def test_large_calls_that_hang_in_their_servers_keep_no_other_out(workshop: Workshop) -> None:
+async def test_large_calls_to_hanging_servers_block_no_other_call(workshop: Workshop) -> None:
     hanging = [
         # One server by itself takes only so much at a time.
         workshop.server(f"hangs{number}", tools=[tool("work")], calls={"work": [{"wait_cancelled": True}]})

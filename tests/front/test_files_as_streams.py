@@ -35,7 +35,7 @@ def test_requests_can_come_from_a_file_and_answers_go_to_one(proxy: list[str], t
     assert [json.loads(line)["id"] for line in answered.read_text("utf-8").splitlines()] == [1]
 
 
-def test_no_input_at_all_ends_it(proxy: list[str]) -> None:
+def test_an_empty_input_ends_the_proxy(proxy: list[str]) -> None:
     done = subprocess.run(proxy, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=True)
 
     assert done.stdout == b""

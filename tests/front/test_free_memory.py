@@ -109,26 +109,26 @@ def has_figures() -> bool:
 pytestmark = pytest.mark.skipif(not has_figures(), reason="another C library than glibc")
 
 
-def test_memory_of_a_large_message_lies_where_it_can_be_given_back() -> None:
+def test_memory_of_a_large_message_is_mapped_on_its_own() -> None:
     (by_itself,), (told,) = printed(LARGE, "untold"), printed(LARGE, "told")
 
     assert by_itself < 1 << 20
     assert told >= 4 << 20
 
 
-def test_threads_have_no_heaps_of_their_own() -> None:
+def test_threads_share_one_heap() -> None:
     (by_itself,), (told,) = printed(THREADS, "untold"), printed(THREADS, "told")
 
     assert told < 32 << 20 < by_itself
 
 
-def test_memory_in_pieces_between_what_stays_goes_back_to_the_system() -> None:
+def test_fragmented_free_memory_is_returned_to_the_system() -> None:
     by_itself, told = printed(SMALL)
 
     assert by_itself < 40e6 < told
 
 
-def test_after_a_burst_the_process_becomes_as_small_as_before() -> None:
+def test_after_a_burst_the_process_shrinks_to_its_former_size() -> None:
     (given_back,) = printed(BURST)
 
     assert given_back > 50e6

@@ -32,7 +32,7 @@ async def status(rules: Policy, headers: Headers, path: str = "/mcp") -> int:
     "host",
     ["127.0.0.1:8765", "localhost:8765", "LOCALHOST:8765", "[::1]:8765"],
 )
-async def test_our_own_names_with_our_own_port_are_let_in(host: str) -> None:
+async def test_loopback_host_names_with_the_servers_port_are_accepted(host: str) -> None:
     assert await status(LOCAL, [("host", host)]) == 200
 
 
@@ -62,11 +62,11 @@ async def test_our_own_names_with_our_own_port_are_let_in(host: str) -> None:
         "",
     ],
 )
-async def test_other_hosts_are_misdirected(host: str) -> None:
+async def test_other_host_names_are_answered_with_misdirected_request(host: str) -> None:
     assert await status(LOCAL, [("host", host)]) == 421
 
 
-async def test_two_hosts_or_none_are_misdirected() -> None:
+async def test_two_host_headers_or_none_are_answered_with_misdirected_request() -> None:
     assert await status(LOCAL, [("host", "localhost:8765"), ("host", "evil.example")]) == 421
     assert await status(LOCAL, []) == 421
 
@@ -75,11 +75,11 @@ async def test_two_hosts_or_none_are_misdirected() -> None:
     "origin",
     ["http://localhost:8765", "http://127.0.0.1:8765", "http://[::1]:8765", "HTTP://LOCALHOST:8765"],
 )
-async def test_pages_of_our_own_are_let_in(origin: str) -> None:
+async def test_origins_of_the_server_itself_are_accepted(origin: str) -> None:
     assert await status(LOCAL, [("host", "localhost:8765"), ("origin", origin)]) == 200
 
 
-async def test_pages_of_our_own_behind_a_proxy_that_speaks_tls_are_let_in() -> None:
+async def test_the_servers_own_origin_behind_a_tls_proxy_is_accepted() -> None:
     rules = policy("0.0.0.0", 8765, ["proxy.example.com"], None)
     headers = [("host", "proxy.example.com"), ("origin", "https://proxy.example.com")]
 
@@ -115,11 +115,11 @@ async def test_pages_of_our_own_behind_a_proxy_that_speaks_tls_are_let_in() -> N
         "http://evil.example\\@localhost:8765",
     ],
 )
-async def test_pages_of_others_are_refused(origin: str) -> None:
+async def test_other_origins_are_refused(origin: str) -> None:
     assert await status(LOCAL, [("host", "localhost:8765"), ("origin", origin)]) == 403
 
 
-async def test_two_origins_are_refused() -> None:
+async def test_two_origin_headers_are_refused() -> None:
     same = ("origin", "http://localhost:8765")
 
     assert await status(LOCAL, [("host", "localhost:8765"), same, same]) == 403
@@ -133,7 +133,7 @@ async def test_host_and_origin_are_checked_on_every_path(path: str) -> None:
     assert await status(LOCAL, evil, path) == 403
 
 
-async def test_configured_hosts_are_let_in_beside_our_own() -> None:
+async def test_configured_host_names_are_accepted_as_well() -> None:
     rules = policy("127.0.0.1", 8765, ("Proxy.example:8443",), None)
 
     assert await status(rules, [("host", "proxy.example:8443")]) == 200
@@ -145,7 +145,7 @@ TOKEN = policy("127.0.0.1", 8765, (), "correct-horse")
 
 
 @pytest.mark.parametrize("given", ["Bearer correct-horse", "bearer correct-horse", "Bearer  correct-horse "])
-async def test_the_token_opens(given: str) -> None:
+async def test_the_right_token_is_accepted(given: str) -> None:
     assert await status(TOKEN, [("host", "localhost:8765"), ("authorization", given)]) == 200
 
 
@@ -161,11 +161,11 @@ async def test_the_token_opens(given: str) -> None:
         "Bearer correct-horses",
     ],
 )
-async def test_anything_else_does_not(given: str) -> None:
+async def test_any_other_credentials_are_refused(given: str) -> None:
     assert await status(TOKEN, [("host", "localhost:8765"), ("authorization", given)]) == 401
 
 
-async def test_two_sets_of_credentials_are_none() -> None:
+async def test_two_authorization_headers_are_refused() -> None:
     right, wrong = ("authorization", "Bearer correct-horse"), ("authorization", "Bearer wrong")
 
     for given in ([right, wrong], [wrong, right], [right, right]):
@@ -183,10 +183,10 @@ async def test_health_needs_no_token() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
-def test_loopback_addresses_are_known(host: str) -> None:
+def test_loopback_addresses_are_recognised(host: str) -> None:
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", "", "localhost.example"])
-def test_others_are_not_loopback(host: str) -> None:
+def test_other_addresses_are_not_taken_for_loopback(host: str) -> None:
     assert not is_loopback(host)

@@ -61,7 +61,7 @@ async def ask(proxy: HttpProxy, method: str, path: str, **options: Any) -> httpx
         return await client.request(method, proxy.base + path, **options)
 
 
-async def test_it_says_that_it_is_well(proxy: HttpProxy) -> None:
+async def test_healthz_answers_ok(proxy: HttpProxy) -> None:
     response = await ask(proxy, "GET", "/healthz")
 
     assert (response.status_code, response.json()["status"]) == (200, "ok")
@@ -69,7 +69,7 @@ async def test_it_says_that_it_is_well(proxy: HttpProxy) -> None:
 
 @pytest.mark.parametrize("path", ["/mcp", "/sse", "/messages/", "/healthz", "/"])
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_a_web_page_reaches_nothing(proxy: HttpProxy, method: str, path: str) -> None:
+async def test_requests_of_a_foreign_web_page_are_refused(proxy: HttpProxy, method: str, path: str) -> None:
     rebound = await ask(proxy, method, path, headers={"host": "evil.example"})
     foreign = await ask(proxy, method, path, headers={"origin": "http://evil.example"})
 
@@ -78,7 +78,7 @@ async def test_a_web_page_reaches_nothing(proxy: HttpProxy, method: str, path: s
 
 
 @pytest.mark.parametrize("version", ["0.9", "2.0", "9.9"])
-async def test_another_version_of_http_is_refused(proxy: HttpProxy, version: str) -> None:
+async def test_an_unsupported_http_version_is_refused(proxy: HttpProxy, version: str) -> None:
     host, port = proxy.base.removeprefix("http://").split(":")
     async with await anyio.connect_tcp(host, int(port)) as stream:
         await stream.send(f"GET /healthz HTTP/{version}\r\nhost: {host}:{port}\r\n\r\n".encode())
@@ -92,7 +92,7 @@ async def test_a_body_over_the_limit_is_refused(proxy: HttpProxy) -> None:
     assert response.status_code == 413
 
 
-async def test_what_is_no_message_is_refused_and_the_front_goes_on(proxy: HttpProxy) -> None:
+async def test_an_invalid_message_is_refused_and_the_front_goes_on(proxy: HttpProxy) -> None:
     for body in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"jsonrpc":"2.0"}', b"[" * 100_000):
         headers = ACCEPT | {"content-type": "application/json"}
         response = await ask(proxy, "POST", "/mcp", headers=headers, content=body)
@@ -112,7 +112,7 @@ async def test_what_is_no_message_is_refused_and_the_front_goes_on(proxy: HttpPr
         (b'{"jsonrpc":"2.0","id":1,"error":{"code":"x","message":"y"}}', -32600),
     ],
 )
-async def test_what_is_no_message_is_described_in_our_words(
+async def test_errors_about_invalid_messages_do_not_quote_libraries(
     proxy: HttpProxy, path: str, body: bytes, code: int
 ) -> None:
     opened = await ask(proxy, "POST", "/mcp", headers=ACCEPT, json=INITIALIZE)
@@ -127,7 +127,7 @@ async def test_what_is_no_message_is_described_in_our_words(
 
 
 @pytest.mark.parametrize("version", [None, HANDSHAKE, "2025-03-26"])
-async def test_a_modern_request_whose_header_does_not_say_so_is_told_that(
+async def test_a_modern_request_without_the_version_header_is_refused_with_the_reason(
     proxy: HttpProxy, version: str | None
 ) -> None:
     meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
@@ -142,14 +142,14 @@ async def test_a_modern_request_whose_header_does_not_say_so_is_told_that(
     assert MODERN in response.json()["error"]["message"]
 
 
-async def test_the_limit_of_bodies_is_that_of_every_way_in(workshop: Workshop) -> None:
+async def test_all_endpoints_have_the_same_limit_for_bodies(workshop: Workshop) -> None:
     message = {"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "x" * 2000}}
     with http_proxy(workshop.config(limits={"http_body_bytes": 1000})) as small:
         for path in ("/mcp", "/messages/?session_id=" + "0" * 32):
             assert (await ask(small, "POST", path, headers=ACCEPT, json=message)).status_code == 413
 
 
-async def test_an_ended_session_is_gone(proxy: HttpProxy) -> None:
+async def test_an_ended_session_is_not_found(proxy: HttpProxy) -> None:
     opened = await ask(proxy, "POST", "/mcp", headers=ACCEPT, json=INITIALIZE)
     session = ACCEPT | {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
 
@@ -186,7 +186,7 @@ async def test_two_clients_with_the_same_ids_never_get_each_others_answers(
                 assert json.loads(text)["arguments"] == {"of": who, "n": number}
 
 
-async def test_two_clients_with_the_same_progress_token_hear_each_of_their_own_calls(
+async def test_two_clients_with_the_same_progress_token_get_progress_of_their_own_calls(
     proxy: HttpProxy, era: str
 ) -> None:
     async with http(proxy.base, era) as one, http(proxy.base, era) as two:
@@ -203,7 +203,7 @@ async def test_two_clients_with_the_same_progress_token_hear_each_of_their_own_c
     assert {note["progressToken"] for notes in told for note in notes} == {"same"}
 
 
-async def test_headers_without_end_are_refused_and_the_front_goes_on(proxy: HttpProxy) -> None:
+async def test_endless_headers_are_refused_and_the_front_goes_on(proxy: HttpProxy) -> None:
     try:
         refused = (await ask(proxy, "GET", "/healthz", headers={"x-much": "x" * 4_000_000})).status_code
     except httpx2.TransportError:
@@ -215,7 +215,7 @@ async def test_headers_without_end_are_refused_and_the_front_goes_on(proxy: Http
     assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
 
-async def test_cancelling_in_one_session_leaves_the_same_id_in_another(
+async def test_cancelling_a_request_does_not_affect_the_same_id_in_another_session(
     proxy: HttpProxy, server: Server
 ) -> None:
     go = proxy.folder / "go"
@@ -231,7 +231,7 @@ async def test_cancelling_in_one_session_leaves_the_same_id_in_another(
         assert "isError" not in await kept
 
 
-async def test_a_client_that_vanishes_cancels_its_modern_call(proxy: HttpProxy, server: Server) -> None:
+async def test_a_modern_call_is_cancelled_if_its_client_disconnects(proxy: HttpProxy, server: Server) -> None:
     before = len(server.ledger.entries("cancelled"))
     async with http(proxy.base, "modern") as client:
         await client.until_listed("work__hang")
@@ -258,7 +258,7 @@ async def test_a_mismatched_name_header_is_refused(proxy: HttpProxy) -> None:
     assert response.json()["error"]["code"] == -32020
 
 
-async def test_sigterm_ends_it_with_0_and_its_servers_with_it(workshop: Workshop) -> None:
+async def test_sigterm_ends_the_proxy_with_0_and_all_its_servers(workshop: Workshop) -> None:
     server = workshop.server("work", tools=[tool("echo")], at_start=[{"spawn": True}])
     with http_proxy(workshop.config(limits={"stop_seconds": 0.3})) as proxy:
         async with http(proxy.base, "modern") as client:
@@ -278,7 +278,7 @@ def cmdline(pid: int) -> bytes:
         return b""
 
 
-async def test_sigterm_ends_it_though_streams_are_open(workshop: Workshop) -> None:
+async def test_sigterm_ends_the_proxy_although_streams_are_open(workshop: Workshop) -> None:
     workshop.server("work", tools=[tool("hang")], calls={"hang": [{"silent": True}]})
     with http_proxy(workshop.config()) as proxy:
         url = proxy.base
@@ -291,7 +291,7 @@ async def test_sigterm_ends_it_though_streams_are_open(workshop: Workshop) -> No
     assert proxy.process.returncode == 0
 
 
-async def test_a_client_that_ends_its_session_while_it_asks_leaves_no_traceback(proxy: HttpProxy) -> None:
+async def test_ending_a_session_during_a_request_logs_no_traceback(proxy: HttpProxy) -> None:
     ping = {"jsonrpc": "2.0", "method": "ping"}
     async with httpx2.AsyncClient(timeout=20, base_url=proxy.base) as client:
 

@@ -17,7 +17,7 @@ from support.wires import http
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_port_that_is_taken_is_told_in_words(workshop: Workshop) -> None:
+async def test_a_port_in_use_is_reported_without_a_traceback(workshop: Workshop) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -38,7 +38,7 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-async def test_it_asks_for_a_token_that_only_its_owner_can_read(
+async def test_a_token_is_required_and_only_its_owner_can_read_it(
     workshop: Workshop, home: dict[str, str], tmp_path: Path, host: str
 ) -> None:
     with http_proxy(workshop.config(), "--host", host, auth=True, env=home) as proxy:
@@ -65,7 +65,7 @@ async def test_it_asks_for_a_token_that_only_its_owner_can_read(
     assert f"the bearer token in {file}" in log
 
 
-def test_without_a_token_it_says_so_at_its_start(workshop: Workshop) -> None:
+def test_serving_without_authentication_is_warned_about(workshop: Workshop) -> None:
     with http_proxy(workshop.config()) as proxy:
         assert httpx2.post(f"{proxy.base}/mcp").status_code == 400
     log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def test_without_a_token_it_says_so_at_its_start(workshop: Workshop) -> None:
     assert re.search(r"WARNING: serving .* without a token", log)
 
 
-def test_with_a_token_it_says_where_it_serves_and_does_not_warn(workshop: Workshop) -> None:
+def test_with_a_token_the_address_is_printed_without_a_warning(workshop: Workshop) -> None:
     with http_proxy(workshop.config(), auth=True) as proxy:
         log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
@@ -81,7 +81,7 @@ def test_with_a_token_it_says_where_it_serves_and_does_not_warn(workshop: Worksh
     assert "WARNING" not in log
 
 
-async def test_without_a_token_it_never_listens_beyond_this_machine(workshop: Workshop) -> None:
+async def test_without_a_token_only_loopback_addresses_are_allowed(workshop: Workshop) -> None:
     config = workshop.config()
 
     async def refused(host: str) -> None:
@@ -108,7 +108,7 @@ def test_proxies_that_start_together_agree_on_one_token(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["token"]
 
 
-def test_a_data_folder_that_cannot_be_written_is_told_with_what_to_do(
+def test_a_data_folder_that_cannot_be_written_is_reported_with_a_remedy(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     tmp_path.joinpath("file").touch()
@@ -122,7 +122,7 @@ def test_a_data_folder_that_cannot_be_written_is_told_with_what_to_do(
     assert b"Traceback" not in ended.stderr
 
 
-def test_a_configured_token_is_asked_for_on_this_machine_too_and_stays(
+def test_a_configured_token_is_required_on_loopback_too_and_is_not_replaced(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     file = tmp_path / "secret" / "token"
@@ -145,7 +145,7 @@ def test_standard_output_stays_empty(workshop: Workshop) -> None:
         assert proxy.process.stdout.read() == ""
 
 
-def test_an_address_that_cannot_be_had_is_told_in_words(workshop: Workshop) -> None:
+def test_an_unavailable_address_is_reported_without_a_traceback(workshop: Workshop) -> None:
     ended = subprocess.run(
         command(workshop.config(), "serve", "--http", "--host", "203.0.113.1", "--port", "0"),
         capture_output=True,

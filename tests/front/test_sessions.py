@@ -82,7 +82,7 @@ async def status(client: httpx2.AsyncClient, session: dict[str, str]) -> int:
     return (await client.post("/mcp", json=message("ping"), headers=session)).status_code
 
 
-async def test_when_all_places_are_taken_the_session_that_was_idle_for_longest_makes_room(
+async def test_at_the_limit_the_session_that_was_idle_longest_is_closed(
     client: httpx2.AsyncClient,
 ) -> None:
     first, *others = [await opened(client) for _ in range(PLACES)]
@@ -103,7 +103,7 @@ async def test_a_session_with_an_open_stream_is_not_idle(client: httpx2.AsyncCli
             assert await status(client, sessions[0]) == 200
 
 
-async def test_while_every_session_is_in_use_a_further_one_is_refused_in_words(
+async def test_if_every_session_is_in_use_a_new_one_is_refused_with_the_reason(
     client: httpx2.AsyncClient,
 ) -> None:
     async with AsyncExitStack() as streams:
@@ -117,7 +117,7 @@ async def test_while_every_session_is_in_use_a_further_one_is_refused_in_words(
     await opened(client)
 
 
-async def test_slow_bodies_take_no_session_and_leave_no_traceback(
+async def test_slow_request_bodies_open_no_session_and_log_no_traceback(
     proxy: HttpProxy, client: httpx2.AsyncClient
 ) -> None:
     host, port = proxy.base.removeprefix("http://").split(":")
@@ -135,7 +135,7 @@ async def test_slow_bodies_take_no_session_and_leave_no_traceback(
     assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
 
-async def test_the_log_has_neither_sessions_nor_what_they_said(
+async def test_the_log_has_no_session_ids_and_no_contents(
     proxy: HttpProxy, client: httpx2.AsyncClient
 ) -> None:
     session = await opened(client)
@@ -155,7 +155,7 @@ async def test_the_log_has_neither_sessions_nor_what_they_said(
 
 
 @pytest.mark.parametrize("opener", [http, sse], ids=["http", "sse"])
-async def test_a_call_whose_client_has_gone_is_cancelled_at_its_server(
+async def test_a_call_is_cancelled_at_its_server_if_the_client_disconnects(
     proxy: HttpProxy, server: Server, opener: Any
 ) -> None:
     calls, cancelled = len(server.ledger.calls("hang")), len(server.ledger.entries("cancelled"))
@@ -176,7 +176,7 @@ async def test_a_call_whose_client_has_gone_is_cancelled_at_its_server(
     await server.ledger.until(lambda ledger: len(ledger.entries("cancelled")) > cancelled)
 
 
-async def test_who_asks_to_go_on_where_a_stream_broke_off_gets_a_new_one(client: httpx2.AsyncClient) -> None:
+async def test_resuming_a_stream_gives_a_new_one(client: httpx2.AsyncClient) -> None:
     headers = await opened(client) | STREAM | {"last-event-id": "7"}
 
     async with client.stream("GET", "/mcp", headers=headers) as stream:
@@ -184,7 +184,7 @@ async def test_who_asks_to_go_on_where_a_stream_broke_off_gets_a_new_one(client:
         assert stream.headers["content-type"].startswith("text/event-stream")
 
 
-async def test_a_session_that_is_ended_ends_its_streams_in_order(
+async def test_ending_a_session_closes_its_streams_cleanly(
     proxy: HttpProxy, client: httpx2.AsyncClient
 ) -> None:
     session = await opened(client)
@@ -196,7 +196,7 @@ async def test_a_session_that_is_ended_ends_its_streams_in_order(
     assert "without completing" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
 
-async def test_a_call_under_way_when_its_session_is_ended_is_answered_with_an_error(
+async def test_pending_calls_of_an_ended_session_are_answered_with_an_error(
     client: httpx2.AsyncClient, server: Server
 ) -> None:
     session = await opened(client)
@@ -211,7 +211,7 @@ async def test_a_call_under_way_when_its_session_is_ended_is_answered_with_an_er
     assert "session was ended" in data[0]
 
 
-async def test_the_id_of_a_call_that_was_left_can_be_used_again_at_once(
+async def test_the_id_of_an_abandoned_call_can_be_reused_at_once(
     client: httpx2.AsyncClient, server: Server
 ) -> None:
     session = await opened(client)
@@ -226,7 +226,7 @@ async def test_the_id_of_a_call_that_was_left_can_be_used_again_at_once(
         assert f"again-{count}" in answer.text
 
 
-async def test_what_comes_while_a_session_is_ended_leaves_no_traceback(
+async def test_messages_during_the_end_of_a_session_log_no_traceback(
     proxy: HttpProxy, client: httpx2.AsyncClient
 ) -> None:
     note = {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}
@@ -249,7 +249,7 @@ def asking(proxy: HttpProxy, session: dict[str, str]) -> tuple[socket.socket, by
     return connected, f"GET /mcp HTTP/1.1\r\n{head}\r\n".encode()
 
 
-async def test_a_stream_that_was_left_can_be_opened_again_at_once(
+async def test_an_abandoned_stream_can_be_reopened_at_once(
     proxy: HttpProxy, client: httpx2.AsyncClient
 ) -> None:
     session = await opened(client)
@@ -265,7 +265,7 @@ async def test_a_stream_that_was_left_can_be_opened_again_at_once(
         assert following.recv(12) == b"HTTP/1.1 200"
 
 
-async def test_of_two_streams_that_are_opened_together_one_is_refused(
+async def test_a_second_stream_of_one_session_is_refused(
     proxy: HttpProxy, client: httpx2.AsyncClient
 ) -> None:
     for _ in range(2):
@@ -281,7 +281,7 @@ async def test_of_two_streams_that_are_opened_together_one_is_refused(
 
 @pytest.mark.parametrize("request_id", NO_IDS)
 @pytest.mark.parametrize("era", ["handshake", "modern"])
-async def test_a_request_whose_id_is_none_is_refused_and_not_taken_for_a_notification(
+async def test_a_request_with_a_null_id_is_refused_and_not_taken_for_a_notification(
     client: httpx2.AsyncClient, server: Server, era: str, request_id: str
 ) -> None:
     meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
@@ -300,7 +300,9 @@ async def test_a_request_whose_id_is_none_is_refused_and_not_taken_for_a_notific
     assert {"text": request_id} not in [call["arguments"] for call in server.ledger.calls("echo")]
 
 
-async def test_also_over_an_event_stream(proxy: HttpProxy, client: httpx2.AsyncClient) -> None:
+async def test_a_request_with_a_null_id_is_refused_over_sse_as_well(
+    proxy: HttpProxy, client: httpx2.AsyncClient
+) -> None:
     async with sse(proxy.base) as opened:
         wire: Any = opened.wire
         text = json.dumps(message("ping")).replace('"id": 1', '"id": 1.5')
@@ -309,7 +311,7 @@ async def test_also_over_an_event_stream(proxy: HttpProxy, client: httpx2.AsyncC
     assert answer.status_code == 400
 
 
-async def test_a_compressed_body_is_refused_and_never_unpacked(client: httpx2.AsyncClient) -> None:
+async def test_a_compressed_body_is_refused_and_not_decompressed(client: httpx2.AsyncClient) -> None:
     headers = ACCEPT | {"content-encoding": "gzip"}
 
     answer = await client.post("/mcp", content=b"\x1f\x8b" + b"\0" * 100, headers=headers)
@@ -318,7 +320,7 @@ async def test_a_compressed_body_is_refused_and_never_unpacked(client: httpx2.As
 
 
 @pytest.mark.parametrize("same", [7, "7"])
-async def test_a_second_request_of_a_session_with_an_id_that_is_under_way_is_refused(
+async def test_a_request_with_the_id_of_a_pending_one_is_refused(
     client: httpx2.AsyncClient, server: Server, same: int | str
 ) -> None:
     session = await opened(client)
@@ -336,7 +338,7 @@ async def test_a_second_request_of_a_session_with_an_id_that_is_under_way_is_ref
     assert other.status_code == 200
 
 
-async def test_half_a_character_in_arguments_passes_as_it_does_over_standard_streams(
+async def test_a_lone_surrogate_in_arguments_is_handled_as_over_stdio(
     client: httpx2.AsyncClient, server: Server
 ) -> None:
     meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
@@ -349,7 +351,7 @@ async def test_half_a_character_in_arguments_passes_as_it_does_over_standard_str
     assert {"text": "half \ufffd"} in [call["arguments"] for call in server.ledger.calls("echo")]
 
 
-async def test_who_guesses_sessions_is_soon_refused_and_those_who_have_one_are_not(
+async def test_guessing_session_ids_is_rate_limited_without_affecting_real_sessions(
     workshop: Workshop,
 ) -> None:
     with http_proxy(workshop.config()) as proxy:

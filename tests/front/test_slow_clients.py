@@ -71,7 +71,7 @@ def until_closed(peer: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("size", [50_000, HEADER_BYTES + HEADER_STEP, 100_000, 200_000])
-def test_headers_of_any_size_are_served_or_refused_by_the_same_bound(proxy: HttpProxy, size: int) -> None:
+def test_headers_are_refused_at_the_same_size_however_they_arrive(proxy: HttpProxy, size: int) -> None:
     for _ in range(5):
         much = "GET /healthz HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nx-much: " + "a" * size + "\r\n\r\n"
         with opened(proxy) as peer:
@@ -92,12 +92,12 @@ def test_headers_of_any_size_are_served_or_refused_by_the_same_bound(proxy: Http
         pytest.param("GET /healthz HTTP/1.1\r\nhost: {}\r\n\r\n", id="idle-after-an-answer"),
     ],
 )
-def test_who_does_not_go_on_is_disconnected(proxy: HttpProxy, text: str) -> None:
+def test_a_client_that_stops_sending_is_disconnected(proxy: HttpProxy, text: str) -> None:
     with sent(proxy, text) as peer:
         until_closed(peer)
 
 
-def test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same(proxy: HttpProxy) -> None:
+def test_a_client_that_sends_single_bytes_slowly_is_disconnected(proxy: HttpProxy) -> None:
     with sent(proxy, HEAD) as peer:
         peer.settimeout(0.1)
         closed = False
@@ -111,7 +111,7 @@ def test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same(proxy: HttpP
                 closed = True
 
 
-async def test_who_reads_nothing_of_a_large_answer_is_disconnected(proxy: HttpProxy) -> None:
+async def test_a_client_that_does_not_read_a_large_answer_is_disconnected(proxy: HttpProxy) -> None:
     while b"unknown tool" in until_answered(proxy):
         continue
     with asked(proxy) as peer:
@@ -119,7 +119,7 @@ async def test_who_reads_nothing_of_a_large_answer_is_disconnected(proxy: HttpPr
         await until(lambda: is_reset(peer))
 
 
-async def test_a_crowd_that_asks_for_nothing_keeps_nobody_out(proxy: HttpProxy) -> None:
+async def test_idle_connections_do_not_keep_new_clients_out(proxy: HttpProxy) -> None:
     with ExitStack() as stack:
         for _ in range(3 * LIMITS["http_connections"]):
             stack.enter_context(sent(proxy, "POST /mcp HTTP/1.1\r\n"))
@@ -129,7 +129,7 @@ async def test_a_crowd_that_asks_for_nothing_keeps_nobody_out(proxy: HttpProxy) 
     assert statuses == [200] * 5
 
 
-def test_a_request_in_pieces_that_comes_in_time_is_served(proxy: HttpProxy) -> None:
+def test_a_request_that_arrives_slowly_but_in_time_is_served(proxy: HttpProxy) -> None:
     with opened(proxy) as peer:
         for piece in (
             "GET /healthz HT",
@@ -141,7 +141,7 @@ def test_a_request_in_pieces_that_comes_in_time_is_served(proxy: HttpProxy) -> N
         assert until_closed(peer).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_session_that_reads_nothing_keeps_no_other_from_hearing(workshop: Workshop) -> None:
+async def test_a_session_that_does_not_read_delays_no_other(workshop: Workshop) -> None:
     go, count = workshop.flag("go"), 300
     message = {"method": MESSAGE, "params": {"level": "error", "data": "x" * 50_000}}
     workshop.server(
@@ -203,14 +203,14 @@ def until_answered(proxy: HttpProxy) -> bytes:
         return peer.recv(1 << 16)
 
 
-async def test_who_reads_nothing_of_an_answer_that_fits_into_the_kernel_is_disconnected(
+async def test_a_client_that_does_not_read_a_small_answer_is_disconnected(
     workshop: Workshop,
 ) -> None:
     with deaf_proxy(workshop, 3_000_000, stalled_seconds=0.6) as proxy, asked(proxy) as peer:
         await until(lambda: is_reset(peer))
 
 
-async def test_an_event_stream_that_nobody_reads_is_closed(workshop: Workshop) -> None:
+async def test_an_unread_event_stream_is_closed(workshop: Workshop) -> None:
     with deaf_proxy(workshop, 8_000_000, stalled_seconds=0.6) as proxy, sent(proxy, OPEN_STREAM) as stream:
         posted_at = b""
         while b"session_id=" not in posted_at or not posted_at.endswith(b"\r\n"):
@@ -220,7 +220,7 @@ async def test_an_event_stream_that_nobody_reads_is_closed(workshop: Workshop) -
             await until(lambda: is_reset(stream))
 
 
-async def test_where_too_much_waits_the_deaf_go_early_and_who_reads_has_everything(
+async def test_with_a_large_backlog_clients_that_do_not_read_are_dropped_first(
     workshop: Workshop,
 ) -> None:
     size, count = 12_000_000, 4

@@ -57,7 +57,7 @@ async def still_works(client: RawClient) -> bool:
     return "isError" not in await client.call("work__echo", {"text": "still"})
 
 
-async def test_a_result_passes_byte_for_byte(client: RawClient) -> None:
+async def test_a_result_arrives_byte_for_byte(client: RawClient) -> None:
     await client.call("work__exact")
 
     assert client.texts[-1].endswith(f'"result":{EXACT}}}')
@@ -106,7 +106,7 @@ async def test_arguments_pass_byte_for_byte(client: RawClient, server: Server) -
     ],
     ids=lambda line: line[:60].decode("ascii", "backslashreplace"),
 )
-async def test_a_line_that_is_no_request_harms_nothing(client: RawClient, line: bytes) -> None:
+async def test_an_invalid_line_affects_no_other_request(client: RawClient, line: bytes) -> None:
     await write(client, line + b"\n")
 
     assert await still_works(client)
@@ -137,7 +137,7 @@ async def test_a_line_that_is_no_request_harms_nothing(client: RawClient, line: 
     ],
     ids=lambda line: line[23:95].decode("ascii", "backslashreplace"),
 )
-async def test_a_request_that_is_not_in_order_is_refused_by_its_id(client: RawClient, line: bytes) -> None:
+async def test_an_invalid_request_is_refused_under_its_id(client: RawClient, line: bytes) -> None:
     answer = client.expect(31_415)
 
     await write(client, line.replace(b"ID", b"31415") + b"\n")
@@ -161,7 +161,7 @@ async def test_a_request_that_is_not_in_order_is_refused_by_its_id(client: RawCl
     ],
     ids=lambda line: line.decode(),
 )
-async def test_what_can_be_read_but_is_no_request_is_an_invalid_request_and_never_silence(
+async def test_every_readable_message_that_is_no_request_is_answered_as_invalid(
     client: RawClient, line: bytes
 ) -> None:
     before = len(client.null_errors)
@@ -175,7 +175,9 @@ async def test_what_can_be_read_but_is_no_request_is_an_invalid_request_and_neve
     assert "JSONRPC" not in told["message"]
 
 
-async def test_a_message_over_the_limit_is_refused_by_its_id_with_size_and_limit(client: RawClient) -> None:
+async def test_a_message_over_the_limit_is_refused_under_its_id_with_size_and_limit(
+    client: RawClient,
+) -> None:
     answer = client.expect(27_182)
 
     await write(client, (ECHO % ("27182", json.dumps({"text": "x" * 1_100_000}))).encode() + b"\n")
@@ -185,7 +187,7 @@ async def test_a_message_over_the_limit_is_refused_by_its_id_with_size_and_limit
     assert await still_works(client)
 
 
-async def test_lines_may_end_as_on_windows_be_blank_and_come_in_pieces(client: RawClient) -> None:
+async def test_windows_line_ends_blank_lines_and_split_lines_are_accepted(client: RawClient) -> None:
     answers = [client.expect(number) for number in (501, 502, 503)]
     lines = [ECHO % (number, '{"text":"é"}') for number in (501, 502, 503)]
     data = ("\r\n\r\n \n" + "\r\n".join(lines) + "\r\n").encode()
@@ -198,7 +200,7 @@ async def test_lines_may_end_as_on_windows_be_blank_and_come_in_pieces(client: R
             assert (await answer)["content"]
 
 
-async def test_an_id_that_is_in_use_is_refused_or_answered_but_never_lost(client: RawClient) -> None:
+async def test_a_duplicate_request_id_is_refused_or_answered_but_never_lost(client: RawClient) -> None:
     line = (ECHO % ('"twin"', "{}")).encode() + b"\n"
     first = client.expect("twin")
 
@@ -211,7 +213,7 @@ async def test_an_id_that_is_in_use_is_refused_or_answered_but_never_lost(client
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
-async def test_an_id_that_is_cancelled_can_be_used_again_at_once(
+async def test_the_id_of_a_cancelled_request_can_be_reused_at_once(
     client: RawClient, server: Server, era: str
 ) -> None:
     meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}} if era == "modern" else {}
@@ -229,7 +231,7 @@ async def test_an_id_that_is_cancelled_can_be_used_again_at_once(
     assert arguments.partition(",")[0] in server.ledger.lines("tools/call")[-1]
 
 
-async def test_requests_that_do_not_wait_for_initialize_are_of_the_session_that_it_opens(
+async def test_requests_sent_before_initialize_is_answered_belong_to_its_session(
     workshop: Workshop,
 ) -> None:
     told = {"method": "notifications/message", "params": {"level": "info", "data": "said"}}
@@ -263,7 +265,7 @@ async def test_before_the_handshake_only_what_the_protocol_allows_is_answered(wo
         await client.request("ping")
 
 
-async def test_the_revision_that_is_asked_for_is_agreed_on(workshop: Workshop) -> None:
+async def test_the_requested_protocol_version_is_agreed_on(workshop: Workshop) -> None:
     for version in ("2024-11-05", "2025-11-25"):
         async with stdio(command(workshop.config()), opened=False) as client:
             said = await client.request(
@@ -277,7 +279,7 @@ async def test_the_revision_that_is_asked_for_is_agreed_on(workshop: Workshop) -
             assert said["protocolVersion"] == version
 
 
-async def test_an_unknown_modern_revision_is_refused_with_those_that_are_known(workshop: Workshop) -> None:
+async def test_an_unknown_modern_version_is_refused_with_the_supported_ones(workshop: Workshop) -> None:
     async with stdio(command(workshop.config()), opened=False) as client:
         with pytest.raises(RpcError) as refused:
             await client.request(
@@ -289,7 +291,7 @@ async def test_an_unknown_modern_revision_is_refused_with_those_that_are_known(w
     assert "2026-07-28" in refused.value.data["supported"]
 
 
-async def test_a_request_whose_id_is_none_is_refused_and_never_left_without_an_answer(
+async def test_a_request_with_a_null_id_is_refused(
     client: RawClient,
 ) -> None:
     for number, request_id in enumerate(
@@ -302,7 +304,7 @@ async def test_a_request_whose_id_is_none_is_refused_and_never_left_without_an_a
     assert await still_works(client)
 
 
-async def test_notifications_without_end_are_not_answered_and_hold_nobody_up(
+async def test_a_flood_of_notifications_is_not_answered_and_blocks_nothing(
     client: RawClient,
 ) -> None:
     methods = ("unknown", "progress", "roots/list_changed", "initialized", "cancelled")
@@ -315,9 +317,7 @@ async def test_notifications_without_end_are_not_answered_and_hold_nobody_up(
     assert len(client.texts) == before + 1
 
 
-async def test_a_host_that_goes_on_sending_what_is_no_message_does_not_fill_the_log(
-    workshop: Workshop, tmp_path: Path
-) -> None:
+async def test_a_flood_of_invalid_messages_does_not_fill_the_log(workshop: Workshop, tmp_path: Path) -> None:
     workshop.server("work", tools=[tool("echo")])
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
@@ -330,7 +330,7 @@ async def test_a_host_that_goes_on_sending_what_is_no_message_does_not_fill_the_
     assert "said-5b1e" not in told
 
 
-async def test_a_request_too_many_is_refused_at_once_and_costs_no_other(workshop: Workshop) -> None:
+async def test_a_request_over_the_limit_is_refused_at_once_and_affects_no_other(workshop: Workshop) -> None:
     flag = workshop.flag("go on")
     calls = {"wait": [{"wait": str(flag)}, {"result": {"content": []}}]}
     server = workshop.server("work", tools=[tool("wait")], calls=calls)
@@ -346,7 +346,7 @@ async def test_a_request_too_many_is_refused_at_once_and_costs_no_other(workshop
     assert [result["content"] for result in results] == [[], []]
 
 
-async def test_no_log_ever_has_what_was_called_with_or_answered(workshop: Workshop, tmp_path: Path) -> None:
+async def test_arguments_and_results_are_never_logged(workshop: Workshop, tmp_path: Path) -> None:
     given, answered, refused = "argument-7c1e", "answer-0b5d", "refusal-99aa"
     calls = {
         "say": [{"result": {"content": [{"type": "text", "text": answered}]}}],

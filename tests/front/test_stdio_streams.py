@@ -47,7 +47,9 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_it_with_0_though_calls_are_under_way(workshop: Workshop, number: int) -> None:
+async def test_a_signal_ends_the_proxy_with_0_although_calls_are_pending(
+    workshop: Workshop, number: int
+) -> None:
     server = workshop.server("work", tools=[tool("hang")], calls={"hang": [{"silent": True}]})
     async with await anyio.open_process(command(workshop.config(limits=HASTY)), stderr=None) as process:
         client = RawClient("modern", {}, {})
@@ -79,7 +81,7 @@ async def test_a_subscription_is_answered_when_the_proxy_is_told_to_stop(worksho
     assert result["_meta"][PREFIX + "subscriptionId"] == "kept"
 
 
-async def test_requests_that_are_piped_in_are_answered_before_it_ends(workshop: Workshop) -> None:
+async def test_piped_requests_are_answered_before_the_proxy_ends(workshop: Workshop) -> None:
     meta = {PREFIX + "protocolVersion": "2026-07-28", PREFIX + "clientCapabilities": {}}
     requests = [
         {"jsonrpc": "2.0", "id": number, "method": method, "params": {"_meta": meta}}
@@ -111,7 +113,7 @@ main()
 """
 
 
-async def test_what_a_library_prints_while_it_serves_never_reaches_the_protocol(
+async def test_output_of_libraries_never_reaches_the_protocol_stream(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     script = tmp_path / "noisy.py"
@@ -139,7 +141,7 @@ async def test_messages_for_people_go_to_standard_error(workshop: Workshop, tmp_
             await until(lambda: "server dead" in log.read_text(encoding="utf-8"))
 
 
-async def test_what_a_server_says_cannot_command_the_terminal_that_shows_the_log(
+async def test_output_of_servers_is_logged_without_escape_sequences(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     broken, evil = workshop.flag("broken"), "\x1b[2J\x07\u202e\u200bwiped"
@@ -163,7 +165,7 @@ async def test_what_a_server_says_cannot_command_the_terminal_that_shows_the_log
     assert r"\x1b[2J\x07\u202e\u200bwiped" in said
 
 
-async def test_a_host_that_reads_nothing_is_not_buffered_for_without_bound(workshop: Workshop) -> None:
+async def test_answers_for_a_host_that_does_not_read_are_bounded(workshop: Workshop) -> None:
     workshop.server("work", tools=[tool("echo")])
     meta = {PREFIX + "protocolVersion": "2026-07-28", PREFIX + "clientCapabilities": {}}
     line: Any = {"jsonrpc": "2.0", "method": "tools/list", "params": {"_meta": meta}}
@@ -183,7 +185,7 @@ async def test_a_host_that_reads_nothing_is_not_buffered_for_without_bound(works
             assert await process.wait() == 0
 
 
-async def test_a_host_that_reads_late_gets_every_answer_and_servers_wait_meanwhile(
+async def test_a_host_that_reads_late_gets_every_answer_and_servers_are_paused_meanwhile(
     workshop: Workshop,
 ) -> None:
     size, calls, unread = 400_000, 60, 1_000_000

@@ -30,14 +30,14 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_folders_of_a_new_token_are_its_owners_alone(tmp_path: Path) -> None:
+def test_the_folders_of_a_new_token_are_private(tmp_path: Path) -> None:
     assert credentials(tmp_path / "a" / "b" / "token")
 
     assert [mode(tmp_path / name) for name in ("a", "a/b", "a/b/token")] == [0o700, 0o700, 0o600]
 
 
 @pytest.mark.parametrize("rights", [0o644, 0o640, 0o660, 0o604])
-def test_a_file_that_others_can_read_is_kept_from_them_and_that_is_told(
+def test_a_token_file_that_others_can_read_is_made_private_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, rights: int
 ) -> None:
     path = file(tmp_path, rights)
@@ -49,7 +49,7 @@ def test_a_file_that_others_can_read_is_kept_from_them_and_that_is_told(
 
 
 @pytest.mark.parametrize("rights", [0o600, 0o400])
-def test_a_file_that_is_its_owners_alone_stays_as_it_is(
+def test_a_private_token_file_is_not_changed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, rights: int
 ) -> None:
     path = file(tmp_path, rights)
@@ -60,12 +60,12 @@ def test_a_file_that_is_its_owners_alone_stays_as_it_is(
     assert caplog.text == ""
 
 
-def test_a_file_that_everyone_may_write_is_refused(tmp_path: Path) -> None:
+def test_a_token_file_that_everyone_may_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="everyone can write to it"):
         credentials(file(tmp_path, 0o666))
 
 
-def test_a_file_that_everyone_may_replace_is_refused(tmp_path: Path) -> None:
+def test_a_token_file_that_everyone_may_replace_is_refused(tmp_path: Path) -> None:
     path = file(tmp_path, 0o600)
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="everyone can write to it"):
@@ -79,12 +79,12 @@ def test_a_file_that_everyone_may_replace_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b" \n", b"one\ntwo\n", b"\xff\xfe", "schlüssel".encode(), b"two words"]
 )
-def test_what_can_be_no_token_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_token_is_refused_with_the_reason(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ConfigError, match="delete"):
         credentials(file(tmp_path, 0o600, content))
 
 
-def test_a_folder_is_no_token_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_token_file_is_refused_and_not_changed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a file"):
         credentials(tmp_path)
 

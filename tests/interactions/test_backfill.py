@@ -14,7 +14,9 @@ from .conftest import QUERY, Words, remembered, said
 GONE = ModelError("words", "it is gone", "bring it back")
 
 
-def test_what_has_no_embedding_gets_one_in_batches(memory: InteractionMemory, words: Words) -> None:
+def test_interactions_without_an_embedding_are_embedded_in_batches(
+    memory: InteractionMemory, words: Words
+) -> None:
     remembered(memory, said("0.99"))
     memory.add([said(f"0.{n}") for n in range(10, 35)])
     words.asked.clear()
@@ -27,12 +29,12 @@ def test_what_has_no_embedding_gets_one_in_batches(memory: InteractionMemory, wo
     assert memory.semantic_search_interactions(QUERY).without_embedding == 0
 
 
-def test_there_may_be_nothing_to_do(memory: InteractionMemory, words: Words) -> None:
+def test_a_backfill_without_work_does_nothing(memory: InteractionMemory, words: Words) -> None:
     assert backfill(memory) == Backfilled(0, 0, 0, None)
     assert words.asked == []
 
 
-def test_one_text_that_cannot_be_embedded_costs_no_other(memory: InteractionMemory, words: Words) -> None:
+def test_a_text_that_cannot_be_embedded_affects_no_other(memory: InteractionMemory, words: Words) -> None:
     memory.add([said(f"0.{n}") for n in range(10, 30)])
     words.unusable = {"0.12", "0.25"}
     done = backfill(memory, 10)
@@ -44,7 +46,7 @@ def test_one_text_that_cannot_be_embedded_costs_no_other(memory: InteractionMemo
     assert backfill(memory, 10) == Backfilled(2, 0, 0, None), "another run does what is left"
 
 
-def test_a_model_that_fails_again_and_again_is_given_up(memory: InteractionMemory, words: Words) -> None:
+def test_a_backfill_gives_up_on_a_model_that_keeps_failing(memory: InteractionMemory, words: Words) -> None:
     memory.add([said(f"0.{n}") for n in range(10, 50)])
     words.unusable = {f"0.{n}" for n in range(20, 50)}
     done = backfill(memory, 10)
@@ -61,7 +63,7 @@ def test_without_a_model_nothing_is_tried(memory: InteractionMemory, words: Word
         backfill(memory)
 
 
-def test_what_was_embedded_before_an_interruption_is_kept(memory: InteractionMemory, words: Words) -> None:
+def test_embeddings_made_before_an_interruption_are_kept(memory: InteractionMemory, words: Words) -> None:
     memory.add([said(f"0.{n}") for n in range(10, 40)])
 
     def interrupted(tried: int, total: int) -> None:
@@ -76,7 +78,7 @@ def test_what_was_embedded_before_an_interruption_is_kept(memory: InteractionMem
     assert sum(map(len, words.asked)) == 10
 
 
-def test_embeddings_are_as_if_they_had_been_made_at_once(memory: InteractionMemory, words: Words) -> None:
+def test_backfilled_embeddings_equal_those_made_at_once(memory: InteractionMemory, words: Words) -> None:
     remembered(memory, said("what was said at once"))
     memory.add([said("what was said later")])
     backfill(memory)

@@ -7,14 +7,14 @@ import pytest
 from mcp_context_proxy.interactions.memory import ARGUMENTS_BYTES, call
 
 
-def test_a_call_says_its_goal_its_tool_and_its_arguments() -> None:
+def test_the_content_of_a_call_is_its_goal_tool_and_arguments() -> None:
     said = call("post__send", b'{ "to": "team", "n": 1 }', "tell them")
 
     assert said == 'tell them\npost__send {"to":"team","n":1}'
 
 
 @pytest.mark.parametrize("arguments", [b"{}", b"null", b'""', b"[]"])
-def test_a_call_without_arguments_says_its_tool_alone(arguments: bytes) -> None:
+def test_the_content_of_a_call_without_arguments_is_its_tool(arguments: bytes) -> None:
     assert call("clock__now", arguments, None) == "clock__now"
 
 
@@ -33,11 +33,11 @@ def test_arguments_that_are_secret_by_their_name_are_not_kept(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["key", "author", "keywords", "monkey"])
-def test_arguments_that_only_sound_like_it_are_kept(name: str) -> None:
+def test_arguments_whose_names_only_resemble_secrets_are_kept(name: str) -> None:
     assert "PROJ-1" in call("s__t", json.dumps({name: "PROJ-1"}).encode(), None)
 
 
-def test_numbers_are_no_secrets() -> None:
+def test_numbers_are_not_taken_for_secrets() -> None:
     assert '"max_tokens":500' in call("s__t", b'{"max_tokens": 500}', None)
 
 
@@ -53,7 +53,7 @@ def test_numbers_are_no_secrets() -> None:
     ],
     ids=["broken", "broken text", "no text", "never ending", "deep", "long"],
 )
-def test_what_cannot_be_looked_into_is_left_out(arguments: bytes) -> None:
+def test_arguments_that_are_invalid_too_long_or_too_deep_are_left_out(arguments: bytes) -> None:
     said = call("s__t", arguments, None)
 
     assert said.startswith("s__t ")

@@ -17,7 +17,7 @@ def contents(found: Recall) -> list[str]:
     return [one.interaction.content for one in found.results]
 
 
-def test_what_was_said_yesterday_goes_before_what_was_nearer_a_month_ago(memory: InteractionMemory) -> None:
+def test_a_recent_interaction_ranks_before_a_slightly_nearer_old_one(memory: InteractionMemory) -> None:
     remembered(memory, said("0.9", days=30), said("0.7", days=1))
     found = memory.semantic_search_interactions(QUERY)
 
@@ -27,33 +27,33 @@ def test_what_was_said_yesterday_goes_before_what_was_nearer_a_month_ago(memory:
     assert (found.method, found.known, found.without_embedding, found.note) == ("semantic", 2, 0, None)
 
 
-def test_without_decay_the_nearest_goes_first(memory: InteractionMemory) -> None:
+def test_without_decay_the_nearest_interaction_ranks_first(memory: InteractionMemory) -> None:
     remembered(memory, said("0.9", days=30), said("0.7", days=1))
 
     assert contents(memory.semantic_search_interactions(QUERY, time_decay_factor=1.0)) == ["0.9", "0.7"]
 
 
-def test_of_equals_the_latest_goes_first(memory: InteractionMemory) -> None:
+def test_equal_scores_rank_the_latest_first(memory: InteractionMemory) -> None:
     remembered(memory, said("0.5", agent="a"), said("0.5", agent="b"), said("0.5", days=3, agent="c"))
     found = memory.semantic_search_interactions(QUERY, time_decay_factor=1.0)
 
     assert [one.interaction.agent_name for one in found.results] == ["b", "a", "c"]
 
 
-def test_as_many_are_found_as_are_asked_for(memory: InteractionMemory) -> None:
+def test_top_k_limits_the_results(memory: InteractionMemory) -> None:
     remembered(memory, *(said(f"0.{n}") for n in range(11, 40)))
 
     assert len(memory.semantic_search_interactions(QUERY).results) == 10
     assert contents(memory.semantic_search_interactions(QUERY, top_k=2)) == ["0.39", "0.38"]
 
 
-def test_what_has_nothing_in_common_with_the_query_is_not_found(memory: InteractionMemory) -> None:
+def test_unrelated_interactions_are_not_found(memory: InteractionMemory) -> None:
     remembered(memory, said("0"), said("-0.5"), said("0.1"))
 
     assert contents(memory.semantic_search_interactions(QUERY)) == ["0.1"]
 
 
-def test_agents_are_kept_apart_or_searched_across(memory: InteractionMemory) -> None:
+def test_one_agent_or_all_agents_can_be_searched(memory: InteractionMemory) -> None:
     remembered(memory, said("0.9", agent="planner"), said("0.8", agent="coder"), said("0.7", agent="coder"))
 
     assert contents(memory.semantic_search_interactions(QUERY, "coder")) == ["0.8", "0.7"]
@@ -62,7 +62,7 @@ def test_agents_are_kept_apart_or_searched_across(memory: InteractionMemory) -> 
     assert memory.semantic_search_interactions(QUERY, "coder").known == 2
 
 
-def test_one_type_alone_can_be_searched(memory: InteractionMemory) -> None:
+def test_interactions_of_one_type_can_be_searched(memory: InteractionMemory) -> None:
     remembered(memory, said("0.9"), said("0.8", kind=CALL), said("0.7", kind=CALL, agent="coder"))
 
     assert contents(memory.semantic_search_interactions(QUERY, interaction_type=CALL)) == ["0.8", "0.7"]
@@ -76,7 +76,7 @@ def test_an_agent_is_found_under_the_name_it_gave_however_it_is_spaced(memory: I
     assert contents(memory.semantic_search_interactions(QUERY, "the  planner")) == ["0.9"]
 
 
-def test_what_has_no_embedding_is_left_out_and_counted(memory: InteractionMemory) -> None:
+def test_interactions_without_an_embedding_are_left_out_and_counted(memory: InteractionMemory) -> None:
     remembered(memory, said("0.5"))
     memory.add([said("0.9"), said("0.8", agent="coder")])
     found = memory.semantic_search_interactions(QUERY)
@@ -88,7 +88,7 @@ def test_what_has_no_embedding_is_left_out_and_counted(memory: InteractionMemory
     assert memory.semantic_search_interactions(QUERY, "planner").without_embedding == 1
 
 
-def test_where_the_query_has_no_embedding_the_latest_are_found_and_the_answer_says_so(
+def test_without_an_embedding_of_the_query_the_latest_are_returned_with_a_note(
     memory: InteractionMemory, words: Words
 ) -> None:
     remembered(memory, said("0.9", days=3), said("0.1", days=1), said("0.5", days=2, agent="coder"))
@@ -102,14 +102,14 @@ def test_where_the_query_has_no_embedding_the_latest_are_found_and_the_answer_sa
     assert contents(memory.semantic_search_interactions(QUERY, "planner", top_k=1)) == ["0.1"]
 
 
-def test_the_latest_can_be_asked_for(memory: InteractionMemory) -> None:
+def test_the_latest_interactions_can_be_listed(memory: InteractionMemory) -> None:
     remembered(memory, said("0.9", days=3), said("0.1", days=1), said("0.5", days=2, agent="coder"))
 
     assert contents(memory.recent(limit=2)) == ["0.1", "0.5"]
     assert contents(memory.recent("coder")) == ["0.5"]
 
 
-def test_another_model_compares_only_what_it_has_embedded(store: Store, words: Words, clock: Clock) -> None:
+def test_a_model_compares_only_its_own_embeddings(store: Store, words: Words, clock: Clock) -> None:
     remembered(memory_in(store, words, clock), said("0.9"))
     other = memory_in(store, Words("others", 32), clock)
     found = other.semantic_search_interactions(QUERY)
@@ -119,7 +119,7 @@ def test_another_model_compares_only_what_it_has_embedded(store: Store, words: W
     assert contents(other.semantic_search_interactions(QUERY)) == ["0.9"]
 
 
-def test_what_another_process_records_or_forgets_is_followed(path, words: Words, clock: Clock) -> None:
+def test_changes_by_another_process_are_noticed(path, words: Words, clock: Clock) -> None:
     with open_store(path) as mine, open_store(path) as theirs:
         memory, other = memory_in(mine, words, clock), memory_in(theirs, words, clock)
         first, second = remembered(memory, said("0.9"), said("0.5"))
@@ -136,7 +136,7 @@ def test_what_another_process_records_or_forgets_is_followed(path, words: Words,
 
 @settings(max_examples=30)
 @given(st.data())
-def test_whatever_comes_and_goes_a_search_finds_what_is_there(data: st.DataObject) -> None:
+def test_search_agrees_with_the_store_after_any_changes(data: st.DataObject) -> None:
     """Against the definition: everything that is there, scored one by one."""
     words, clock = Words(), Clock()
     with open_store("memory") as store:
@@ -156,34 +156,36 @@ def test_whatever_comes_and_goes_a_search_finds_what_is_there(data: st.DataObjec
             assert {one.interaction.id for one in found.results} == there.keys()
 
 
-def test_secrets_are_not_kept(memory: InteractionMemory, path) -> None:
+def test_configured_secrets_are_redacted_before_they_are_stored(memory: InteractionMemory, path) -> None:
     (kept,) = memory.add([said(f"log in with {SECRET} and sk-abcdefghijklmnopqrstuvwxyz")])
 
     assert kept.content == "log in with [redacted PASSWORD] and [redacted]"
     assert SECRET.encode() not in b"".join(file.read_bytes() for file in path.parent.glob("store.sqlite3*"))
 
 
-def test_a_secret_is_known_where_the_text_is_cut(memory: InteractionMemory) -> None:
+def test_a_secret_at_the_end_of_a_cut_text_is_redacted(memory: InteractionMemory) -> None:
     (kept,) = memory.add([said("x" * 3995 + SECRET)])
 
     assert len(kept.content) == 4000
     assert SECRET[:5] not in kept.content
 
 
-def test_half_a_character_and_what_nobody_sees_are_not_kept(memory: InteractionMemory) -> None:
+def test_lone_surrogates_and_invisible_characters_are_removed(memory: InteractionMemory) -> None:
     (kept,) = remembered(memory, said("good\ud800 mor\u200bning\x1b[31m\x00"))
 
     assert kept.content == "good morning"
 
 
-def test_a_moment_that_is_yet_to_come_is_taken_for_now(memory: InteractionMemory) -> None:
+def test_a_time_in_the_future_is_stored_as_now(memory: InteractionMemory) -> None:
     (kept,) = remembered(memory, said("0.5", days=-400))
 
     assert kept.time == NOW
     assert memory.semantic_search_interactions(QUERY).results[0].score == pytest.approx(0.5)
 
 
-def test_of_too_many_the_latest_to_arrive_are_kept(store: Store, words: Words, clock: Clock) -> None:
+def test_over_the_limit_the_interactions_recorded_last_are_kept(
+    store: Store, words: Words, clock: Clock
+) -> None:
     memory = memory_in(store, words, clock, rows=3)
     remembered(memory, said("0.1"), said("0.2"))
     remembered(memory, said("0.3", days=50), said("0.4"))
@@ -196,9 +198,7 @@ def test_of_too_many_the_latest_to_arrive_are_kept(store: Store, words: Words, c
     ]
 
 
-def test_what_was_recorded_too_long_ago_is_forgotten_by_the_next_one(
-    store: Store, words: Words, clock: Clock
-) -> None:
+def test_expired_interactions_are_deleted_with_the_next_one(store: Store, words: Words, clock: Clock) -> None:
     memory = memory_in(store, words, clock, days=7)
     remembered(memory, said("0.1", days=400))
     assert contents(memory.recent()) == ["0.1"], "what is told late is kept for as long as anything"
@@ -209,7 +209,7 @@ def test_what_was_recorded_too_long_ago_is_forgotten_by_the_next_one(
     assert contents(memory.semantic_search_interactions(QUERY)) == ["0.2"]
 
 
-def test_what_is_forgotten_is_in_no_file_any_more(memory: InteractionMemory, path) -> None:
+def test_forgotten_interactions_are_erased_from_all_files(memory: InteractionMemory, path) -> None:
     remembered(memory, said("the treasure is under the oak", agent="pirate"), said("0.5"))
     gone = memory.forget(InteractionScope(agent_name="pirate"))
 
@@ -229,7 +229,7 @@ def test_what_is_forgotten_is_in_no_file_any_more(memory: InteractionMemory, pat
         (InteractionScope("planner", "message"), ["0.2", "0.3"]),
     ],
 )
-def test_what_is_meant_is_forgotten_and_nothing_else(
+def test_forgetting_deletes_exactly_the_matching_interactions(
     memory: InteractionMemory, scope: InteractionScope, left: list[str]
 ) -> None:
     remembered(memory, said("0.1"), said("0.2", days=9, kind=CALL), said("0.3", days=1, agent="coder"))
@@ -239,9 +239,7 @@ def test_what_is_meant_is_forgotten_and_nothing_else(
     assert sorted(contents(memory.recent())) == left
 
 
-def test_a_damaged_embedding_is_found_by_no_search_and_harms_none(
-    memory: InteractionMemory, store: Store
-) -> None:
+def test_a_damaged_embedding_is_ignored_by_search(memory: InteractionMemory, store: Store) -> None:
     remembered(memory, said("0.9"), said("0.5"))
     with store.database.transaction() as connection:
         connection.execute("UPDATE interaction_vectors SET vector = X'0102' WHERE interaction = 1")
@@ -249,7 +247,7 @@ def test_a_damaged_embedding_is_found_by_no_search_and_harms_none(
     assert contents(memory.semantic_search_interactions(QUERY)) == ["0.5"]
 
 
-def test_a_store_that_fails_is_told(memory: InteractionMemory, store: Store) -> None:
+def test_a_failing_store_raises_an_error(memory: InteractionMemory, store: Store) -> None:
     store.close()
 
     with pytest.raises(StoreError):

@@ -35,7 +35,7 @@ def kept(memory: InteractionMemory) -> list[str]:
     return sorted(one.interaction.content for one in memory.recent(limit=WAITING * 2).results)
 
 
-async def test_what_is_noted_is_kept_and_embedded_soon(memory: InteractionMemory) -> None:
+async def test_a_noted_interaction_is_soon_stored_and_embedded(memory: InteractionMemory) -> None:
     async with running(memory) as recorder:
         recorder.note(lambda: said("0.9"))
         recorder.note(lambda: said("0.5"))
@@ -45,7 +45,7 @@ async def test_what_is_noted_is_kept_and_embedded_soon(memory: InteractionMemory
     assert [one.interaction.content for one in found.results] == ["0.9", "0.5"]
 
 
-async def test_what_is_posted_is_in_the_store_when_the_answer_comes(path, words: Words, clock: Clock) -> None:
+async def test_a_posted_interaction_is_stored_before_the_answer(path, words: Words, clock: Clock) -> None:
     with open_store(path) as store, open_store(path) as elsewhere:
         async with running(memory_in(store, words, clock)) as recorder:
             answer = await recorder.post(said("0.5", agent=" planner "))
@@ -55,7 +55,7 @@ async def test_what_is_posted_is_in_the_store_when_the_answer_comes(path, words:
     assert answer.agent_name == "planner"
 
 
-async def test_many_are_posted_at_once_and_each_hears_of_its_own(memory: InteractionMemory) -> None:
+async def test_many_concurrent_posts_each_get_their_own_answer(memory: InteractionMemory) -> None:
     answers = []
     async with running(memory) as recorder, anyio.create_task_group() as group:
 
@@ -71,7 +71,7 @@ async def test_many_are_posted_at_once_and_each_hears_of_its_own(memory: Interac
     assert len({answer.id for _, answer in answers}) == 50
 
 
-async def test_the_content_is_made_in_another_thread(memory: InteractionMemory) -> None:
+async def test_contents_are_built_in_another_thread(memory: InteractionMemory) -> None:
     made: list[int] = []
 
     def make():
@@ -85,7 +85,7 @@ async def test_the_content_is_made_in_another_thread(memory: InteractionMemory) 
     assert made != [threading.get_ident()]
 
 
-async def test_one_that_cannot_be_told_costs_no_other(
+async def test_an_interaction_that_cannot_be_built_affects_no_other(
     memory: InteractionMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken():
@@ -100,7 +100,7 @@ async def test_one_that_cannot_be_told_costs_no_other(
     assert "an interaction could not be recorded" in caplog.text
 
 
-async def test_what_came_while_there_was_no_model_is_embedded_once_it_is_back(
+async def test_interactions_without_a_model_are_embedded_once_it_is_back(
     memory: InteractionMemory, words: Words
 ) -> None:
     words.error = ModelError("words", "it is gone", "bring it back")
@@ -116,7 +116,7 @@ async def test_what_came_while_there_was_no_model_is_embedded_once_it_is_back(
     assert [one.interaction.content for one in found.results] == ["0.7", "0.5"]
 
 
-async def test_what_an_earlier_proxy_left_without_embedding_comes_along(
+async def test_interactions_left_without_an_embedding_by_an_earlier_run_are_embedded(
     memory: InteractionMemory, words: Words
 ) -> None:
     memory.add([said(f"0.{n}") for n in range(10, 60)])
@@ -128,7 +128,7 @@ async def test_what_an_earlier_proxy_left_without_embedding_comes_along(
     assert len([text for texts in words.asked for text in texts if text != QUERY]) == 51
 
 
-async def test_whoever_wants_to_find_what_was_just_said_does_not_wait_for_more_of_it(
+async def test_a_search_flushes_pending_interactions_without_waiting_for_a_batch(
     memory: InteractionMemory,
 ) -> None:
     async with running(memory) as recorder:
@@ -141,7 +141,7 @@ async def test_whoever_wants_to_find_what_was_just_said_does_not_wait_for_more_o
     assert [one.interaction.content for one in found.results] == ["0.9", "0.5"]
 
 
-async def test_what_is_left_is_written_when_the_proxy_stops(memory: InteractionMemory) -> None:
+async def test_pending_interactions_are_written_when_the_proxy_stops(memory: InteractionMemory) -> None:
     async with running(memory) as recorder:
         for number in range(5):
             recorder.note(lambda number=number: said(f"number {number}"))
@@ -149,7 +149,7 @@ async def test_what_is_left_is_written_when_the_proxy_stops(memory: InteractionM
     assert kept(memory) == [f"number {number}" for number in range(5)]
 
 
-async def test_of_too_many_that_wait_the_oldest_are_left_out(memory: InteractionMemory) -> None:
+async def test_a_full_queue_drops_the_oldest_interactions(memory: InteractionMemory) -> None:
     async with running(memory) as recorder:
         for number in range(WAITING + 10):
             recorder.note(lambda number=number: said(f"number {number}"))
@@ -158,7 +158,7 @@ async def test_of_too_many_that_wait_the_oldest_are_left_out(memory: Interaction
     assert kept(memory) == sorted(f"number {number}" for number in range(10, WAITING + 10))
 
 
-async def test_a_store_that_fails_is_told_to_who_posts_and_once_in_the_log(
+async def test_a_failing_store_is_reported_to_each_poster_and_logged_once(
     memory: InteractionMemory, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.close()
@@ -171,7 +171,7 @@ async def test_a_store_that_fails_is_told_to_who_posts_and_once_in_the_log(
     assert caplog.text.count("waits in memory") == 1
 
 
-async def test_what_a_store_refuses_for_a_while_is_kept_with_what_comes_after(
+async def test_interactions_that_could_not_be_written_are_retried_with_later_ones(
     memory: InteractionMemory, path: Path
 ) -> None:
     async with running(memory) as recorder:

@@ -18,17 +18,17 @@ def unit(rows: list[list[float]]) -> np.ndarray:
     return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
-def test_queries_that_are_alike_have_a_topic_and_others_have_none():
+def test_similar_queries_of_a_tool_have_a_topic_and_unrelated_ones_do_not():
     assert not topic(unit([[1, 0.1, 0], [1, 0, 0.1]])).general
     assert topic(unit([[1, 0, 0], [0, 1, 0], [0, 0, 1]])).general
 
 
-def test_one_query_is_no_sign_of_generality():
+def test_a_tool_with_a_single_query_is_not_general():
     assert not topic(unit([[1, 0]])).general
 
 
 @pytest.mark.parametrize("share", [0.3, 0.4, 0.5, 0.6])
-def test_it_is_the_mean_cosine_of_different_queries_that_counts(share):
+def test_coherence_is_the_mean_cosine_of_different_queries(share):
     rows = np.random.default_rng(1).standard_normal((40, 16))
     rows[:, 0] += share * 4
     rows = unit(rows.tolist())

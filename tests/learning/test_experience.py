@@ -25,7 +25,7 @@ def cosines(pairs: list[Pair], *near: float) -> np.ndarray:
     return np.array([*near, *[0.0] * (len(pairs) - len(near))], np.float32)
 
 
-def test_before_enough_was_learned_nothing_is_said():
+def test_with_too_few_pairs_there_is_no_confidence():
     pairs = build_pairs()
 
     assert confidence(pairs[:-1], cosines(pairs[:-1], 1.0)) is None
@@ -33,7 +33,7 @@ def test_before_enough_was_learned_nothing_is_said():
     assert confidence([], np.zeros(0, np.float32)) is None
 
 
-def test_several_tools_of_one_query_are_one_query():
+def test_several_tools_of_one_query_count_once():
     pairs = build_pairs(tools=2)[:ENOUGH]
 
     assert confidence(pairs, cosines(pairs)) is None
@@ -48,7 +48,7 @@ def test_several_tools_of_one_query_are_one_query():
         pytest.param((-0.5, -0.5, -0.5), (9, 9, 9), 0.0, id="nothing is near"),
     ],
 )
-def test_it_is_likeness_times_use(near, uses, expected):
+def test_confidence_is_similarity_times_use(near, uses, expected):
     pairs = build_pairs(*uses)
 
     assert confidence(pairs, cosines(pairs, *near)) == pytest.approx(expected, abs=1e-6)

@@ -24,14 +24,14 @@ def see(store: Store, clock: Clock, *tools: str, server: str = "srv") -> None:
     store.statistics.put_definitions(server, rows)
 
 
-def test_it_halves_every_three_days_and_is_small():
+def test_the_novelty_bonus_is_small_and_halves_every_three_days():
     assert addition(0) == NEWEST == 0.02
     assert addition(3) == pytest.approx(NEWEST / 2)
     assert addition(NEW_FOR_DAYS) < 0.001
     assert addition(-1) == NEWEST, "a clock that goes back does not add"
 
 
-def test_what_was_there_at_the_installation_is_not_new(store, clock):
+def test_tools_of_the_first_day_are_not_new(store, clock):
     see(store, clock, "a", "b")
     clock.now += DAY / 2
     see(store, clock, "c", server="set up later that day")
@@ -39,7 +39,7 @@ def test_what_was_there_at_the_installation_is_not_new(store, clock):
     assert Novelty(store.statistics, set, clock).additions() == {}
 
 
-def test_what_came_later_is_new_until_it_is_used_or_two_weeks_have_gone(store, clock):
+def test_a_later_tool_is_new_until_its_first_use_or_for_two_weeks(store, clock):
     used: set[tuple[str, str]] = set()
     novelty = Novelty(store.statistics, lambda: used, clock)
     see(store, clock, "a")
@@ -57,7 +57,7 @@ def test_what_came_later_is_new_until_it_is_used_or_two_weeks_have_gone(store, c
     assert novelty.additions() == {}
 
 
-def test_the_store_is_looked_at_once_a_minute(store, clock):
+def test_novelty_reads_the_store_once_a_minute(store, clock):
     novelty = Novelty(store.statistics, set, clock)
     see(store, clock, "a")
     clock.now += 5 * DAY

@@ -30,7 +30,7 @@ def build_pair(number: int = 0, confidence: float = 0.9, last: float = 0.0, tool
     return Pair(key_of(query), ("s", tool), query, VECTOR, "model", confidence, 1, 0.0, last)
 
 
-def test_an_old_certainty_counts_less_than_a_fresh_guess():
+def test_an_old_high_confidence_counts_less_than_a_fresh_low_one():
     """Of the design this proxy grew from: 0.9 thirty days ago, 0.7 yesterday."""
     old, fresh = (
         build_pair(confidence=0.9).confidence_at(30 * DAY),
@@ -42,7 +42,7 @@ def test_an_old_certainty_counts_less_than_a_fresh_guess():
     assert fresh > old
 
 
-def test_the_signals_weigh_as_they_should():
+def test_signals_have_the_documented_weights():
     assert WEIGHTS == {
         Signal.FOUND: 1.5,
         Signal.LISTED: 1.0,
@@ -58,13 +58,13 @@ def test_a_clock_that_goes_back_does_not_raise_a_confidence():
 
 
 @given(st.floats(0, 1), st.lists(st.sampled_from(list(Signal))))
-def test_whatever_the_signals_a_confidence_stays_between_0_and_1(confidence, signals):
+def test_a_confidence_stays_between_0_and_1_after_any_signals(confidence, signals):
     for signal in signals:
         confidence = moved(confidence, signal)
         assert 0 <= confidence <= 1
 
 
-def test_being_used_again_renews_a_pair():
+def test_another_use_renews_a_pair():
     pair = used_again(build_pair(confidence=0.5), Signal.FOUND, 10 * DAY)
 
     left = 0.5 * 0.95**10
@@ -72,7 +72,7 @@ def test_being_used_again_renews_a_pair():
     assert (pair.uses, pair.last) == (2, 10 * DAY)
 
 
-def test_being_passed_over_is_no_use_and_lowers_what_is_left():
+def test_a_passed_over_pair_loses_confidence_and_is_not_renewed():
     now = 5 * DAY
     before = build_pair(confidence=0.8)
     pair = passed_over(before, now)
@@ -82,7 +82,7 @@ def test_being_passed_over_is_no_use_and_lowers_what_is_left():
     assert (pair.uses, pair.last) == (1, 0.0)
 
 
-def test_being_passed_over_for_ever_ends_at_nothing():
+def test_repeatedly_passed_over_pairs_end_at_zero_confidence():
     pair = build_pair()
     for _ in range(200):
         pair = passed_over(pair, 0.0)
@@ -90,7 +90,7 @@ def test_being_passed_over_for_ever_ends_at_nothing():
     assert pair.confidence == 0.0
 
 
-def test_what_is_uncertain_or_unused_for_a_month_is_forgotten():
+def test_uncertain_or_long_unused_pairs_are_forgotten():
     day = DAY
     kept = build_pair(1, confidence=0.9, last=20 * day)
     unsure = build_pair(2, confidence=FORGET_BELOW - 0.01, last=40 * day)
@@ -99,14 +99,14 @@ def test_what_is_uncertain_or_unused_for_a_month_is_forgotten():
     assert pruned([kept, unsure, unused], 40 * day) == [kept]
 
 
-def test_of_too_many_the_best_nine_tenths_are_kept():
+def test_over_the_limit_the_best_nine_tenths_of_the_pairs_are_kept():
     pairs = [build_pair(n, 0.2 + 0.7 * n / MOST_PAIRS, tool=f"tool {n % 100}") for n in range(MOST_PAIRS + 1)]
 
     assert pruned(pairs[1:], 0.0) == pairs[1:], "so many are allowed"
     assert pruned(pairs, 0.0) == pairs[-4_500:]
 
 
-def test_one_tool_cannot_drive_out_the_others():
+def test_the_pairs_of_one_tool_are_limited():
     others = [build_pair(n, 0.2, tool=f"other {n}") for n in range(1_000)]
     loud = [build_pair(n, 1.0, tool="loud") for n in range(10_000)]
     kept = pruned([*loud, *others], 0.0)

@@ -21,7 +21,7 @@ def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=25))
-def test_step_by_step_is_as_all_at_once(steps):
+def test_adding_pairs_one_by_one_equals_adding_all_at_once(steps):
     state = PairIndex.of([])
     pairs: dict[tuple[bytes, tuple[str, str]], Pair] = {}
     for number, (query, tool) in enumerate(steps):
@@ -47,7 +47,7 @@ def test_an_older_state_is_not_changed_by_a_newer_one():
     assert (len(first.pairs), len(first.matrix), first.topics["s", "t1"].count) == (1, 1, 1)
 
 
-def test_a_pair_whose_vector_is_another_one_takes_its_place():
+def test_a_pair_with_a_new_vector_replaces_the_old_one():
     state = PairIndex.of([build_pair(1, 1), build_pair(2, 1)])
     other = replace(build_pair(1, 1), vector=build_pair(9, 1).vector)
     followed = state.with_pairs([other])

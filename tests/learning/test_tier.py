@@ -39,7 +39,7 @@ def use(query: str = QUERY, tool: tuple[str, str] = MAIL, session: str = "a", **
     return Use(query, tool, more.pop("signal", Signal.FOUND), session, **more)
 
 
-def test_what_was_used_for_a_query_is_supported_for_one_like_it(tier, words):
+def test_a_tool_used_for_a_query_is_supported_for_similar_queries(tier, words):
     tier.learn(use())
 
     (supported,) = tier.supported(words.one("tell my colleague about the party")).items()
@@ -49,7 +49,7 @@ def test_what_was_used_for_a_query_is_supported_for_one_like_it(tier, words):
     assert tier.supported(words.one("resize an image")) == {}
 
 
-def test_support_is_less_than_the_likeness_of_the_queries_and_grows_with_certainty(tier, words):
+def test_support_stays_below_the_cosine_and_grows_with_confidence(tier, words):
     tier.learn(use())
     once = tier.supported(words.one(QUERY))[MAIL].cosine
     for session in "bcdef":
@@ -83,7 +83,7 @@ def test_queries_that_are_nearly_the_same_are_one_pair(tier):
     assert [(pair.query, pair.uses) for pair in tier.pairs] == [(QUERY, 2)]
 
 
-def test_one_session_begins_only_so_many_pairs_of_a_tool(tier):
+def test_one_session_can_begin_only_a_few_pairs_of_a_tool(tier):
     for number in range(3 * NEW_IN_A_SESSION):
         tier.learn(use(query=f"number{number} word{number} thing{number}"))
 
@@ -101,13 +101,13 @@ def test_a_tool_that_is_passed_over_in_another_session_loses_confidence(tier, cl
     assert lowered < unchanged
 
 
-def test_being_passed_over_teaches_nothing_of_a_tool_nobody_used(tier):
+def test_a_passed_over_tool_without_a_pair_learns_nothing(tier):
     tier.learn(use(tool=CHAT, session="b", shown=(MAIL, CHAT)))
 
     assert [pair.tool for pair in tier.pairs] == [CHAT]
 
 
-def test_what_is_learned_is_there_after_a_restart(tier, words, clock, path):
+def test_pairs_survive_a_restart(tier, words, clock, path):
     tier.learn(use())
     with open_store(path) as store:
         again = LearnedTier(words, store.learned, clock=clock)
@@ -115,7 +115,7 @@ def test_what_is_learned_is_there_after_a_restart(tier, words, clock, path):
         assert again.supported(words.one(QUERY)) == tier.supported(words.one(QUERY))
 
 
-def test_without_the_store_there_is_nothing(tier, words, clock, path):
+def test_without_a_store_pairs_end_with_the_process(tier, words, clock, path):
     tier.learn(use())
     for file in path.parent.iterdir():
         file.unlink()
@@ -123,7 +123,7 @@ def test_without_the_store_there_is_nothing(tier, words, clock, path):
         assert LearnedTier(words, store.learned, clock=clock).supported(words.one(QUERY)) == {}
 
 
-def test_the_text_of_a_query_need_not_be_kept(words, clock, path):
+def test_queries_can_be_stored_without_their_text(words, clock, path):
     with open_store(path) as store:
         tier = LearnedTier(words, store.learned, store_queries=False, clock=clock)
         tier.learn(use())
@@ -133,7 +133,7 @@ def test_the_text_of_a_query_need_not_be_kept(words, clock, path):
     assert not any(QUERY.encode() in file.read_bytes() for file in path.parent.iterdir())
 
 
-def test_pairs_of_another_model_are_embedded_again_where_their_text_is_known(words, clock, path):
+def test_pairs_of_another_model_are_embedded_again_if_their_text_is_stored(words, clock, path):
     other = Words("other", dimensions=16)
     with open_store(path) as store:
         LearnedTier(words, store.learned, clock=clock).learn(use())
@@ -144,7 +144,7 @@ def test_pairs_of_another_model_are_embedded_again_where_their_text_is_known(wor
         assert tier.supported(other.one("something else entirely")) == {}
 
 
-def test_another_process_that_forgets_is_noticed(tier, words, clock, path):
+def test_pairs_forgotten_by_another_process_are_noticed(tier, words, clock, path):
     tier.learn(use())
     tier.refresh()
     with open_store(path) as store:
@@ -199,7 +199,7 @@ def test_a_locked_store_stops_neither_learning_nor_searching(tier, words, path, 
         assert {pair.tool for pair in store.learned.all()} == {MAIL, CHAT}, "now there is room for it"
 
 
-def test_damaged_rows_are_left_out(tier, words, clock, path):
+def test_damaged_rows_are_ignored(tier, words, clock, path):
     tier.learn(use())
     tier.learn(use(tool=CHAT))
     with sqlite3.connect(path) as connection:
@@ -259,7 +259,7 @@ def test_a_pair_that_was_learned_survives_kill_9(tmp_path):
         assert {f"tool{number}" for number in range(last + 1)} <= kept
 
 
-def test_of_many_pairs_near_a_query_each_tool_has_the_one_that_counts_most(tier, words, clock):
+def test_each_tool_is_supported_by_its_strongest_pair(tier, words, clock):
     """Against the definition, pair by pair."""
     for number in range(60):
         clock.now += DAY / 3

@@ -30,24 +30,24 @@ def names(found: dict[tuple[str, str], str]) -> list[str]:
     return [tool for _, tool in found]
 
 
-def test_those_used_in_most_sessions_come_first_and_each_says_why():
+def test_tools_used_in_most_sessions_come_first_with_the_reason():
     found = chosen(used(a=3, b=7), costs(a=10, b=10), 100)
 
     assert names(found) == ["b", "a"]
     assert found["s", "b"] == "used in 7 sessions of the last 30 days, last on 2024-10-04"
 
 
-def test_what_was_used_in_fewer_than_several_sessions_is_not_listed():
+def test_tools_used_in_too_few_sessions_are_not_listed():
     assert names(chosen(used(a=SEVERAL - 1, b=SEVERAL), costs(a=1, b=1), 100)) == ["b"]
 
 
-def test_the_budget_is_kept_and_what_is_too_dear_makes_room():
+def test_the_token_budget_is_kept_by_skipping_expensive_tools():
     found = chosen(used(dear=9, best=8, next=7, small=6), costs(dear=500, best=60, next=50, small=40), 100)
 
     assert names(found) == ["best", "small"]
 
 
-def test_a_tool_whose_cost_is_not_known_waits():
+def test_a_tool_of_unknown_cost_is_not_listed():
     assert names(chosen(used(a=9, b=8), costs(b=1), 100)) == ["b"]
 
 
@@ -67,7 +67,7 @@ async def record(path: Path, clock: Clock, *sessions: str | None) -> None:
         await recorder.flush()
 
 
-async def test_sessions_are_counted_over_restarts_and_each_once(tmp_path):
+async def test_each_session_is_counted_once_across_restarts(tmp_path):
     path, clock = tmp_path / "store.sqlite3", Clock()
     await record(path, clock, "one", "one", "two", "two")
     assert choose(path, clock) == []
@@ -77,7 +77,7 @@ async def test_sessions_are_counted_over_restarts_and_each_once(tmp_path):
     assert choose(path, clock, budget=0) == []
 
 
-async def test_without_sessions_days_are_counted(tmp_path):
+async def test_calls_without_a_session_are_counted_by_day(tmp_path):
     path, clock = tmp_path / "store.sqlite3", Clock()
     await record(path, clock, *[None] * 50)
     assert choose(path, clock) == []
@@ -88,7 +88,7 @@ async def test_without_sessions_days_are_counted(tmp_path):
     assert choose(path, clock) == ["a"]
 
 
-async def test_what_was_not_used_for_a_month_is_forgotten(tmp_path):
+async def test_tools_not_used_for_a_month_are_forgotten(tmp_path):
     path, clock = tmp_path / "store.sqlite3", Clock()
     await record(path, clock, "one", "two", "three")
     clock.now += 29 * DAY
@@ -101,7 +101,7 @@ async def test_what_was_not_used_for_a_month_is_forgotten(tmp_path):
         assert store.tool_sessions.tools() == [("s", "b")]
 
 
-async def test_what_is_still_to_be_written_is_written_at_the_end(tmp_path):
+async def test_pending_sessions_are_written_at_the_end(tmp_path):
     path, clock = tmp_path / "store.sqlite3", Clock()
     with open_store(path) as store:
         recorder = SessionRecorder(store.tool_sessions, clock)
@@ -114,7 +114,7 @@ async def test_what_is_still_to_be_written_is_written_at_the_end(tmp_path):
         assert store.tool_sessions.tools() == [("s", "a")]
 
 
-def test_the_store_keeps_only_so_many(tmp_path):
+def test_the_number_of_stored_sessions_is_limited(tmp_path):
     with open_store(tmp_path / "store.sqlite3") as store:
         rows = [ToolSession("s", "a", f"session {number}", float(number)) for number in range(10)]
         store.tool_sessions.add(rows, 0.0, 4)

@@ -67,7 +67,7 @@ async def test_metadata_that_names_another_issuer_is_refused(protected: Protecte
     assert protected.issuer.clients == {}
 
 
-async def test_a_server_that_leads_to_another_issuer_than_the_configured_one_is_refused(
+async def test_a_server_that_names_an_issuer_other_than_the_configured_one_is_refused(
     protected: Protected,
 ) -> None:
     with pytest.raises(AuthorizationError, match=r"not https://mine\.example"):
@@ -160,7 +160,7 @@ async def test_a_client_with_a_secret_gets_its_tokens_without_a_person(protected
     assert protected.issuer.granted == ["client_credentials", "client_credentials"]
 
 
-async def test_a_secret_is_sent_to_no_other_issuer(protected: Protected) -> None:
+async def test_a_client_secret_is_never_sent_to_another_issuer(protected: Protected) -> None:
     settings = {"grant": "client_credentials", "client_id": MACHINE_ID, "client_secret": MACHINE_SECRET}
     with pytest.raises(AuthorizationError, match=r"mine\.example"):
         await fetched(server_config(protected, **settings, issuer="https://mine.example"))

@@ -81,7 +81,9 @@ async def test_a_server_over_sse_names_the_command_too(protected: Protected, tmp
         assert "run: mcp-context-proxy login locked" in proxy.fleet.clients["locked"].cause
 
 
-async def test_a_token_in_the_headers_is_left_alone(protected: Protected, tmp_path: Path) -> None:
+async def test_a_configured_authorization_header_is_not_replaced(
+    protected: Protected, tmp_path: Path
+) -> None:
     token = protected.issuer.issue("by-hand", [], protected.url).access_token
     more = f'headers = {{ Authorization = "Bearer {token}" }}\n'
     async with open_proxy(load(configuration(tmp_path, protected, more), environ={})) as proxy:

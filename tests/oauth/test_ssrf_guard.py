@@ -69,7 +69,7 @@ def refused() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "[::ffff:127.0.0.1]"])
-async def test_a_server_elsewhere_never_leads_to_this_machine(canary: Canary, host: str) -> None:
+async def test_a_remote_server_cannot_redirect_a_login_to_this_machine(canary: Canary, host: str) -> None:
     with refused():
         await exchange(Destinations(PUBLIC), httpx2.Request("GET", f"https://{host}:{canary.port}/"))
 
@@ -104,7 +104,7 @@ async def test_no_server_leads_to_a_metadata_service_with_credentials(host: str,
     "host",
     ["10.0.0.1", "172.16.0.1", "100.64.0.1", "[fc00::1]", "[fec0::1]", "[64:ff9b::a00:1]"],
 )
-async def test_only_a_server_of_this_network_leads_to_others_of_it(host: str) -> None:
+async def test_only_a_server_in_the_private_network_can_name_addresses_in_it(host: str) -> None:
     request = httpx2.Request("GET", f"https://{host}/")
     with refused():
         await Destinations(PUBLIC).pinned(request)
@@ -113,7 +113,7 @@ async def test_only_a_server_of_this_network_leads_to_others_of_it(host: str) ->
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "[2606:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"])
-async def test_every_server_leads_to_public_addresses(host: str) -> None:
+async def test_every_server_can_name_public_addresses(host: str) -> None:
     request = httpx2.Request("GET", f"https://{host}/")
 
     assert await Destinations(PUBLIC).pinned(request) == [request]
@@ -130,7 +130,7 @@ async def test_a_name_is_resolved_once_and_the_checked_address_is_connected_to(c
     assert f"host: localhost:{canary.port}".encode() in canary.heard[0].lower()
 
 
-async def test_hosts_of_the_configuration_are_connected_to_wherever_they_are(canary: Canary) -> None:
+async def test_configured_hosts_are_allowed_at_any_address(canary: Canary) -> None:
     of_issuer = ServerConfig(
         name="far", url="https://mcp.example/mcp", oauth=OAuthConfig(issuer=f"http://localhost:{canary.port}")
     )
@@ -185,7 +185,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize(("named", "told"), [("localhost", "200"), ("other.example", "Hostname mismatch")])
-async def test_encryption_is_verified_for_the_name_and_not_for_the_address(
+async def test_certificates_are_verified_for_the_host_name_and_not_for_the_address(
     tmp_path: Path, named: str, told: str
 ) -> None:
     certificate, key = _certificate(tmp_path, named)

@@ -76,7 +76,7 @@ async def test_a_token_that_is_refused_is_renewed_and_the_request_sent_again(pro
     assert protected.issuer.granted[-1] == "refresh_token"
 
 
-async def test_many_requests_renew_once(protected: Protected) -> None:
+async def test_many_requests_at_once_refresh_a_token_once(protected: Protected) -> None:
     config = server_config(protected)
     await logged_in(config)
     protected.issuer.expire_all()
@@ -163,7 +163,7 @@ async def test_a_revoked_login_names_the_command_and_is_tried_once(
     assert protected.issuer.failed == ["refresh_token"]
 
 
-async def test_a_renewal_that_fails_for_now_costs_no_login(protected: Protected) -> None:
+async def test_a_temporarily_failing_refresh_keeps_the_login(protected: Protected) -> None:
     config = server_config(protected)
     credentials = await logged_in(config)
     await_gone = "http://127.0.0.1:9/token"
@@ -199,7 +199,7 @@ async def test_without_a_login_nothing_is_written(protected: Protected, data_hom
     assert not is_there(data_home)
 
 
-async def test_without_a_place_for_files_a_login_still_lasts_as_long_as_the_proxy(
+async def test_without_a_writable_folder_a_login_lasts_until_the_proxy_stops(
     protected: Protected, data_home: Path
 ) -> None:
     occupy(data_home)

@@ -10,7 +10,7 @@ from mcp_context_proxy.system import threads
 pytestmark = pytest.mark.anyio
 
 
-async def test_all_clients_share_what_was_read_once() -> None:
+async def test_all_clients_share_certificates_that_are_read_once() -> None:
     given: list[ssl.SSLContext] = []
 
     async def ask() -> None:

@@ -24,7 +24,7 @@ JSONS = st.recursive(
 
 
 @given(IDS, JSONS)
-def test_a_payload_is_the_bytes_that_came(request_id: int | str, payload: object) -> None:
+def test_a_payload_keeps_its_bytes(request_id: int | str, payload: object) -> None:
     text = json.dumps(payload, indent=1).encode()
     frame = b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (json.dumps(request_id).encode(), text)
 
@@ -44,7 +44,7 @@ def test_a_reply_is_json_with_that_result(request_id: int | str, payload: object
 
 @given(IDS, JSONS)
 @example(-10000, "x" * 199)
-def test_the_id_of_a_message_that_cannot_be_read_is_found_at_either_end(
+def test_the_id_of_an_unreadable_message_is_found_at_its_start_or_end(
     request_id: int | str, payload: object
 ) -> None:
     text = json.dumps(payload, ensure_ascii=False).replace('"id"', '"di"').encode()
@@ -69,7 +69,7 @@ def test_the_id_of_a_message_that_cannot_be_read_is_found_at_either_end(
         '{"id":' + "9" * 30,
     ],
 )
-def test_where_no_id_can_be_told_none_is_made_up(frame: str) -> None:
+def test_without_a_recognisable_id_none_is_invented(frame: str) -> None:
     assert envelope.salvage_id(frame.encode(), frame.encode()) is None
 
 
@@ -94,7 +94,7 @@ def test_where_no_id_can_be_told_none_is_made_up(frame: str) -> None:
     ],
     ids=lambda frame: repr(frame[:30]),
 )
-def test_what_is_not_a_message_is_malformed(frame: bytes) -> None:
+def test_text_that_is_no_message_is_malformed(frame: bytes) -> None:
     with pytest.raises(MalformedError):
         envelope.decode(frame)
 
@@ -128,7 +128,7 @@ def test_a_malformed_error_is_an_internal_error(raw: bytes) -> None:
         (rb"\u00e9 \ud83d \"", 'é \ufffd "'),
     ],
 )
-def test_half_a_character_is_replaced_and_whole_ones_stay(sent: bytes, read: str) -> None:
+def test_lone_surrogates_are_replaced_and_other_characters_kept(sent: bytes, read: str) -> None:
     message = envelope.decode(b'{"id":1,"result":{"text":"%b"}}' % sent)
 
     assert isinstance(message.result, Raw)
@@ -136,7 +136,7 @@ def test_half_a_character_is_replaced_and_whole_ones_stay(sent: bytes, read: str
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_any_bytes_are_a_message_or_told_to_be_none(data: bytes) -> None:
+def test_any_bytes_are_a_message_or_an_error(data: bytes) -> None:
     try:
         message = envelope.decode(data)
     except envelope.MalformedError:
@@ -162,7 +162,7 @@ JSON_VALUES = st.recursive(
     ),
     st.booleans(),
 )
-def test_a_payload_leaves_as_it_came_whatever_is_around_it(message: dict[str, Any], escaped: bool) -> None:
+def test_a_payload_is_unchanged_in_any_envelope(message: dict[str, Any], escaped: bool) -> None:
     data = json.dumps(message, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
     try:
         decoded = envelope.decode(data)
@@ -189,7 +189,7 @@ def test_a_payload_leaves_as_it_came_whatever_is_around_it(message: dict[str, An
         ('{"jsonrpc":"2.0","id":1}', -32600, "neither"),
     ],
 )
-def test_a_client_is_told_what_is_wrong_with_a_request(frame: str, code: int, why: str) -> None:
+def test_an_invalid_request_is_reported_with_the_reason(frame: str, code: int, why: str) -> None:
     with pytest.raises(MalformedError, match=why) as malformed:
         envelope.decode_from_client(frame.encode("latin-1"))
 
@@ -197,12 +197,12 @@ def test_a_client_is_told_what_is_wrong_with_a_request(frame: str, code: int, wh
 
 
 @pytest.mark.parametrize("frame", ['{"id":null,"error":{}}', '{"id":7.5,"result":5,"params":[]}'])
-def test_a_reply_is_taken_however_odd_for_an_answer_to_it_would_be_answered(frame: str) -> None:
+def test_anything_that_looks_like_a_reply_is_taken_as_one(frame: str) -> None:
     assert envelope.decode_from_client(frame.encode()).method is UNSET
 
 
 @pytest.mark.parametrize(
     ("raw", "number"), [("5", 5), ("-0.5", -0.5), ("true", None), ('"5"', None), ("nothing", None)]
 )
-def test_a_number_is_one_and_nothing_else(raw: str, number: float | None) -> None:
+def test_only_numbers_are_decoded_as_numbers(raw: str, number: float | None) -> None:
     assert envelope.number(Raw(raw.encode())) == number

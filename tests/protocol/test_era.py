@@ -25,7 +25,7 @@ def upward(method: str, result: Any, to: Era) -> Any:
 
 
 @pytest.mark.parametrize("to", list(Era))
-def test_downward_ours_and_the_last_hops_keys_go_and_foreign_ones_stay(to: Era) -> None:
+def test_params_for_a_server_lose_proxy_keys_and_keep_foreign_ones(to: Era) -> None:
     meta = {
         "com.example/k": {"a": None},
         "traceparent": "00-1",
@@ -43,11 +43,11 @@ def test_downward_ours_and_the_last_hops_keys_go_and_foreign_ones_stay(to: Era) 
     assert P + "clientInfo" not in sent["_meta"]
 
 
-def test_downward_to_the_handshake_era_nothing_is_added() -> None:
+def test_params_for_a_handshake_server_gain_nothing() -> None:
     assert downward({"name": "x"}, Era.HANDSHAKE, capabilities={}, client_info={}) == {"name": "x"}
 
 
-def test_downward_to_the_modern_era_each_request_carries_the_envelope() -> None:
+def test_params_for_a_modern_server_carry_the_envelope() -> None:
     sent = downward({}, Era.MODERN, capabilities={"sampling": {}}, client_info={"name": "c"})
 
     assert sent["_meta"] == {
@@ -57,7 +57,7 @@ def test_downward_to_the_modern_era_each_request_carries_the_envelope() -> None:
     }
 
 
-def test_downward_answers_to_questions_go_to_the_modern_era_only() -> None:
+def test_input_responses_are_sent_to_modern_servers_only() -> None:
     params = {"name": "x", "inputResponses": {"a": 1}, "requestState": "s"}
 
     assert downward(params, Era.HANDSHAKE) == {"name": "x"}
@@ -65,7 +65,7 @@ def test_downward_answers_to_questions_go_to_the_modern_era_only() -> None:
 
 
 @pytest.mark.parametrize("to", list(Era))
-def test_downward_nothing_asks_for_a_task_whose_result_nobody_could_fetch(to: Era) -> None:
+def test_params_for_a_server_never_ask_for_a_task(to: Era) -> None:
     """Tasks are not relayed: a call that asks for one is an ordinary call."""
     capabilities = {
         "sampling": {"x": None},
@@ -82,12 +82,12 @@ def test_downward_nothing_asks_for_a_task_whose_result_nobody_could_fetch(to: Er
 
 
 @pytest.mark.parametrize("meta", [None, 7, "x", []], ids=repr)
-def test_a_meta_that_is_no_object_is_none(meta: Any) -> None:
+def test_meta_that_is_no_object_is_dropped(meta: Any) -> None:
     assert downward({"a": 1, "_meta": meta}, Era.HANDSHAKE) == {"a": 1}
 
 
 @pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
-def test_upward_to_the_modern_era_a_result_says_what_it_is_and_who_served_it(method: str) -> None:
+def test_results_for_a_modern_client_have_a_type_and_server_info(method: str) -> None:
     assert upward(method, {"content": [], "x": None}, Era.MODERN) == {
         "content": [],
         "x": None,
@@ -97,7 +97,7 @@ def test_upward_to_the_modern_era_a_result_says_what_it_is_and_who_served_it(met
 
 
 @pytest.mark.parametrize("method", sorted(eras.CACHEABLE))
-def test_upward_to_the_modern_era_a_cacheable_result_says_for_how_long(method: str) -> None:
+def test_cacheable_results_for_a_modern_client_say_for_how_long(method: str) -> None:
     fitted = upward(method, {}, Era.MODERN)
 
     assert (fitted["ttlMs"], fitted["cacheScope"]) == (0, "private")
@@ -121,27 +121,27 @@ def test_upward_to_the_modern_era_a_cacheable_result_says_for_how_long(method: s
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_upward_to_the_modern_era_a_result_is_kept_for_an_hour_at_most(said: str, kept: int) -> None:
+def test_results_for_a_modern_client_may_be_cached_for_an_hour_at_most(said: str, kept: int) -> None:
     came = b'{"contents":[],"ttlMs":%b}' % said.encode()
     fitted = json.loads(eras.fit_result_to_client("resources/read", came, Era.MODERN, INFO))
 
     assert fitted["ttlMs"] == kept
 
 
-def test_upward_to_the_modern_era_a_question_is_not_cacheable() -> None:
+def test_questions_for_a_modern_client_are_not_cacheable() -> None:
     fitted = upward("resources/read", {"resultType": "input_required", "requestState": "s"}, Era.MODERN)
 
     assert fitted["resultType"] == "input_required"
     assert "ttlMs" not in fitted
 
 
-def test_upward_to_the_modern_era_the_servers_own_name_is_replaced_by_ours() -> None:
+def test_results_for_a_modern_client_name_the_proxy_and_not_the_server() -> None:
     fitted = upward("tools/call", {"_meta": {P + "serverInfo": {"name": "them"}, "k": 1}}, Era.MODERN)
 
     assert fitted["_meta"] == {P + "serverInfo": {"name": "us"}, "k": 1}
 
 
-def test_upward_to_the_handshake_era_nothing_of_the_modern_one_is_left() -> None:
+def test_results_for_a_handshake_client_have_nothing_of_the_modern_era() -> None:
     modern = {
         "contents": [],
         "resultType": "complete",
@@ -153,14 +153,14 @@ def test_upward_to_the_handshake_era_nothing_of_the_modern_one_is_left() -> None
     assert upward("resources/read", modern, Era.HANDSHAKE) == {"contents": [], "_meta": {"k": 1}}
 
 
-def test_upward_to_the_handshake_era_what_needs_no_change_is_the_bytes_that_came() -> None:
+def test_results_that_need_no_change_for_a_handshake_client_keep_their_bytes() -> None:
     came = b'{ "content" : [ ], "structuredContent": {"n": 1.0e-07} }'
 
     assert eras.fit_result_to_client("tools/call", came, Era.HANDSHAKE, INFO) == came
 
 
 @pytest.mark.parametrize("structured", [[1], "x", 7, None, True], ids=repr)
-def test_upward_to_the_handshake_era_structured_content_that_is_no_object_is_left_out(
+def test_structured_content_that_is_no_object_is_left_out_for_a_handshake_client(
     structured: Any,
 ) -> None:
     result = {"content": [{"type": "text", "text": "1"}], "structuredContent": structured}
@@ -169,7 +169,7 @@ def test_upward_to_the_handshake_era_structured_content_that_is_no_object_is_lef
     assert upward("tools/call", result, Era.MODERN)["structuredContent"] == structured
 
 
-def test_upward_to_the_handshake_era_structured_content_that_is_nowhere_else_becomes_text() -> None:
+def test_structured_content_without_text_becomes_text_for_a_handshake_client() -> None:
     image = b'{"type":"image","data":"AA==","mimeType":"image/png","x":1.0e-07}'
     came = b'{"content":[ ' + image + b' ],"structuredContent":["caf\xc3\xa9", 1.0e-07]}'
     bare = {"content": [], "structuredContent": [{"n": 1}]}

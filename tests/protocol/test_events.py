@@ -45,7 +45,7 @@ def test_events_are_the_same_whatever_ends_their_lines_and_wherever_the_stream_i
     assert framed(mixed, step) == framed(returns, step) == framed(plain, step) == whole
 
 
-def test_an_event_has_its_name_its_lines_its_id_and_its_time() -> None:
+def test_an_event_has_name_data_id_and_retry_time() -> None:
     stream = b"\xef\xbb\xbfevent: endpoint\ndata: a\ndata:b\nid: 7\nretry: 1500\n\ndata: c\n\n"
 
     assert framed(stream, 1) == [
@@ -57,11 +57,11 @@ def test_an_event_has_its_name_its_lines_its_id_and_its_time() -> None:
 @pytest.mark.parametrize(
     "line", [b"id: \x00", b"id: " + b"7" * 2000, b"retry: " + b"9" * 5000, b"retry: -1", b"retry: \xb2", b"x"]
 )
-def test_a_field_that_nobody_can_use_is_passed_over(line: bytes) -> None:
+def test_unknown_and_invalid_fields_are_ignored(line: bytes) -> None:
     assert framed(line + b"\ndata: 1\n\n", 4) == [Event(b"message", b"1")]
 
 
-def test_what_is_no_text_is_replaced_and_the_rest_is_as_it_came() -> None:
+def test_invalid_utf8_is_replaced_and_the_rest_is_unchanged() -> None:
     assert framed(b"data: \xff\xc3\xa4\n\n", 3) == [Event(b"message", "\ufffdä".encode())]
 
 
@@ -74,7 +74,7 @@ def test_an_event_over_the_limit_is_refused_before_it_ends(stream: bytes, step: 
         framed(stream, step, limit=100)
 
 
-def test_lines_that_say_nothing_never_fill_it() -> None:
+def test_comments_and_empty_lines_do_not_fill_the_buffer() -> None:
     assert framed((b": still there\n" * 50 + b"\n") * 20 + b"data: 1\n\n", 11, limit=100) == [
         Event(b"message", b"1")
     ]

@@ -49,11 +49,11 @@ def test_one_byte_at_a_time_gives_the_same_lines(data: bytes) -> None:
     assert framed([data[i : i + 1] for i in range(len(data))], LIMIT) == reference(data, LIMIT)
 
 
-def test_line_ends_of_windows_and_blank_lines_are_no_part_of_a_line() -> None:
+def test_windows_line_ends_and_blank_lines_are_removed() -> None:
     assert framed([b'{"a":1}\r\n\r\n \n{"b":2}\n'], LIMIT) == [b'{"a":1}', b'{"b":2}']
 
 
-def test_a_line_of_exactly_the_limit_passes_and_one_byte_more_does_not() -> None:
+def test_a_line_of_exactly_the_limit_is_accepted_and_a_longer_one_is_not() -> None:
     fits, over = framed([b"a" * LIMIT + b"\n" + b"b" * (LIMIT + 1) + b"\n"], LIMIT)
 
     assert fits == b"a" * LIMIT
@@ -68,11 +68,11 @@ def test_an_oversized_line_keeps_both_ends_and_its_size() -> None:
     assert found == Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], LIMIT)
 
 
-def test_the_line_after_an_oversized_one_is_whole() -> None:
+def test_the_line_after_an_oversized_one_is_complete() -> None:
     assert framed([b"x" * 5000, b"x" * 10, b'\n{"a":', b"1}\n"], LIMIT)[1:] == [b'{"a":1}']
 
 
-def test_a_line_that_never_ends_is_not_kept() -> None:
+def test_an_endless_line_is_not_buffered() -> None:
     framer = LineFramer(LIMIT)
 
     tracemalloc.start()

@@ -24,7 +24,7 @@ def depth(value: Any) -> int:
 
 
 @given(VALUES, st.booleans())
-def test_it_is_as_deep_as_what_is_built_of_it(value: Any, escaped: bool) -> None:
+def test_the_measured_depth_is_that_of_the_parsed_value(value: Any, escaped: bool) -> None:
     encoded = json.dumps(value, ensure_ascii=escaped).encode()
 
     assert not nests_deeper(encoded, depth(value))
@@ -32,12 +32,12 @@ def test_it_is_as_deep_as_what_is_built_of_it(value: Any, escaped: bool) -> None
 
 
 @pytest.mark.parametrize("character", ["x", "[", '\\"', "\\\\"])
-def test_it_is_the_same_wherever_its_bytes_are_cut(character: str) -> None:
+def test_the_measured_depth_does_not_depend_on_chunks(character: str) -> None:
     encoded = json.dumps([[character * 50, [{"a": [character]}]]]).encode()
     for size in range(1, len(encoded)):
         assert nests_deeper(encoded, 4, size)
         assert not nests_deeper(encoded, 5, size)
 
 
-def test_a_hundred_thousand_levels_are_found_without_building_one() -> None:
+def test_a_hundred_thousand_levels_are_counted_without_parsing() -> None:
     assert nests_deeper(b"[" * 100_000, 190)

@@ -39,19 +39,19 @@ def fault(method: str, given: dict[str, Any], *, modern: bool = False) -> str | 
         ("tools/list", {"_meta": {"progressToken": 1.5}}, "progressToken"),
     ],
 )
-def test_what_is_of_another_kind_is_told(method: str, given: dict[str, Any], said: str) -> None:
+def test_params_of_a_wrong_type_are_reported(method: str, given: dict[str, Any], said: str) -> None:
     assert said in (fault(method, given) or "")
 
 
 @pytest.mark.parametrize("level", ["loud", 7, None])
-def test_a_level_that_there_is_not_is_told_where_requests_carry_one(level: Any) -> None:
+def test_an_unknown_log_level_in_meta_is_reported(level: Any) -> None:
     meta = {**CAPABLE, "io.modelcontextprotocol/logLevel": level}
 
     assert "must be one of debug, info" in (fault("tools/list", {"_meta": meta}, modern=True) or "")
     assert fault("tools/list", {"_meta": meta}) is None
 
 
-def test_capabilities_that_are_no_object_are_told_where_requests_carry_them() -> None:
+def test_capabilities_in_meta_that_are_no_object_are_reported() -> None:
     meta = {"io.modelcontextprotocol/clientCapabilities": 5}
 
     assert "must be an object" in (fault("tools/list", {"_meta": meta}, modern=True) or "")
@@ -72,5 +72,5 @@ def test_capabilities_that_are_no_object_are_told_where_requests_carry_them() ->
         ("com.example/unknown", {"name": 5}),
     ],
 )
-def test_what_the_protocol_allows_is_not_judged(method: str, given: dict[str, Any]) -> None:
+def test_params_that_the_protocol_allows_are_accepted(method: str, given: dict[str, Any]) -> None:
     assert fault(method, given) is None

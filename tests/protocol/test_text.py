@@ -41,7 +41,7 @@ WRITTEN = st.text(
         pytest.param("\tcode\n\tmore\n", id="tabs and newlines"),
     ],
 )
-def test_what_people_write_is_unchanged(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert clean(text) == text
 
 
@@ -114,11 +114,11 @@ def test_terminal_escapes_are_removed_whole(text: str, seen: str) -> None:
         pytest.param("\u1160\u1160", "", id="fillers outside of a syllable"),
     ],
 )
-def test_joiners_and_selectors_go_where_nothing_needs_them(text: str, seen: str) -> None:
+def test_joiners_and_selectors_are_removed_where_nothing_needs_them(text: str, seen: str) -> None:
     assert clean(text) == seen
 
 
-def test_a_clean_text_is_returned_as_it_is() -> None:
+def test_a_clean_text_is_returned_as_the_same_object() -> None:
     text = "plain ASCII and Zürich, 東京\n" * 100
 
     assert clean(text) is text

@@ -7,7 +7,7 @@ from mcp_context_proxy.protocol.envelope import PIECE_BYTES, is_utf8
 
 @pytest.mark.parametrize("before", range(PIECE_BYTES - 4, PIECE_BYTES + 1))
 @pytest.mark.parametrize("character", ["é", "☃", "\U0001f600"])
-def test_a_character_may_lie_anywhere(before: int, character: str) -> None:
+def test_valid_characters_are_accepted_at_any_position(before: int, character: str) -> None:
     assert is_utf8(b"x" * before + character.encode())
     assert is_utf8(b"x" * before + character.encode() + b"x" * PIECE_BYTES)
 
@@ -18,7 +18,7 @@ def test_a_character_may_lie_anywhere(before: int, character: str) -> None:
     [b"\xff", b"\x80", b"\xc3", b"\xf0\x9f\x98", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"],
     ids=["no start", "no end", "cut", "cut late", "too long", "a surrogate", "beyond the last"],
 )
-def test_what_is_no_character_is_found_anywhere(before: int, wrong: bytes) -> None:
+def test_invalid_bytes_are_found_at_any_position(before: int, wrong: bytes) -> None:
     assert not is_utf8(b"x" * before + wrong)
     assert not is_utf8(b"x" * before + wrong + b"x" * PIECE_BYTES)
 

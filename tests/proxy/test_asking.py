@@ -33,7 +33,7 @@ def base(config: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("front", ["stdio", "http", "sse"])
-async def test_a_question_reaches_the_client_and_its_answer_the_server(
+async def test_a_servers_request_reaches_the_client_and_the_answer_the_server(
     front: str, config: Path, request: pytest.FixtureRequest
 ) -> None:
     options: Any = {"capabilities": {"elicitation": {}}, "answers": ANSWERS}

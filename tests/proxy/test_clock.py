@@ -54,7 +54,7 @@ class OneVector:
 
 
 @leaps
-def test_a_leap_is_not_believed_and_time_goes_on(leap: float) -> None:
+def test_a_jump_of_the_system_clock_is_ignored(leap: float) -> None:
     machine = Machine()
     machine.wait(10)
     machine.wall += leap
@@ -66,21 +66,21 @@ def test_a_leap_is_not_believed_and_time_goes_on(leap: float) -> None:
 
 
 @pytest.mark.parametrize("correction", [3600.0, -3600.0, LEAP_SECONDS])
-def test_a_clock_that_is_set_right_is_followed(correction: float) -> None:
+def test_a_corrected_system_clock_is_followed(correction: float) -> None:
     machine = Machine()
     machine.wall += correction
 
     assert machine.time_of_day() == NOW + correction
 
 
-def test_a_machine_that_slept_for_a_month_is_believed() -> None:
+def test_the_clock_of_a_machine_that_slept_for_a_month_is_followed() -> None:
     machine = Machine()
     machine.wait(30 * DAY)
 
     assert machine.time_of_day() == NOW + 30 * DAY
 
 
-def test_a_machine_that_began_without_a_clock_takes_over_the_first_that_it_gets() -> None:
+def test_a_machine_that_boots_without_a_clock_takes_over_the_first_valid_time() -> None:
     machine = Machine(wall=0.0)
     machine.wait(60)
     assert machine.time_of_day() == 60
@@ -121,7 +121,7 @@ def learned_and_counted(store: Store, machine: Machine) -> None:
 
 @pytest.mark.anyio
 @leaps
-async def test_after_a_leap_nothing_is_forgotten_and_nothing_fades(path: Path, leap: float) -> None:
+async def test_a_clock_jump_deletes_nothing_and_changes_no_confidence(path: Path, leap: float) -> None:
     machine = Machine()
     with open_store(path) as store:
         learned_and_counted(store, machine)
@@ -146,7 +146,7 @@ async def test_after_a_leap_nothing_is_forgotten_and_nothing_fades(path: Path, l
 
 
 @pytest.mark.parametrize("days", [-365.0, -1e9, 1e9])
-def test_what_is_yet_to_come_counts_no_more_than_what_is_now(days: float) -> None:
+def test_entries_in_the_future_count_as_entries_of_now(days: float) -> None:
     pair = Pair(b"k", ("s", "t"), "q", vector(1), MODEL, 0.75, 1, NOW, NOW)
 
     assert 0 <= pair.confidence_at(NOW + days * DAY) <= 0.75

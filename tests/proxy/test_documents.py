@@ -28,7 +28,7 @@ def config(workshop: Workshop) -> Path:
     return workshop.config(documents=documents)
 
 
-async def test_they_are_listed_and_read_beside_the_resources_of_servers(config: Path, era: str) -> None:
+async def test_documents_are_listed_and_read_beside_the_resources_of_servers(config: Path, era: str) -> None:
     async with stdio(command(config), era) as client:
         await client.until_listed("work__echo")
         listed = (await client.request("resources/list"))["resources"]
@@ -51,7 +51,7 @@ async def test_they_are_listed_and_read_beside_the_resources_of_servers(config: 
     assert refused.value.code == (-32602 if era == "modern" else -32002)
 
 
-async def test_a_changed_file_is_served_anew_and_announced_to_who_subscribed(
+async def test_a_changed_document_is_served_anew_and_announced_to_subscribers(
     config: Path, workshop: Workshop
 ) -> None:
     async with stdio(command(config)) as client:

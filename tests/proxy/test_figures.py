@@ -37,7 +37,7 @@ async def called(proxy: Proxy, host: Host, times: int) -> None:
     await proxy.statistics.usage.flush()
 
 
-async def test_a_tool_that_fails_is_left_out_from_the_fifth_call_on(proxy: Proxy, host: Host) -> None:
+async def test_a_failing_tool_is_filtered_out_from_the_fifth_call_on(proxy: Proxy, host: Host) -> None:
     await called(proxy, host, 4)
     before = await found(host, min_success_rate=0.5)
     strict = await found(host, min_success_rate=0.5, strict=True)
@@ -49,7 +49,7 @@ async def test_a_tool_that_fails_is_left_out_from_the_fifth_call_on(proxy: Proxy
     assert await found(host, min_success_rate=0.5, strict=True) == {"good"}
 
 
-async def test_a_tool_that_takes_longer_than_is_asked_for_is_left_out(proxy: Proxy, host: Host) -> None:
+async def test_a_tool_slower_than_the_filter_allows_is_left_out(proxy: Proxy, host: Host) -> None:
     await called(proxy, host, 1)
 
     assert await found(host, max_latency_ms=0.000001) == {"unused"}

@@ -44,7 +44,7 @@ async def test_a_proxy_whose_input_ends_does_not_finish_indexing_first(workshop:
     assert stored < MANY
 
 
-async def test_after_a_restart_search_is_ready_before_it_is_asked_for(workshop: Workshop) -> None:
+async def test_after_a_restart_search_is_prepared_before_the_first_query(workshop: Workshop) -> None:
     store = {"path": str(workshop.folder / "store.sqlite3")}
     workshop.server("first", tools=[tool("alpha")])
     with embedding_service() as service:
@@ -57,7 +57,7 @@ async def test_after_a_restart_search_is_ready_before_it_is_asked_for(workshop: 
             await client.until(lambda _: any("beta" in text for text in service.texts))
 
 
-async def test_where_nothing_was_asked_lately_nothing_is_opened_for_it(workshop: Workshop) -> None:
+async def test_without_recent_queries_search_is_not_prepared(workshop: Workshop) -> None:
     store = {"path": str(workshop.folder / "store.sqlite3")}
     workshop.server("first", tools=[tool("alpha")])
     with embedding_service() as service:

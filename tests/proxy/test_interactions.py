@@ -61,7 +61,7 @@ async def test_searches_and_calls_are_remembered_under_the_name_of_the_client(pr
     ]
 
 
-async def test_what_was_done_is_found_by_what_it_was_about(proxy: Proxy) -> None:
+async def test_interactions_are_found_by_meaning(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
     await host.call("post__send_mail", {"text": "the deployment is on friday"})
     await host.call("post__send_mail", {"text": "lunch is at noon"})
@@ -71,7 +71,7 @@ async def test_what_was_done_is_found_by_what_it_was_about(proxy: Proxy) -> None
     assert found.without_embedding == 0
 
 
-async def test_each_agent_has_its_own(proxy: Proxy) -> None:
+async def test_interactions_are_kept_by_agent(proxy: Proxy) -> None:
     one, other = Host(proxy, "handshake"), Host(proxy, "modern")
     for host, name in ((one, b'{"name": "coder", "version": "1"}'), (other, b'{"version": "1"}')):
         host.client_info = type(host.client_info)(name)
@@ -92,7 +92,7 @@ async def test_secrets_of_the_configuration_and_of_arguments_are_not_remembered(
     assert content == 'post__send_mail {"text":"use [redacted POST_TOKEN]","password":"[redacted]"}'
 
 
-async def test_a_model_can_recall(proxy: Proxy, era: str) -> None:
+async def test_a_model_can_call_recall(proxy: Proxy, era: str) -> None:
     host = Host(proxy, era)
     assert "recall" in await host.names()
     await host.call("post__send_mail", {"text": "the deployment is on friday"})
@@ -108,7 +108,7 @@ async def test_a_model_can_recall(proxy: Proxy, era: str) -> None:
     assert wrong["isError"] is True
 
 
-async def test_recalling_is_not_itself_remembered(proxy: Proxy) -> None:
+async def test_calls_of_recall_are_not_remembered(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
     await host.call("recall", {"query": "deployment"})
     await host.call("call_tool", {"name": "recall", "arguments": {"query": "deployment"}})
@@ -116,7 +116,7 @@ async def test_recalling_is_not_itself_remembered(proxy: Proxy) -> None:
     assert told(await remembered(proxy)) == []
 
 
-async def test_models_cannot_recall_unless_that_is_switched_on(workshop: Workshop) -> None:
+async def test_recall_is_not_listed_unless_it_is_switched_on(workshop: Workshop) -> None:
     async with inside(configured(workshop)) as proxy:
         host = Host(proxy, "modern")
         answer = await host.call("recall", {"query": "deployment"})
@@ -141,7 +141,7 @@ async def test_nothing_is_remembered_by_default(workshop: Workshop) -> None:
     assert b"unusual answer" not in kept
 
 
-async def test_two_proxies_on_one_store_recall_what_either_saw(workshop: Workshop) -> None:
+async def test_two_proxies_on_one_store_share_their_interactions(workshop: Workshop) -> None:
     path = str(workshop.folder / "store.sqlite3")
     config = configured(workshop, store={"path": path}, interactions={"recall_tool": True})
     async with inside(config) as one, inside(config) as other:
@@ -156,7 +156,7 @@ async def test_two_proxies_on_one_store_recall_what_either_saw(workshop: Worksho
     assert len(second["structuredContent"]["results"]) == 2
 
 
-async def test_what_is_remembered_is_there_after_a_restart(workshop: Workshop) -> None:
+async def test_interactions_survive_a_restart(workshop: Workshop) -> None:
     config = configured(workshop, store={"path": str(workshop.folder / "store.sqlite3")})
     async with inside(config) as proxy:
         await Host(proxy, "modern").call("post__send_mail", {"text": "the deployment is on friday"})

@@ -39,7 +39,7 @@ def integrity(store: Path) -> list[str]:
         return [row[0] for row in connection.execute("PRAGMA integrity_check")]
 
 
-def test_what_was_acknowledged_is_there_after_the_proxy_was_killed_at_random_moments(
+def test_acknowledged_interactions_survive_kills_at_random_moments(
     workshop: Workshop,
 ) -> None:
     moments = random.Random(20_261_121)

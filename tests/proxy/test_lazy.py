@@ -62,7 +62,7 @@ async def learned(workshop: Workshop, server: Server, **tables: Any) -> Path:
     return config
 
 
-async def test_a_server_that_was_never_seen_is_started_once_to_learn_it(
+async def test_an_unknown_lazy_server_is_started_once_to_list_its_tools(
     workshop: Workshop, lazy: Server
 ) -> None:
     await learned(workshop, lazy)
@@ -70,7 +70,7 @@ async def test_a_server_that_was_never_seen_is_started_once_to_learn_it(
     assert len(lazy.ledger.messages("tools/list")) == 1
 
 
-async def test_what_is_remembered_is_listed_and_found_at_once_without_a_process(
+async def test_remembered_tools_are_listed_and_found_without_starting_the_server(
     workshop: Workshop, lazy: Server
 ) -> None:
     config = await learned(workshop, lazy)
@@ -93,7 +93,7 @@ async def test_what_is_remembered_is_listed_and_found_at_once_without_a_process(
     assert starts(lazy) == 1
 
 
-async def test_calls_start_it_once_and_all_are_answered(workshop: Workshop, lazy: Server) -> None:
+async def test_concurrent_calls_start_a_lazy_server_once(workshop: Workshop, lazy: Server) -> None:
     config = await learned(workshop, lazy)
     async with inside(config) as proxy, anyio.create_task_group() as group:
         answers: list[Any] = []
@@ -111,7 +111,9 @@ async def test_calls_start_it_once_and_all_are_answered(workshop: Workshop, lazy
     assert len(lazy.ledger.calls()) == 10
 
 
-async def test_a_tool_that_changed_meanwhile_is_announced_after_the_first_call(workshop: Workshop) -> None:
+async def test_a_tool_that_changed_while_its_server_slept_is_announced_after_the_first_call(
+    workshop: Workshop,
+) -> None:
     server = workshop.server("lazy", tools=[tool("brew"), tool("old")], settings=dict(LAZY))
     config = await learned(workshop, server)
     server.path.write_text(
@@ -130,7 +132,7 @@ async def test_a_tool_that_changed_meanwhile_is_announced_after_the_first_call(w
     assert starts(server) == 2
 
 
-async def test_a_changed_configuration_forgets_what_was_listed_under_the_other(workshop: Workshop) -> None:
+async def test_changed_connection_settings_discard_the_remembered_lists(workshop: Workshop) -> None:
     server = workshop.server("lazy", tools=[tool("secret_tool")], settings=dict(LAZY))
     await learned(workshop, server)
     respecify(server, tools=[tool("other")])
@@ -142,7 +144,7 @@ async def test_a_changed_configuration_forgets_what_was_listed_under_the_other(w
         assert list(proxy.catalog.snapshot.tools) == ["lazy__other"]
 
 
-async def test_a_damaged_memory_is_as_if_nothing_were_remembered(workshop: Workshop, lazy: Server) -> None:
+async def test_a_damaged_listing_cache_is_ignored(workshop: Workshop, lazy: Server) -> None:
     config = await learned(workshop, lazy)
     with sqlite3.connect(workshop.folder / "store.db") as database:
         database.execute("UPDATE listings SET listing = replace(listing, x'62726577', x'62726578')")
@@ -155,7 +157,7 @@ async def test_a_damaged_memory_is_as_if_nothing_were_remembered(workshop: Works
     assert starts(lazy) == 2
 
 
-async def test_a_lazy_server_that_fails_tells_its_callers_and_is_tried_again_by_a_later_call(
+async def test_a_failing_lazy_server_is_reported_and_retried_by_a_later_call(
     workshop: Workshop,
 ) -> None:
     server = workshop.server("lazy", tools=[tool("brew")], settings=dict(LAZY))
@@ -180,9 +182,7 @@ async def test_a_lazy_server_that_fails_tells_its_callers_and_is_tried_again_by_
     assert starts(server) >= 3
 
 
-async def test_a_server_that_nobody_uses_is_stopped_and_wakes_for_the_next_call(
-    workshop: Workshop, era: str
-) -> None:
+async def test_an_idle_server_is_stopped_and_started_for_the_next_call(workshop: Workshop, era: str) -> None:
     server = workshop.server("shy", era=era, tools=[tool("go")], settings={"idle_timeout": 0.2})
     async with inside(workshop.config()) as proxy:
         host, client = Host(proxy, "modern"), proxy.fleet.clients["shy"]
@@ -196,7 +196,7 @@ async def test_a_server_that_nobody_uses_is_stopped_and_wakes_for_the_next_call(
     assert starts(server) == 4
 
 
-async def test_a_server_is_not_stopped_while_it_works(workshop: Workshop) -> None:
+async def test_a_server_with_a_pending_call_is_not_stopped(workshop: Workshop) -> None:
     go = workshop.flag("go")
     server = workshop.server(
         "shy", tools=[tool("wait")], calls={"wait": [{"wait": str(go)}]}, settings={"idle_timeout": 0.05}
@@ -234,7 +234,7 @@ async def test_a_server_is_not_stopped_while_a_client_is_subscribed_to_it(worksh
     assert starts(server) == before
 
 
-async def test_a_server_in_use_is_not_looked_at_without_a_pause() -> None:
+async def test_the_idle_check_does_not_run_in_a_busy_loop() -> None:
     idle = IdleTimer(ServerConfig(name="lazy", command="x", start="lazy"))
     idle.last_used = anyio.current_time()
     with anyio.move_on_after(0.05) as waited:
@@ -247,9 +247,7 @@ async def _collect(host: Host, answers: list[Any]) -> None:
     answers.append(await host.call("shy__wait"))
 
 
-async def test_a_server_that_becomes_eager_while_the_proxy_runs_wakes_up(
-    workshop: Workshop, lazy: Server
-) -> None:
+async def test_a_server_reconfigured_as_eager_is_started(workshop: Workshop, lazy: Server) -> None:
     config = await learned(workshop, lazy)
     async with inside(config) as proxy:
         lazy.settings["start"] = "eager"
@@ -258,7 +256,7 @@ async def test_a_server_that_becomes_eager_while_the_proxy_runs_wakes_up(
     assert starts(lazy) == 2
 
 
-async def test_an_old_memory_is_used_at_once_and_refreshed_in_the_background(
+async def test_an_old_listing_cache_is_used_at_once_and_refreshed_in_the_background(
     workshop: Workshop, lazy: Server
 ) -> None:
     config = await learned(workshop, lazy)
@@ -274,7 +272,7 @@ async def test_an_old_memory_is_used_at_once_and_refreshed_in_the_background(
     assert starts(lazy) == 2
 
 
-def test_definitions_are_remembered_as_the_bytes_they_are(tmp_path: Path) -> None:
+def test_remembered_definitions_are_the_same_bytes(tmp_path: Path) -> None:
     odd = b'{"name":"a",  "extra":[1e400,"\\u0000"],"inputSchema":{}}'
     introduction = Introduction(Era.MODERN, "2026-07-28", {"name": "s"}, {"tools": {}}, "hello")
     config = ServerConfig(name="a", command="run")

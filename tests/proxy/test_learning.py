@@ -73,7 +73,7 @@ async def test_the_next_search_finds_it_better_and_says_why(proxy: Proxy, host: 
     assert result["learned"] > 0
 
 
-async def test_a_goal_is_what_is_learned_and_never_reaches_the_server(
+async def test_the_goal_of_a_call_is_learned_and_never_reaches_the_server(
     proxy: Proxy, host: Host, workshop: Workshop
 ) -> None:
     goal = "apologise to my team for being late"
@@ -123,7 +123,7 @@ async def test_without_a_session_a_call_belongs_to_the_latest_request_that_showe
     assert (pair.query, pair.tool) == ("send a message to a channel", ("s", "post_message"))
 
 
-async def test_a_context_handle_is_a_session(proxy: Proxy) -> None:
+async def test_calls_with_a_context_handle_belong_to_one_session(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
     answer = await host.call("set_context", {"query": QUERY})
     context_id = answer["structuredContent"]["context_id"]
@@ -133,7 +133,7 @@ async def test_a_context_handle_is_a_session(proxy: Proxy) -> None:
     assert (pair.query, pair.tool) == (QUERY, ("s", "set_status"))
 
 
-async def test_what_is_learned_is_there_after_a_restart_and_gone_with_the_store(workshop: Workshop) -> None:
+async def test_pairs_survive_a_restart_and_end_with_the_store(workshop: Workshop) -> None:
     store = workshop.folder / "store.sqlite3"
     config = configured(workshop, store={"path": str(store)})
     async with inside(config) as proxy:
@@ -152,7 +152,7 @@ async def test_what_is_learned_is_there_after_a_restart_and_gone_with_the_store(
     assert without == before
 
 
-async def test_one_switch_turns_all_of_it_off(workshop: Workshop) -> None:
+async def test_statistics_can_be_switched_off_as_a_whole(workshop: Workshop) -> None:
     store = {"path": str(workshop.folder / "store.sqlite3")}
     async with inside(configured(workshop, store=store)) as proxy:
         host = Host(proxy, "handshake")
@@ -169,7 +169,7 @@ async def test_one_switch_turns_all_of_it_off(workshop: Workshop) -> None:
         assert len(proxy.store.learned.all()) == 1
 
 
-async def test_queries_are_not_kept_where_that_is_not_wanted(workshop: Workshop) -> None:
+async def test_queries_can_be_stored_without_their_text(workshop: Workshop) -> None:
     config = configured(
         workshop,
         store={"path": str(workshop.folder / "store.sqlite3")},

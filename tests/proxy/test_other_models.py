@@ -66,7 +66,7 @@ def refusing(asked: Asked) -> None:
     asked.answer(401, {"error": {"message": f"unknown key {KEY}"}})
 
 
-async def test_search_goes_by_the_vectors_of_the_endpoint(config: Path, service: Service) -> None:
+async def test_search_uses_the_vectors_of_the_endpoint(config: Path, service: Service) -> None:
     data = await found(config, "Wetter Vorhersage")
 
     assert data["method"] == "hybrid"
@@ -75,7 +75,7 @@ async def test_search_goes_by_the_vectors_of_the_endpoint(config: Path, service:
     assert any("thing number 3" in text for text in service.texts)
 
 
-async def test_search_finds_a_need_in_another_language_where_the_packaged_model_does_not(
+async def test_search_with_a_multilingual_model_finds_tools_in_another_language(
     workshop: Workshop, service: Service, config: Path
 ) -> None:
     query = "天气 vorhersage"
@@ -87,7 +87,7 @@ async def test_search_finds_a_need_in_another_language_where_the_packaged_model_
 
 
 @pytest.mark.parametrize("how", ["refused", "never", "gone"])
-async def test_search_goes_by_words_and_says_so_when_the_endpoint_fails(
+async def test_search_is_lexical_and_says_so_if_the_endpoint_fails(
     workshop: Workshop, service: Service, how: str
 ) -> None:
     workshop.server("s", tools=TOOLS)
@@ -102,7 +102,7 @@ async def test_search_goes_by_words_and_says_so_when_the_endpoint_fails(
     assert KEY not in json.dumps(data)
 
 
-async def test_search_goes_by_words_when_only_the_query_fails(config: Path, service: Service) -> None:
+async def test_search_is_lexical_if_only_the_query_cannot_be_embedded(config: Path, service: Service) -> None:
     async with inside(config) as proxy:
         host = Host(proxy, "modern")
         await proxy.searcher.index(proxy.catalog.snapshot)
@@ -141,7 +141,7 @@ def test_an_endpoint_that_comes_back_is_used_again_for_the_catalog_and_for_queri
     assert engine.indexed(catalog)
 
 
-async def test_another_model_never_says_that_nothing_fits_unless_told_from_which_cosine(
+async def test_another_model_never_says_that_nothing_fits_without_a_configured_cosine(
     workshop: Workshop, service: Service, config: Path
 ) -> None:
     unrelated = "recommend a red wine to go with grilled lamb"
@@ -155,7 +155,7 @@ async def test_another_model_never_says_that_nothing_fits_unless_told_from_which
     assert not packaged["fits"]
 
 
-async def test_another_model_shows_more_than_top_n_only_above_a_score_set_by_hand(
+async def test_another_model_selects_beyond_top_n_only_above_a_configured_score(
     workshop: Workshop, service: Service
 ) -> None:
     """Cosines of other models have another scale: with some, everything is above 0.7."""
@@ -229,7 +229,7 @@ async def test_check_tries_the_endpoint(config: Path, service: Service) -> None:
     assert KEY not in bad.stdout + bad.stderr
 
 
-async def test_eval_measures_the_configured_model_where_a_configuration_is_named(
+async def test_eval_measures_the_model_of_the_given_configuration(
     config: Path, service: Service, tmp_path: Path
 ) -> None:
     corpus, queries = tmp_path / "corpus.jsonl", tmp_path / "queries.jsonl"
@@ -245,9 +245,7 @@ async def test_eval_measures_the_configured_model_where_a_configuration_is_named
     assert "天气 vorhersage" in service.texts
 
 
-async def test_index_embeds_through_the_endpoint_and_fails_where_it_does(
-    config: Path, service: Service
-) -> None:
+async def test_index_uses_the_endpoint_and_fails_if_it_fails(config: Path, service: Service) -> None:
     good = run(config, "index")
     service.always = refusing
     bad = run(config, "index")

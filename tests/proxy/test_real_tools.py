@@ -133,7 +133,7 @@ async def test_a_default_list_is_short_whatever_is_behind_it(real: Workshop, era
     assert len(json.dumps(answer["tools"])) < 1500 * 4
 
 
-async def test_names_stay_when_servers_go(real: Workshop, tmp_path: Path) -> None:
+async def test_exposed_names_do_not_change_when_servers_disappear(real: Workshop, tmp_path: Path) -> None:
     names = {}
     for kept in (["github", "gitlab", "zereight-gitlab"], ["github"], ["zereight-gitlab", "github"]):
         fewer = Workshop(tmp_path)

@@ -116,7 +116,7 @@ async def test_a_call_under_way_in_a_removed_server_gets_its_answer(workshop: Wo
         await slow.ledger.until(lambda ledger: ledger.entries("end of input"))
 
 
-async def test_a_call_that_outlasts_the_drain_is_told_so(workshop: Workshop) -> None:
+async def test_a_call_that_outlasts_the_drain_timeout_of_its_server_fails(workshop: Workshop) -> None:
     slow = workshop.server(
         "slow", tools=[tool("wait")], calls={"wait": [{"wait": str(workshop.flag("never"))}]}
     )
@@ -141,7 +141,7 @@ async def until_resources(client: RawClient, *uris: str) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_what_is_shown_changes_without_a_restart(workshop: Workshop, tmp_path: Path) -> None:
+async def test_exposed_items_change_without_a_restart(workshop: Workshop, tmp_path: Path) -> None:
     one, two = two_servers(workshop)
     (tmp_path / "rules").mkdir()
     (tmp_path / "rules" / "tone.md").write_text("Be kind.")
@@ -162,7 +162,7 @@ async def test_what_is_shown_changes_without_a_restart(workshop: Workshop, tmp_p
         assert [starts(one), starts(two)] == [1, 1]
 
 
-async def test_an_edit_that_shows_nothing_new_announces_nothing(workshop: Workshop) -> None:
+async def test_an_edit_without_visible_changes_announces_nothing(workshop: Workshop) -> None:
     flag = workshop.flag("ready")
     one = workshop.server("one", tools=[tool("first")], on={"tools/list": [{"wait": str(flag)}]})
     log = workshop.folder / "stderr"
@@ -182,7 +182,9 @@ async def test_an_edit_that_shows_nothing_new_announces_nothing(workshop: Worksh
             assert starts(one) == 1
 
 
-async def test_an_invalid_file_changes_nothing_and_is_told_with_file_line_and_key(workshop: Workshop) -> None:
+async def test_an_invalid_file_changes_nothing_and_is_reported_with_file_line_and_key(
+    workshop: Workshop,
+) -> None:
     one, two = two_servers(workshop)
     config = workshop.config()
     good = config.read_text()
@@ -207,7 +209,7 @@ async def test_an_invalid_file_changes_nothing_and_is_told_with_file_line_and_ke
         assert two.ledger.entries("end of input") == []
 
 
-async def test_what_only_a_restart_can_change_is_named_in_one_line(workshop: Workshop) -> None:
+async def test_settings_that_need_a_restart_are_named_in_one_line(workshop: Workshop) -> None:
     two_servers(workshop)
     config = workshop.config()
     with http_proxy(config) as proxy:
@@ -223,7 +225,7 @@ async def test_what_only_a_restart_can_change_is_named_in_one_line(workshop: Wor
     assert told == ["store.path", "http.host", "limits.http_connections"]
 
 
-async def test_a_hosts_json_is_followed_too(workshop: Workshop) -> None:
+async def test_changes_to_a_host_file_are_followed_too(workshop: Workshop) -> None:
     one, two = two_servers(workshop)
     path = workshop.folder / "claude_desktop_config.json"
     path.write_text(json.dumps({"mcpServers": {"one": one.settings}}))
@@ -258,7 +260,7 @@ async def test_a_file_that_is_replaced_removed_and_made_again_is_followed(worksh
         assert starts(one) == 1
 
 
-async def test_links_that_are_turned_elsewhere_are_followed_as_kubernetes_turns_them(
+async def test_symbolic_links_swapped_as_by_kubernetes_are_followed(
     workshop: Workshop,
 ) -> None:
     one, _ = two_servers(workshop)
@@ -281,7 +283,7 @@ async def test_links_that_are_turned_elsewhere_are_followed_as_kubernetes_turns_
         assert starts(one) == 1
 
 
-async def test_a_hangup_signal_has_the_file_read_again_and_ends_nothing(workshop: Workshop) -> None:
+async def test_a_hangup_signal_reloads_the_file(workshop: Workshop) -> None:
     one, _ = two_servers(workshop)
     config = workshop.config()
     async with stdio(command(config)) as client:
@@ -299,7 +301,7 @@ async def test_a_hangup_signal_has_the_file_read_again_and_ends_nothing(workshop
 
 
 @pytest.mark.slow
-async def test_fifty_edits_under_load_cost_no_call_and_the_next_good_one_is_applied(
+async def test_fifty_edits_under_load_fail_no_call_and_the_next_valid_one_is_applied(
     workshop: Workshop,
 ) -> None:
     one, two = two_servers(workshop)

@@ -32,7 +32,7 @@ def url(config: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"], ids=["handshake", "modern"])
 @pytest.mark.parametrize("front", ["stdio", "http"])
-async def test_a_search_has_the_order_that_the_clients_model_gives(
+async def test_a_search_has_the_order_of_the_clients_model(
     front: str, mode: str, config: Path, request: pytest.FixtureRequest
 ) -> None:
     asked: list[str] = []

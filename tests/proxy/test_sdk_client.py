@@ -68,14 +68,14 @@ async def use(client: Client) -> None:
     assert (await client.get_prompt("work__greet", {"who": "you"})).messages
 
 
-async def test_over_stdio(config: Path, mode: str) -> None:
+async def test_the_sdk_client_works_over_stdio(config: Path, mode: str) -> None:
     program, *arguments = command(config)
     with anyio.fail_after(30):
         async with Client(StdioServerParameters(command=program, args=arguments), mode=mode) as client:
             await use(client)
 
 
-async def test_over_streamable_http(url: str, mode: str) -> None:
+async def test_the_sdk_client_works_over_streamable_http(url: str, mode: str) -> None:
     with anyio.fail_after(30):
         async with Client(url, mode=mode) as client:
             await use(client)

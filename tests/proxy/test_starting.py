@@ -24,7 +24,9 @@ def late_server(workshop: Workshop, **more: Any) -> Any:
     return workshop.server("late", tools=brew, on={"tools/list": steps}, **more)
 
 
-async def test_a_host_is_answered_while_servers_hang_are_slow_or_dead(workshop: Workshop, era: str) -> None:
+async def test_a_host_is_answered_although_servers_hang_or_are_slow_or_dead(
+    workshop: Workshop, era: str
+) -> None:
     workshop.server("good", tools=[tool("fine")])
     workshop.server("hung", on={"initialize": [{"silent": True}], "server/discover": [{"silent": True}]})
     workshop.server("dead", at_start=[{"exit": 1}])
@@ -54,7 +56,7 @@ async def test_a_late_server_is_announced_once_listed_found_and_called(workshop:
         assert len(client.notified(CHANGED)) == 1
 
 
-async def test_a_session_hears_of_a_late_server_though_it_has_asked_for_nothing(workshop: Workshop) -> None:
+async def test_a_session_is_notified_of_a_late_server_before_its_first_request(workshop: Workshop) -> None:
     late_server(workshop)
     with http_proxy(workshop.config(expose={"mode": "all"})) as served:
         async with http(served.base) as client:
@@ -66,7 +68,7 @@ async def test_a_session_hears_of_a_late_server_though_it_has_asked_for_nothing(
 
 
 @pytest.mark.parametrize("front", ["stdio", "http", "sse"])
-async def test_a_modern_client_hears_of_a_late_server_on_its_subscription(
+async def test_a_modern_client_is_notified_of_a_late_server_through_its_subscription(
     workshop: Workshop, front: str
 ) -> None:
     late_server(workshop)
@@ -94,7 +96,7 @@ async def hears_of_it(client: RawClient, workshop: Workshop) -> None:
     client._abandoned.add(number)
 
 
-async def test_a_modern_client_without_a_subscription_is_told_nothing(workshop: Workshop) -> None:
+async def test_a_modern_client_without_a_subscription_is_not_notified(workshop: Workshop) -> None:
     late_server(workshop)
     async with stdio(command(workshop.config(expose={"mode": "all"})), "modern") as client:
         workshop.flag("ready").touch()
@@ -104,7 +106,7 @@ async def test_a_modern_client_without_a_subscription_is_told_nothing(workshop: 
         assert client.notifications == []
 
 
-async def test_a_search_in_a_session_is_followed_by_one_announcement_and_a_longer_list(
+async def test_a_search_in_a_session_adds_to_its_list_with_one_notification(
     workshop: Workshop,
 ) -> None:
     workshop.server("work", tools=[tool("brew", "Brew a cup of coffee"), tool("sing", "Sing a song")])
@@ -124,7 +126,7 @@ async def test_a_search_in_a_session_is_followed_by_one_announcement_and_a_longe
         assert len(client.notified(CHANGED)) == 1
 
 
-async def test_where_nothing_is_hidden_a_search_announces_nothing(workshop: Workshop) -> None:
+async def test_if_everything_is_listed_a_search_sends_no_notification(workshop: Workshop) -> None:
     late_server(workshop)
     async with stdio(command(workshop.config())) as client:
         workshop.flag("ready").touch()
@@ -138,7 +140,7 @@ async def test_where_nothing_is_hidden_a_search_announces_nothing(workshop: Work
         assert client.notified(CHANGED) == []
 
 
-async def test_the_search_of_one_http_session_changes_no_other(workshop: Workshop) -> None:
+async def test_a_search_in_one_http_session_does_not_change_another(workshop: Workshop) -> None:
     workshop.server("work", tools=[tool("brew", "Brew a cup of coffee")])
     with http_proxy(workshop.config(expose={"list_all_below": 0})) as proxy:
         async with http(proxy.base) as one, http(proxy.base) as two, http(proxy.base, "modern") as three:

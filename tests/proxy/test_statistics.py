@@ -92,9 +92,7 @@ async def test_a_call_is_counted_with_its_latency_and_size(proxy: Proxy, host: H
     assert list(usage(proxy).summed.figures) == [("s", "set_status")]
 
 
-async def test_what_a_tool_calls_an_error_and_what_the_protocol_does_are_errors(
-    proxy: Proxy, host: Host
-) -> None:
+async def test_tool_errors_and_protocol_errors_are_both_counted(proxy: Proxy, host: Host) -> None:
     await host.call("s__fails")
     with pytest.raises(RpcError):
         await host.call("s__refuses")
@@ -106,7 +104,7 @@ async def test_what_a_tool_calls_an_error_and_what_the_protocol_does_are_errors(
     assert usage(proxy).counters.servers["s"].errors == 2
 
 
-async def test_calls_of_tools_that_are_not_there_are_not_counted(proxy: Proxy, host: Host) -> None:
+async def test_calls_of_unknown_tools_are_not_counted(proxy: Proxy, host: Host) -> None:
     await host.call("s__nothing")
     await usage(proxy).flush()
 
@@ -128,7 +126,7 @@ async def test_a_search_is_counted_and_whether_its_first_result_was_used(proxy: 
     assert 0 < row.ms < 60_000
 
 
-async def test_a_search_whose_second_result_was_used_is_used_and_not_accepted(
+async def test_a_search_whose_second_result_was_used_is_not_counted_as_accepted(
     proxy: Proxy, host: Host
 ) -> None:
     names = await find(host, "report about sales")
@@ -139,7 +137,7 @@ async def test_a_search_whose_second_result_was_used_is_used_and_not_accepted(
     assert (row.chosen, row.rank) == (names[1], 2)
 
 
-async def test_a_call_that_fails_is_no_use_of_a_search(proxy: Proxy, host: Host) -> None:
+async def test_a_failed_call_does_not_count_as_use_of_a_search(proxy: Proxy, host: Host) -> None:
     assert "s__fails" in await find(host, "let the others know of a failure")
     await host.call("s__fails")
     counted, (row,) = await searches(proxy)
@@ -147,7 +145,7 @@ async def test_a_call_that_fails_is_no_use_of_a_search(proxy: Proxy, host: Host)
     assert (counted.used, row.chosen) == (0, None)
 
 
-async def test_uses_are_attributed_also_where_nothing_is_learned(workshop: Workshop) -> None:
+async def test_uses_are_attributed_even_if_learning_is_off(workshop: Workshop) -> None:
     async with inside(configured(workshop, learning={"enabled": False})) as proxy:
         host = Host(proxy, "modern")
         await host.call((await find(host))[0])
@@ -157,7 +155,7 @@ async def test_uses_are_attributed_also_where_nothing_is_learned(workshop: Works
         assert counted.accepted == 1
 
 
-async def test_tokens_shown_and_behind_are_counted_once_everything_was(proxy: Proxy, host: Host) -> None:
+async def test_tokens_shown_and_saved_are_known_once_all_tools_are_counted(proxy: Proxy, host: Host) -> None:
     await find(host)
     counted = await until_counted(proxy)
     definitions = proxy.store.statistics.definitions()
@@ -167,7 +165,7 @@ async def test_tokens_shown_and_behind_are_counted_once_everything_was(proxy: Pr
     assert usage(proxy).counters.saved == counted.tokens.saved
 
 
-async def test_where_everything_is_listed_nothing_is_said_to_be_saved(workshop: Workshop) -> None:
+async def test_if_everything_is_listed_no_tokens_are_saved(workshop: Workshop) -> None:
     workshop.server("s", tools=TOOLS, calls=CALLS)
     async with inside(workshop.config(expose={"mode": "all"})) as proxy:
         await find(Host(proxy, "modern"))
@@ -194,7 +192,7 @@ async def test_counts_go_on_after_a_restart_and_over_two_proxies_on_one_store(wo
     assert (first.calls, kept.calls) == (3, 3)
 
 
-async def test_what_was_counted_is_kept_when_the_proxy_stops(workshop: Workshop) -> None:
+async def test_pending_counts_are_written_when_the_proxy_stops(workshop: Workshop) -> None:
     config = configured(workshop, store={"path": str(workshop.folder / "store.sqlite3")})
     async with inside(config) as proxy:
         host = Host(proxy, "modern")
@@ -209,7 +207,7 @@ async def test_what_was_counted_is_kept_when_the_proxy_stops(workshop: Workshop)
     assert found.calls == 1
 
 
-async def test_one_switch_turns_all_of_it_off(workshop: Workshop) -> None:
+async def test_statistics_can_be_switched_off_as_a_whole(workshop: Workshop) -> None:
     path = workshop.folder / "store.sqlite3"
     async with inside(
         configured(workshop, store={"path": str(path)}, statistics={"enabled": False})
@@ -230,9 +228,7 @@ async def test_one_switch_turns_all_of_it_off(workshop: Workshop) -> None:
     [{"learning": {"store_queries": False}}, {"context": {"keep_requests": False}}],
     ids=["learning", "requests"],
 )
-async def test_a_search_is_kept_without_its_text_where_that_is_not_wanted(
-    workshop: Workshop, tables: dict[str, Any]
-) -> None:
+async def test_searches_can_be_stored_without_their_text(workshop: Workshop, tables: dict[str, Any]) -> None:
     async with inside(configured(workshop, **tables)) as proxy:
         await find(Host(proxy, "modern"))
         _, (row,) = await searches(proxy)
@@ -241,7 +237,7 @@ async def test_a_search_is_kept_without_its_text_where_that_is_not_wanted(
     assert len(row.key) == 32
 
 
-async def test_a_store_that_fails_costs_no_call_and_what_was_counted_is_kept_later(
+async def test_with_a_failing_store_calls_go_on_and_counts_are_written_later(
     workshop: Workshop,
 ) -> None:
     path = workshop.folder / "store.sqlite3"
@@ -263,7 +259,7 @@ async def test_a_store_that_fails_costs_no_call_and_what_was_counted_is_kept_lat
     assert (in_memory.calls, kept.calls) == (2, 2)
 
 
-async def test_a_store_with_nonsense_in_it_costs_statistics_and_no_call(workshop: Workshop) -> None:
+async def test_with_a_damaged_store_calls_go_on_without_statistics(workshop: Workshop) -> None:
     path = workshop.folder / "store.sqlite3"
     async with inside(configured(workshop, store={"path": str(path)})) as proxy:
         host = Host(proxy, "modern")

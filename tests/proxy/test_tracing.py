@@ -82,7 +82,7 @@ def received(workshop: Workshop) -> dict[str, Any]:
     return meta
 
 
-async def test_a_call_is_a_span_with_one_below_it_for_what_the_server_is_sent(
+async def test_a_call_is_a_span_with_a_child_span_for_the_server_request(
     host: Host, collected: InMemorySpanExporter, workshop: Workshop
 ) -> None:
     await host.call("s__echo", traceparent=TRACEPARENT, tracestate="vendor=1")
@@ -101,7 +101,7 @@ async def test_a_call_is_a_span_with_one_below_it_for_what_the_server_is_sent(
     assert sent.attributes["gen_ai.tool.name"] == "echo"
 
 
-async def test_a_call_through_call_tool_is_joined_as_well(
+async def test_a_call_through_call_tool_joins_the_trace_as_well(
     host: Host, collected: InMemorySpanExporter, workshop: Workshop
 ) -> None:
     await host.call("call_tool", {"name": "s__echo"}, traceparent=TRACEPARENT)
@@ -111,7 +111,7 @@ async def test_a_call_through_call_tool_is_joined_as_well(
     assert received(workshop)["traceparent"] == f"00-{TRACE}-{sent.context.span_id:016x}-01"
 
 
-async def test_without_a_context_a_trace_begins_here_and_goes_on_at_the_server(
+async def test_without_a_trace_context_a_new_trace_begins_and_reaches_the_server(
     host: Host, collected: InMemorySpanExporter, workshop: Workshop
 ) -> None:
     await host.call("s__echo", traceparent="nonsense")
@@ -124,7 +124,7 @@ async def test_without_a_context_a_trace_begins_here_and_goes_on_at_the_server(
     ]
 
 
-async def test_what_fails_is_told_in_the_span(host: Host, collected: InMemorySpanExporter) -> None:
+async def test_a_failure_is_recorded_in_the_span(host: Host, collected: InMemorySpanExporter) -> None:
     await host.call("s__fails")
     for span in of(collected):
         assert span.status.status_code is StatusCode.ERROR
@@ -167,7 +167,7 @@ async def test_the_real_command_uses_the_provider_that_is_installed_in_its_proce
     assert received(workshop)["traceparent"] == f"00-{TRACE}-{sent}-01"
 
 
-def test_a_command_that_serves_nothing_does_not_load_any_of_it() -> None:
+def test_other_commands_do_not_load_tracing() -> None:
     program = "import sys, mcp_context_proxy.app; print(any('opentelemetry' in name for name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}

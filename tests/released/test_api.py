@@ -21,7 +21,8 @@ def without_words(value: Any, document: dict[str, Any]) -> Any:
         name = value["$ref"].rpartition("/")[2]
         return without_words(document["components"]["schemas"][name], document)
     return {
-        key: without_words(item, document)
+        # The order of required names means nothing, like that of parameters below.
+        key: sorted(item) if key == "required" and isinstance(item, list) else without_words(item, document)
         for key, item in value.items()
         if not (key in IN_WORDS and isinstance(item, str))
     }

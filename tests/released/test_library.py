@@ -5,7 +5,8 @@ import inspect
 import re
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import mcp_context_proxy
 from mcp_context_proxy import library
@@ -53,6 +54,8 @@ def described(name: str) -> Any:
     value, used = getattr(mcp_context_proxy, name), explained(name)
     if isinstance(value, type) and issubclass(value, Enum):
         return {member.name: member.value for member in value}
+    if isinstance(value, UnionType):
+        return [member.__name__ for member in get_args(value)]
     if not isinstance(value, type):
         return signature(value)
     methods = {

@@ -44,7 +44,7 @@ async def test_tools_are_ordered_by_the_scores(tmp_path):
     assert expected != list(described)
 
 
-async def test_a_graph_that_gives_more_than_a_score_is_refused(tmp_path, close):
+async def test_a_graph_with_more_than_one_score_is_refused(tmp_path, close):
     folder = write_export(tmp_path / "model", output="sentence_embedding")
     ranked, outcome = await reranker(folder).rerank(close)
 

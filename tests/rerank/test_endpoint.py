@@ -42,7 +42,7 @@ def reranker(service: ChatService, limits: Limits = PATIENT, clock: Any = None, 
     return Reranker(config.mode, reranker_model_for(config, limits), limits, **more)
 
 
-async def test_the_model_decides_the_order_and_the_outcome_says_so(service, close):
+async def test_the_model_decides_the_order_and_the_answer_says_so(service, close):
     service.reply = lambda asked: asked.say("5, 3")
     async with reranker(service, api_key=KEY) as asking:
         ranking, outcome = await asking.rerank(close)
@@ -185,7 +185,7 @@ async def test_a_failed_service_is_not_asked_again_until_a_pause_is_over(service
     assert outcome.used
 
 
-async def test_the_same_question_is_not_asked_twice(service, close):
+async def test_the_answer_to_the_same_question_is_cached(service, close):
     async with reranker(service) as asking:
         first, _ = await asking.rerank(close)
         again, outcome = await asking.rerank(close)

@@ -46,7 +46,7 @@ def test_numbers_count_only_on_lines_without_prose(answer, numbers):
         pytest.param([], [0, 1, 2], id="nothing changes nothing"),
     ],
 )
-def test_each_candidate_stays_once(said, order):
+def test_each_candidate_is_ranked_once(said, order):
     assert complete_order(said, 3) == order
 
 

@@ -35,7 +35,7 @@ def test_each_candidate_is_one_line_of_data_and_none_can_pose_as_another():
     assert second == {"number": 2, "name": "srv__b", "description": "Sends"}
 
 
-def test_the_mark_cannot_be_known_beforehand():
+def test_the_delimiter_of_a_prompt_is_random():
     marks = {Question.of("q", []).text.splitlines()[1] for _ in range(20)}
 
     assert len(marks) == 20

@@ -81,7 +81,7 @@ def test_an_empty_catalog_has_no_scores() -> None:
     assert LexicalIndex.build([]).score(["cat"]).scores.tolist() == []
 
 
-def test_items_without_a_word_score_nothing() -> None:
+def test_items_without_a_matching_word_score_0() -> None:
     index = LexicalIndex.build([count_terms([Fields("", "", "", "", "", "")])])
 
     assert index.score(["cat"]).scores.tolist() == [0.0]

@@ -40,7 +40,7 @@ def brought(items: tuple[Item, ...], selected: Item, query: str) -> list[str]:
     return [one.item.name for one in found]
 
 
-def test_the_chunks_of_a_long_document_that_the_query_is_about_stand_for_it() -> None:
+def test_expansion_compares_the_chunks_of_a_document_that_the_query_is_about() -> None:
     assert brought((ALMANAC, *TOOLS), ALMANAC, "bread from the oven") == ["bake"]
     assert brought((ALMANAC, *TOOLS), ALMANAC, "moons of Jupiter") == ["look"]
 
@@ -55,7 +55,7 @@ def test_an_item_is_never_its_own_neighbour() -> None:
     assert [one.item.name for one in related] == ["almanac"]
 
 
-def test_without_a_model_nothing_is_near() -> None:
+def test_without_a_model_expansion_finds_nothing() -> None:
     catalog = Catalog([BAKE, ALMANAC])
     engine = Engine(None)
     engine.index(catalog.snapshot)

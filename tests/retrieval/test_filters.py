@@ -85,7 +85,7 @@ def ranked(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 @given(data=st.data(), catalog=tools(), query=TEXTS, top_n=st.integers(1, 8))
-def test_what_is_found_is_the_ranking_without_what_does_not_meet_the_filters(
+def test_a_filtered_search_is_the_unfiltered_ranking_without_the_excluded_items(
     word_vectors: Callable[..., Any],
     snapshot: Callable[..., Snapshot],
     data: st.DataObject,
@@ -105,7 +105,7 @@ def test_what_is_found_is_the_ranking_without_what_does_not_meet_the_filters(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 @given(data=st.data(), catalog=tools())
-def test_an_item_meets_a_filter_exactly_if_its_own_facts_do(
+def test_an_item_passes_a_filter_exactly_if_its_own_metadata_match(
     snapshot: Callable[..., Snapshot], data: st.DataObject, catalog: list[Tool]
 ) -> None:
     """Told apart here by the plain facts, one constraint after the other."""
@@ -133,7 +133,7 @@ def test_an_item_meets_a_filter_exactly_if_its_own_facts_do(
     assert considered == sum(map(meets, catalog))
 
 
-def test_as_many_come_back_as_are_wanted_where_there_are_as_many(
+def test_a_filtered_search_returns_as_many_results_as_requested(
     word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     """Long ones, whose chunks take all the places of the best."""

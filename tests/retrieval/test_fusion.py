@@ -14,17 +14,17 @@ COSINE = np.array([0.5, 0.9, 0.5, 0.1], np.float32)
 LEXICAL = np.array([3.0, 0.0, 4.0, 0.0], np.float32)
 
 
-def test_equal_scores_have_one_rank():
+def test_equal_scores_share_a_rank():
     assert reciprocal_ranks(COSINE) == pytest.approx([1 / 62, 1 / 61, 1 / 62, 1 / 64])
 
 
-def test_rank_fusion_adds_reciprocal_ranks_and_nothing_for_items_without_any_of_the_words():
+def test_rank_fusion_adds_reciprocal_ranks_only_for_items_with_matching_words():
     fused = fuse(COSINE, LEXICAL, "rrf")
 
     assert fused == pytest.approx([1 / 62 + 1 / 62, 1 / 61, 1 / 62 + 1 / 61, 1 / 64])
 
 
-def test_the_dense_method_is_the_cosine_and_the_hybrid_one_adds_a_fortieth_of_the_words():
+def test_hybrid_scores_are_the_cosine_plus_a_fortieth_of_the_lexical_score():
     assert fuse(COSINE, LEXICAL, "dense") == pytest.approx(COSINE)
     assert fuse(COSINE, LEXICAL) == pytest.approx(COSINE + 0.025 * LEXICAL)
     assert fuse(None, LEXICAL, "dense") == pytest.approx(0.025 * LEXICAL)
@@ -35,7 +35,7 @@ def test_the_dense_method_is_the_cosine_and_the_hybrid_one_adds_a_fortieth_of_th
     repeated=st.integers(1, 40),
     count=st.integers(0, 30),
 )
-def test_the_best_of_many_scores_are_all_that_reach_the_last_of_them(
+def test_ties_with_the_last_selected_score_are_all_kept(
     scores: list[float], repeated: int, count: int
 ) -> None:
     many = np.array(scores * repeated, np.float32)

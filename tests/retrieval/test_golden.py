@@ -49,5 +49,5 @@ def test_95_of_100_needed_tools_are_among_the_first_five(search: Callable[[str],
 @pytest.mark.parametrize(
     "query", ["What will my horoscope say tomorrow?", "Recommend a red wine for grilled lamb"]
 )
-def test_what_no_server_can_do_fits_nothing(search: Callable[[str], Ranking], query: str) -> None:
+def test_queries_that_no_server_can_serve_fit_nothing(search: Callable[[str], Ranking], query: str) -> None:
     assert not search(query).fits

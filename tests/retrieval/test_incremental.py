@@ -68,9 +68,7 @@ def test_scores_do_not_depend_on_what_was_indexed_before(
     taken=st.integers(0, 30),
     enough=st.integers(1, 10),
 )
-def test_groups_keep_all_members_in_order_whatever_was_there_before(
-    sizes: list[int], taken: int, enough: int
-) -> None:
+def test_groups_keep_all_members_in_order_after_any_change(sizes: list[int], taken: int, enough: int) -> None:
     members = [(np.full(size, at), size) for at, size in enumerate(sizes)]
     before = grouped(members[:taken] + members[taken + 1 :], enough, np.concatenate)
     groups = grouped(members, enough, np.concatenate, before)
@@ -81,13 +79,13 @@ def test_groups_keep_all_members_in_order_whatever_was_there_before(
 
 
 @given(st.lists(st.lists(st.integers(), max_size=3).map(tuple), max_size=6))
-def test_tuples_that_are_put_together_have_the_elements_of_all(pieces: list[tuple[int, ...]]) -> None:
+def test_joined_groups_have_the_elements_of_all(pieces: list[tuple[int, ...]]) -> None:
     flat, elements = Flat(pieces), [element for piece in pieces for element in piece]
 
     assert list(flat) == [flat[at] for at in range(len(flat))] == elements
 
 
-def test_a_changed_member_makes_only_its_group_anew() -> None:
+def test_a_changed_member_rebuilds_only_its_group() -> None:
     members = [(np.zeros(2), 2) for _ in range(30)]
     joined: list[int] = []
 
@@ -120,7 +118,7 @@ def test_a_changed_tool_is_the_only_one_that_is_read_and_embedded_again(
     assert engine.search("bake a cake", after).results[0].item is tools[7]
 
 
-def test_a_tool_is_filtered_by_its_new_tags_and_name_where_nothing_else_has_changed(
+def test_changed_tags_and_names_are_filtered_by_without_reindexing(
     word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     engine = Engine(word_vectors())
@@ -136,7 +134,7 @@ def test_a_tool_is_filtered_by_its_new_tags_and_name_where_nothing_else_has_chan
     assert [result.exact for result in engine.search("renamed", after).results][:1] == [True]
 
 
-def test_vectors_that_went_out_of_use_are_given_up(
+def test_unused_vectors_are_dropped(
     word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     tools, index, sizes = [tool("stays", "Stays as it is.")], None, []
@@ -154,7 +152,7 @@ def test_vectors_that_went_out_of_use_are_given_up(
 
 
 @pytest.mark.slow
-def test_a_large_catalog_that_changed_is_searched_as_if_all_of_it_were_indexed_anew(
+def test_an_incrementally_updated_large_index_equals_a_new_one(
     tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     def build(changed: int, generation: int) -> Snapshot:
@@ -185,7 +183,7 @@ class AnyVectors:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_thousands_of_servers_are_few_arrays(
+def test_thousands_of_servers_share_a_few_arrays(
     word_vectors: Callable[..., Any],
     tool: Callable[..., Tool],
     snapshot: Callable[..., Snapshot],

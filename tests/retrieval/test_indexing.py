@@ -38,7 +38,7 @@ def test_the_first_search_embeds_everything_in_one_pass(
     assert progress == [(2, 2)]
 
 
-def test_the_source_owns_the_embeddings(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+def test_embeddings_belong_to_their_source(word_vectors: Callable[..., Any], two: Snapshot) -> None:
     Engine(word_vectors()).index(two)
 
     (chunk,) = two.sources[0].embeddings["read_file"]
@@ -67,7 +67,7 @@ def test_searching_again_embeds_the_query_only(word_vectors: Callable[..., Any],
     assert vectors.calls[1:] == [["a file", "file"], ["a mail", "mail"]]
 
 
-def test_embeddings_that_are_there_are_used(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+def test_existing_embeddings_are_reused(word_vectors: Callable[..., Any], two: Snapshot) -> None:
     Engine(word_vectors()).index(two)
     vectors = word_vectors()
     Engine(vectors).index(two)
@@ -105,7 +105,7 @@ def test_a_removed_item_is_forgotten(
     assert ranking.considered == 1
 
 
-def test_a_second_server_brings_its_name_into_the_texts(
+def test_with_a_second_server_the_server_name_becomes_part_of_the_texts(
     word_vectors: Callable[..., Any],
     tool: Callable[..., Tool],
     snapshot: Callable[..., Snapshot],
@@ -119,7 +119,7 @@ def test_a_second_server_brings_its_name_into_the_texts(
     assert after.sources[0].embeddings["read_file"][0].text == "srv read file: Reads a file."
 
 
-def test_one_text_of_many_items_is_embedded_once(
+def test_equal_texts_are_embedded_once(
     word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     vectors = word_vectors()
@@ -151,7 +151,7 @@ def test_an_old_snapshot_indexed_late_does_not_bring_back_what_was_removed(
     assert set(after.sources[0].embeddings) == {"read_file"}
 
 
-def test_searches_at_once_share_one_indexing(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+def test_concurrent_searches_share_one_indexing(word_vectors: Callable[..., Any], two: Snapshot) -> None:
     vectors, found = word_vectors(), []
     engine = Engine(vectors)
     together = threading.Barrier(8)
@@ -171,7 +171,7 @@ def test_searches_at_once_share_one_indexing(word_vectors: Callable[..., Any], t
     assert all(results == found[0] for results in found)
 
 
-def test_without_a_model_search_goes_by_words(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+def test_without_a_model_search_is_lexical(word_vectors: Callable[..., Any], two: Snapshot) -> None:
     ranking = Engine(word_vectors(MISSING)).search("read a file", two)
 
     assert ranking.method == "lexical"
@@ -183,18 +183,18 @@ def test_without_a_model_search_goes_by_words(word_vectors: Callable[..., Any], 
     assert ranking.results[0].chunk == "read file: Reads a file."
 
 
-def test_no_embedder_is_a_choice_that_is_said(two: Snapshot) -> None:
+def test_lexical_search_by_choice_is_reported_as_such(two: Snapshot) -> None:
     ranking = Engine(None).search("read a file", two)
 
     assert (ranking.method, ranking.fits) == ("lexical", True)
     assert ranking.note == "no embedding model is configured; searched by words only"
 
 
-def test_without_a_model_words_that_occur_nowhere_fit_nothing(two: Snapshot) -> None:
+def test_without_a_model_unknown_words_fit_nothing(two: Snapshot) -> None:
     assert not Engine(None).search("weather", two).fits
 
 
-def test_a_missing_model_is_asked_for_once_per_snapshot(
+def test_a_missing_model_is_tried_once_per_snapshot(
     word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
 ) -> None:
     vectors = word_vectors(MISSING)
@@ -207,7 +207,7 @@ def test_a_missing_model_is_asked_for_once_per_snapshot(
     assert len(vectors.calls) == 2
 
 
-def test_a_model_that_fails_later_is_not_asked_again_until_the_catalog_changes(
+def test_a_model_that_fails_is_tried_again_when_the_catalog_changes(
     word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
 ) -> None:
     vectors = word_vectors()
@@ -224,7 +224,7 @@ def test_a_model_that_fails_later_is_not_asked_again_until_the_catalog_changes(
     assert engine.search("read a file", again).method == "hybrid"
 
 
-def test_an_interrupted_indexing_can_be_done_again(word_vectors: Callable[..., Any], two: Snapshot) -> None:
+def test_an_interrupted_indexing_can_be_repeated(word_vectors: Callable[..., Any], two: Snapshot) -> None:
     engine = Engine(word_vectors())
 
     def interrupt(done: int, total: int) -> None:

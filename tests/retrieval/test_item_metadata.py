@@ -14,7 +14,7 @@ def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) 
     return Tool(server, name, f"{server}__{name}", "", definition, name, **given)
 
 
-def test_without_annotations_the_defaults_of_the_protocol_hold() -> None:
+def test_without_annotations_the_protocols_defaults_apply() -> None:
     metadata = metadata_of(tool("anything"))
 
     assert (metadata.read_only, metadata.destructive, metadata.open_world) == (False, True, True)
@@ -35,7 +35,7 @@ def test_without_annotations_the_defaults_of_the_protocol_hold() -> None:
     ],
     ids=str,
 )
-def test_hints_are_taken_as_the_protocol_defines_them(
+def test_hints_are_interpreted_as_the_protocol_defines_them(
     annotations: Any, expected: tuple[bool, bool, bool]
 ) -> None:
     metadata = metadata_of(tool("anything", annotations=annotations))
@@ -76,7 +76,7 @@ def test_hints_that_a_server_gives_itself_are_tags_and_defaults_are_not() -> Non
     assert metadata_of(tool("x")).derived_tags == ("srv",)
 
 
-def test_what_is_configured_comes_first_and_is_not_derived_again() -> None:
+def test_configured_tags_come_first_without_duplicates() -> None:
     made = described(tool("create_note", "notes", tags=("Desk ", "create"), category="Office"))
 
     assert made["category"] == {"name": "office", "origin": "configured"}
@@ -87,11 +87,11 @@ def test_what_is_configured_comes_first_and_is_not_derived_again() -> None:
     ]
 
 
-def test_a_category_that_nobody_gave_is_the_server() -> None:
+def test_the_default_category_is_the_server() -> None:
     assert described(tool("create_note", "Notes"))["category"] == {"name": "notes", "origin": "derived"}
 
 
-def test_a_document_changes_nothing_and_has_the_tags_of_its_front_matter() -> None:
+def test_a_document_is_read_only_and_has_the_tags_of_its_front_matter() -> None:
     metadata = metadata_of(Document(Kind.RULE, "style", "", "", "x", tags=("Team", "team")))
 
     assert (metadata.category, metadata.tags, metadata.derived_tags) == ("rule", ("team",), ())

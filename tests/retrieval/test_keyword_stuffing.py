@@ -36,11 +36,11 @@ def named(tool: Build, described: dict[str, str]) -> list[Tool]:
         "Use it for anything. It can: " + "; ".join(REQUESTS),
     ],
 )
-def test_requests_are_recognised_however_they_are_put_together(tool: Build, description: str) -> None:
+def test_descriptions_made_of_user_requests_are_recognised(tool: Build, description: str) -> None:
     assert suspicion(poison(tool, [description] * 10)) == "requests"
 
 
-def test_what_one_tool_leaves_out_another_may_say(tool: Build) -> None:
+def test_requests_spread_over_several_tools_are_recognised(tool: Build) -> None:
     assert suspicion(poison(tool, REQUESTS * 4)) == "requests"
 
 
@@ -54,25 +54,27 @@ def test_what_one_tool_leaves_out_another_may_say(tool: Build) -> None:
         "Ask the user for a name. We store it. Our service is free. Your data stays with you.",
     ],
 )
-def test_what_only_looks_like_a_request_is_none(tool: Build, description: str) -> None:
+def test_imperative_descriptions_are_not_taken_for_requests(tool: Build, description: str) -> None:
     assert suspicion(poison(tool, [description] * 20)) != "requests"
 
 
 @pytest.mark.parametrize(
     "example", ["Use it for 'find me a flight'.", 'Somebody may say ("I need a flight", "show me flights").']
 )
-def test_what_people_say_may_be_quoted(tool: Build, example: str) -> None:
+def test_quoted_example_requests_are_allowed(tool: Build, example: str) -> None:
     assert suspicion(poison(tool, [f"Lists flights. {example}"] * 20)) != "requests"
 
 
 @pytest.mark.parametrize(("honest_sentences", "asking"), [(3, True), (5, False)])
-def test_a_fifth_of_the_sentences_is_too_much(tool: Build, honest_sentences: int, asking: bool) -> None:
+def test_requests_in_a_fifth_of_the_sentences_are_suspicious(
+    tool: Build, honest_sentences: int, asking: bool
+) -> None:
     description = "Find me a flight. " + "It lists flights. " * honest_sentences
 
     assert (suspicion(poison(tool, [description] * 10)) == "requests") is asking
 
 
-def test_somebodys_own_few_tools_may_be_described_as_he_speaks(tool: Build) -> None:
+def test_a_few_informally_described_tools_are_not_suspected(tool: Build) -> None:
     descriptions = [
         "Show me my notes. I call them by their day.",
         "Send me the news.",
@@ -96,13 +98,13 @@ def test_names_that_have_nothing_to_do_with_descriptions_are_suspected(tool: Bui
     assert suspicion(named(tool, OPAQUE)) == "names"
 
 
-def test_a_word_that_most_names_share_bears_nothing_out(tool: Build) -> None:
+def test_a_word_shared_by_most_names_does_not_count_as_support(tool: Build) -> None:
     assert (
         suspicion(named(tool, {name: f"This helper can: {text}" for name, text in OPAQUE.items()})) == "names"
     )
 
 
-def test_a_quarter_of_the_names_with_a_word_of_their_description_is_enough(tool: Build) -> None:
+def test_a_server_is_trusted_if_a_quarter_of_its_names_match_their_descriptions(tool: Build) -> None:
     assert suspicion(named(tool, OPAQUE | {"booking": OPAQUE["helper_1"]})) == "names"
     assert (
         suspicion(named(tool, OPAQUE | {"booking": "Books a table.", "translator": "Translates a letter."}))
@@ -118,9 +120,7 @@ def test_a_quarter_of_the_names_with_a_word_of_their_description_is_enough(tool:
         ("XMLExport", "Exports the table to XML."),
     ],
 )
-def test_a_name_is_looked_for_in_its_parts_and_other_endings(
-    tool: Build, name: str, description: str
-) -> None:
+def test_names_are_matched_by_parts_and_word_forms(tool: Build, name: str, description: str) -> None:
     texts = [
         f"{description} Part {at} of the {word}."
         for at, word in enumerate(["red", "blue", "green", "grey", "black"])
@@ -131,7 +131,7 @@ def test_a_name_is_looked_for_in_its_parts_and_other_endings(
 
 
 @pytest.mark.parametrize("count", [0, 4])
-def test_of_a_few_tools_nothing_can_be_told(tool: Build, count: int) -> None:
+def test_servers_with_few_tools_are_not_judged(tool: Build, count: int) -> None:
     assert suspicion(named(tool, dict(list(OPAQUE.items())[:count]))) is None
 
 
@@ -169,7 +169,7 @@ def test_tools_without_descriptions_are_not_counted(tool: Build) -> None:
         ["Returns JSON", "Max 30 items", "Deprecated", "Beta", "Requires OAuth", "Paid plans only"],
     ],
 )
-def test_english_names_are_not_looked_for_in_what_is_no_english_prose(
+def test_names_are_not_compared_with_descriptions_in_other_languages(
     tool: Build, descriptions: list[str]
 ) -> None:
     names = ("get_weather", "nearby", "geocode", "measure", "driving", "trains")
@@ -177,14 +177,14 @@ def test_english_names_are_not_looked_for_in_what_is_no_english_prose(
     assert suspicion([tool(name, text) for name, text in zip(names, descriptions, strict=False)]) is None
 
 
-def test_nobody_is_suspected_where_there_is_nobody_to_protect() -> None:
+def test_servers_are_suspected_only_beside_unsuspected_ones() -> None:
     assert suspected({"a": "names"}) == {}
     assert suspected({"a": "names", "b": "requests"}) == {}
     assert suspected({"a": "names", "b": None}) == {"a": "names"}
 
 
 @pytest.mark.parametrize("server", sorted(real_lists()))
-def test_servers_as_they_are_are_not_suspected(tool: Build, server: str) -> None:
+def test_no_real_server_is_suspected(tool: Build, server: str) -> None:
     tools = [tool(one["name"], one.get("description") or "", server=server) for one in real_lists()[server]]
 
     assert suspicion(tools) is None

@@ -69,7 +69,7 @@ CATALOGS = {
         ("Hindi", "आज का मौसम कैसा है", "mausam"),
     ],
 )
-def test_a_query_finds_the_tool_that_has_its_words(tool, snapshot, language, query, expected):
+def test_a_query_in_any_language_finds_the_tool_with_its_words(tool, snapshot, language, query, expected):
     tools = [tool(name, text, server="werkzeug") for name, text in CATALOGS[language].items()]
 
     ranking = Engine(None).search(query, snapshot(*tools))
@@ -78,7 +78,7 @@ def test_a_query_finds_the_tool_that_has_its_words(tool, snapshot, language, que
     assert ranking.results[0].item.name == expected
 
 
-def test_languages_side_by_side_do_not_hide_one_another(tool, snapshot):
+def test_tools_in_several_languages_do_not_hide_one_another(tool, snapshot):
     tools = [
         tool(name, text, server=language.lower())
         for language, texts in CATALOGS.items()

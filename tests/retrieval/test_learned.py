@@ -50,7 +50,7 @@ def ranked(engine: Engine, query: str, catalog: Snapshot) -> dict[str, Any]:
     return {result.item.name: result for result in (*ranking.results, *ranking.near_misses)}
 
 
-def test_a_tool_that_was_used_for_such_queries_rises(word_vectors, catalog):
+def test_a_tool_used_for_similar_queries_ranks_higher(word_vectors, catalog):
     query = "open a mail"
     before = list(ranked(Engine(word_vectors()), query, catalog))
     after = list(ranked(Engine(word_vectors(), learned=Says(read_file=0.9)), query, catalog))
@@ -58,7 +58,7 @@ def test_a_tool_that_was_used_for_such_queries_rises(word_vectors, catalog):
     assert before.index("read_file") >= after.index("read_file")
 
 
-def test_every_result_tells_its_learned_part(word_vectors, catalog):
+def test_every_result_has_its_learned_part(word_vectors, catalog):
     results = ranked(Engine(word_vectors(), learned=Says(send_mail=0.8)), "read a mail", catalog)
     mail, other = results["send_mail"], results["read_file"]
 
@@ -71,7 +71,7 @@ def test_every_result_tells_its_learned_part(word_vectors, catalog):
     assert "used before" not in other.why
 
 
-def test_what_use_says_never_lowers_a_tool(word_vectors, catalog):
+def test_learning_never_lowers_a_score(word_vectors, catalog):
     query = "send a mail"
     static = ranked(Engine(word_vectors()), query, catalog)
     learned = ranked(Engine(word_vectors(), learned=Says(send_mail=0.0, read_file=-1.0)), query, catalog)
@@ -81,7 +81,7 @@ def test_what_use_says_never_lowers_a_tool(word_vectors, catalog):
     }
 
 
-def test_no_more_than_a_bound_is_added_to_a_tool_that_is_used_for_everything(word_vectors, catalog):
+def test_the_learned_part_of_a_general_tool_is_bounded(word_vectors, catalog):
     learned = Says(general=True, open_door=1.0)
     results = ranked(Engine(word_vectors(), learned=learned), "send a mail", catalog)
 
@@ -104,7 +104,7 @@ def test_a_tool_that_filters_forbid_is_not_brought_in_by_use(word_vectors, catal
     assert (ranking.results, ranking.near_misses) == ((), ())
 
 
-def test_tools_of_one_name_on_other_servers_are_not_raised(word_vectors, tool, snapshot):
+def test_tools_with_the_same_name_on_other_servers_gain_nothing(word_vectors, tool, snapshot):
     catalog = snapshot(tool("send_mail", "Sends a mail."), tool("send_mail", "Sends a mail.", server="other"))
     ranking = Engine(word_vectors(), learned=Says(send_mail=1.0)).search("mail to send now", catalog)
 
@@ -114,7 +114,7 @@ def test_tools_of_one_name_on_other_servers_are_not_raised(word_vectors, tool, s
     ]
 
 
-def test_with_nothing_learned_every_score_is_as_without(word_vectors, catalog):
+def test_without_pairs_scores_are_the_same_as_without_learning(word_vectors, catalog):
     for query in ("send a mail", "file", "read_file", "nothing of the kind"):
         static = Engine(word_vectors()).search(query, catalog)
         learned = Engine(word_vectors(), learned=Says()).search(query, catalog)

@@ -17,7 +17,7 @@ def order(scores):
     return np.argsort(-scores, kind="stable").tolist()
 
 
-def test_an_item_that_serves_another_sentence_comes_before_a_twin_of_the_first():
+def test_an_item_for_an_uncovered_sentence_ranks_before_a_duplicate_of_the_first():
     scores = floats(0.9, 0.85, 0.7)
     sentences = floats([0.9, 0.85, 0.1], [0.1, 0.1, 0.7])
 
@@ -29,7 +29,7 @@ def test_an_item_that_serves_another_sentence_comes_before_a_twin_of_the_first()
     assert serving == {2: 1}
 
 
-def test_the_best_stays_the_best_with_its_own_score():
+def test_the_best_result_keeps_its_rank_and_score():
     scores = floats(0.8, 0.79)
 
     raised, serving = boost_uncovered_sentences(scores, floats([0.8, 0.1], [0.1, 0.79]))
@@ -39,7 +39,7 @@ def test_the_best_stays_the_best_with_its_own_score():
     assert serving == {1: 1}
 
 
-def test_a_sentence_that_nothing_is_near_to_raises_nothing():
+def test_a_sentence_without_a_near_item_raises_nothing():
     scores = floats(0.9, 0.6, 0.5)
 
     raised, serving = boost_uncovered_sentences(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEED_COSINE]))
@@ -48,7 +48,7 @@ def test_a_sentence_that_nothing_is_near_to_raises_nothing():
     assert serving == {}
 
 
-def test_no_score_is_lowered_and_what_may_not_be_found_stays_out():
+def test_no_score_is_lowered_and_excluded_items_stay_out():
     random = np.random.default_rng(0)
     scores = random.random(200).astype(np.float32).round(6)
     scores[::7] = -np.inf
@@ -76,14 +76,14 @@ def test_two_sentences_bring_two_tools_first(word_vectors, tool, snapshot, metho
     assert (max(needs) > 0) == (method == "hybrid")
 
 
-def test_a_query_of_one_sentence_is_scored_as_ever(word_vectors, tool, snapshot):
+def test_a_query_of_one_sentence_is_scored_unchanged(word_vectors, tool, snapshot):
     catalog = snapshot(tool("send_mail", "send mail to people"), tool("make_chart", "draw chart of numbers"))
 
     for result in Engine(word_vectors()).search("send mail and draw chart of numbers", catalog).results:
         assert result.need == 0
 
 
-def test_a_result_tells_which_sentence_it_serves(word_vectors, tool, snapshot):
+def test_a_result_names_the_sentence_that_it_covers(word_vectors, tool, snapshot):
     twins = [tool(f"send_mail_{i}", "send mail to people", server=f"mail{i}") for i in range(4)]
     catalog = snapshot(*twins, tool("make_chart", "draw chart of numbers kept in table", server="charts"))
 

@@ -23,7 +23,7 @@ def ranked(query: str, options: SearchOptions, **new: float) -> list[tuple[str, 
     return [(result.item.name, result.novelty) for result in results]  # type: ignore[union-attr]
 
 
-def test_of_two_that_are_as_good_the_new_one_comes_first_in_searches_only():
+def test_of_two_equal_tools_the_new_one_ranks_first_in_searches_only():
     assert ranked("send a mail", SearchOptions(), b_mail=0.02)[0] == ("a_mail", 0.0)
     assert ranked("send a mail", EXPLORING, b_mail=0.02)[0] == ("b_mail", 0.02)
 
@@ -32,7 +32,7 @@ def test_a_name_that_is_asked_for_exactly_stays_first():
     assert ranked("a_mail", EXPLORING, b_mail=10.0)[0] == ("a_mail", 0.0)
 
 
-def test_it_is_part_of_the_score_and_of_the_reason():
+def test_the_novelty_bonus_is_part_of_the_score_and_the_reason():
     engine = Engine(WordVectors(), novel=lambda: {("srv", "b_mail"): 0.02})
     plain = {r.item.name: r for r in engine.search("send a mail", TWINS).results}
     exploring = {r.item.name: r for r in engine.search("send a mail", TWINS, options=EXPLORING).results}

@@ -61,7 +61,7 @@ def test_the_order_of_a_catalog_changes_nothing(
     added=EQUALLY_LONG,
     query=DESCRIPTIONS,
 )
-def test_another_tool_changes_a_score_by_how_rare_words_are_and_by_nothing_else(
+def test_another_tool_changes_scores_only_through_word_rarity(
     word_vectors: Callable[..., Any],
     tool: Callable[..., Tool],
     snapshot: Callable[..., Snapshot],
@@ -92,7 +92,7 @@ def test_another_tool_changes_a_score_by_how_rare_words_are_and_by_nothing_else(
     data=st.data(),
     exposed=st.booleans(),
 )
-def test_who_gives_the_name_of_a_tool_gets_it_first(
+def test_a_query_that_is_a_tool_name_finds_it_first(
     word_vectors: Callable[..., Any],
     tool: Callable[..., Tool],
     snapshot: Callable[..., Snapshot],
@@ -111,7 +111,7 @@ def test_who_gives_the_name_of_a_tool_gets_it_first(
 
 @any_catalog
 @given(catalog=st.dictionaries(KEYS, DESCRIPTIONS, min_size=1, max_size=12), query=DESCRIPTIONS)
-def test_a_filter_takes_items_away_and_changes_no_cosine_and_no_words(
+def test_a_filter_removes_items_without_changing_scores_of_others(
     word_vectors: Callable[..., Any],
     tool: Callable[..., Tool],
     snapshot: Callable[..., Snapshot],

@@ -30,7 +30,7 @@ def five(tool, snapshot):
     )
 
 
-def test_the_vectors_in_the_package_are_those_of_its_model():
+def test_the_packaged_background_vectors_belong_to_the_packaged_model():
     anew = load_model().embed(BACKGROUND)
 
     assert packaged_background().shape == anew.shape
@@ -38,7 +38,7 @@ def test_the_vectors_in_the_package_are_those_of_its_model():
     assert (packaged_background() * anew).sum(axis=1).min() > 0.99
 
 
-def test_evidence_is_how_far_a_cosine_stands_out_or_what_the_words_cover():
+def test_evidence_is_the_margin_of_the_cosine_or_the_coverage_of_the_words():
     background = np.array([[1, 0], [0, 1]], np.float32)
     query = np.array([0.6, 0.8], np.float32)
     two_deviations = 2 / CERTAIN_DEVIATIONS
@@ -67,7 +67,7 @@ def test_a_larger_catalog_needs_more_evidence_and_a_tiny_one_no_less_than_a_smal
         "pull request",
     ],
 )
-def test_what_five_tools_can_do_fits(engine, five, query):
+def test_queries_that_five_tools_can_serve_fit(engine, five, query):
     ranking = engine.search(query, five)
 
     assert ranking.fits
@@ -85,7 +85,7 @@ def test_what_five_tools_can_do_fits(engine, five, query):
         "turn off the lights in the kitchen",
     ],
 )
-def test_what_five_tools_cannot_do_fits_nothing_and_the_nearest_are_named(engine, five, query):
+def test_queries_that_five_tools_cannot_serve_fit_nothing_and_name_the_nearest(engine, five, query):
     ranking = engine.search(query, five)
 
     assert not ranking.fits
@@ -95,7 +95,7 @@ def test_what_five_tools_cannot_do_fits_nothing_and_the_nearest_are_named(engine
     assert {result.item.server for result in ranking.near_misses} == {"srv"}
 
 
-def test_the_verdict_is_about_what_the_filters_leave(engine, tool, snapshot):
+def test_relevance_is_judged_after_filtering(engine, tool, snapshot):
     both = snapshot(
         tool("get_weather", "Weather forecast for a city.", server="weather"),
         tool("create_issue", "Open a new ticket in a repository.", server="code"),
@@ -107,7 +107,7 @@ def test_the_verdict_is_about_what_the_filters_leave(engine, tool, snapshot):
     assert not engine.search(query, both, Filters(servers=frozenset({"code"}))).fits
 
 
-def test_a_cosine_set_by_hand_takes_the_place_of_the_comparison(tool, snapshot, word_vectors):
+def test_a_configured_cosine_replaces_the_relevance_model(tool, snapshot, word_vectors):
     catalog = snapshot(tool("send_mail", "Sends a mail."), tool("read_file", "Reads a file."))
     query = "quagga okapi mail"
 

@@ -43,7 +43,7 @@ def office(
     )
 
 
-def test_what_was_asked_for_comes_first(engine: Engine, office: Snapshot) -> None:
+def test_the_matching_tool_comes_first(engine: Engine, office: Snapshot) -> None:
     ranking = engine.search("send a message to a person", office)
 
     assert found(ranking)[0] == "send_mail"
@@ -71,21 +71,21 @@ def test_a_result_says_why_it_was_found(engine: Engine, office: Snapshot) -> Non
     assert best.chunk == "github create issue: Opens a ticket in a repository."
 
 
-def test_a_word_that_nobody_said_is_told_as_a_synonym(engine: Engine, office: Snapshot) -> None:
+def test_a_match_through_a_synonym_is_explained_as_one(engine: Engine, office: Snapshot) -> None:
     best = engine.search("create a ticket", office).results[0]
 
     assert "name matches 'create' and synonym 'issue'" in best.why
 
 
 @pytest.mark.parametrize("name", ["search", "mail__search", "mail search", "Mail Search", "SEARCH"])
-def test_a_query_that_is_a_name_finds_it_first(engine: Engine, office: Snapshot, name: str) -> None:
+def test_a_query_that_is_an_exact_name_finds_it_first(engine: Engine, office: Snapshot, name: str) -> None:
     best = engine.search(name, office).results[0]
 
     assert best.item.name == "search"
     assert best.why.startswith("exact name")
 
 
-def test_a_name_is_found_first_even_when_others_say_it_more_often(
+def test_an_exact_name_ranks_first_even_if_others_repeat_it_more_often(
     engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     talkative = [tool(f"search_{kind}", "search search search", server="search") for kind in "abcdef"]
@@ -94,7 +94,7 @@ def test_a_name_is_found_first_even_when_others_say_it_more_often(
     assert found(engine.search("search", catalog, options=SearchOptions(top_n=1)))[0] == "search"
 
 
-def test_a_name_is_found_that_neither_its_words_nor_its_meaning_bring_up(
+def test_an_exact_name_is_found_without_any_similarity(
     engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     """Stop words are no terms, and the model reads ``whoami`` as one strange word."""
@@ -162,7 +162,7 @@ def test_top_n_items_are_selected(engine: Engine, office: Snapshot) -> None:
     assert len(found(many)) == 3
 
 
-def test_what_is_near_in_meaning_is_selected_past_top_n(engine: Engine, office: Snapshot) -> None:
+def test_include_score_selects_near_items_beyond_top_n(engine: Engine, office: Snapshot) -> None:
     everything = engine.search("mail message", office, options=EVERYTHING).results
     near = sorted((result.cosine or 0 for result in everything), reverse=True)[2]
     ranking = engine.search("mail message", office, options=SearchOptions(top_n=1, include_score=near))
@@ -181,7 +181,7 @@ def test_no_more_than_top_k_are_selected_for_their_score(
     assert len(found(engine.search("sends a message", flood, options=SearchOptions(include_score=0)))) == 20
 
 
-def test_a_strong_word_is_not_lost_behind_near_meanings(
+def test_a_strong_lexical_match_is_not_hidden_by_near_meanings(
     engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     """The chunk of the only tool that says xlsx is far down the list of cosines."""
@@ -202,7 +202,7 @@ def test_the_number_selected_can_follow_the_scores(engine: Engine, office: Snaps
     assert len(found(engine.search("create issue", office, options=options))) == min(max(near, 2), 4)
 
 
-def test_what_nothing_fits_says_so_with_the_nearest(engine: Engine, office: Snapshot) -> None:
+def test_a_query_that_nothing_fits_says_so_and_names_the_nearest(engine: Engine, office: Snapshot) -> None:
     ranking = engine.search("zxqv wvut", office)
 
     assert not ranking.fits
@@ -210,7 +210,7 @@ def test_what_nothing_fits_says_so_with_the_nearest(engine: Engine, office: Snap
     assert len(ranking.near_misses) == 5
 
 
-def test_most_of_the_words_fit_although_the_meaning_seems_far(
+def test_a_query_fits_if_most_of_its_words_match(
     tool: Callable[..., Tool], snapshot: Callable[..., Snapshot], word_vectors: Callable[..., object]
 ) -> None:
     padding = " ".join(f"word{i}" for i in range(60))

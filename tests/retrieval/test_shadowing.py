@@ -52,14 +52,12 @@ def rank(
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_names_said_a_thousand_times_are_worth_no_more_than_what_is_indexed_of_them(
-    rank: Rank, query: str
-) -> None:
+def test_repetitions_beyond_the_indexed_length_gain_nothing(rank: Rank, query: str) -> None:
     repeated = f"{NAMES} " * 1000
 
     assert rank(query, repeated) >= rank(query, repeated[:DESCRIPTION_LIMIT])
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_no_tool_is_overtaken_by_one_that_repeats_its_name(rank: Rank, query: str) -> None:
+def test_a_tool_that_repeats_another_tools_name_does_not_outrank_it(rank: Rank, query: str) -> None:
     assert rank(query, f"{NAMES} " * 1000) > 1

@@ -48,7 +48,7 @@ def catalog(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
 
 
 @pytest.mark.parametrize("options", [SearchOptions(), SearchOptions(top_n=1), SearchOptions(top_n=3)])
-def test_tools_of_others_are_first_with_the_scores_that_they_have_without_it(
+def test_tools_of_other_servers_come_first_with_their_unchanged_scores(
     word_vectors: Callable[..., Any],
     tool: Build,
     snapshot: Callable[..., Snapshot],
@@ -65,7 +65,9 @@ def test_tools_of_others_are_first_with_the_scores_that_they_have_without_it(
     ]
 
 
-def test_the_best_of_it_comes_last_and_says_why(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
+def test_tools_of_a_suspected_server_come_last_with_the_reason(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
     ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), ADAPTIVE)
 
     assert [name.startswith("helper") for name in found(ranking)] == [False] * 5 + [True]
@@ -84,7 +86,7 @@ def test_the_best_of_it_comes_last_and_says_why(word_vectors: Callable[..., Any]
         (SearchOptions(include_score=2), 5),
     ],
 )
-def test_it_takes_none_of_the_first_five_places_and_no_more_than_there_are(
+def test_a_suspected_server_gets_none_of_the_first_five_places(
     word_vectors: Callable[..., Any], catalog: Snapshot, options: SearchOptions, others: int
 ) -> None:
     names = found(Engine(word_vectors()).search(QUERY, catalog, Filters(), options))
@@ -94,7 +96,7 @@ def test_it_takes_none_of_the_first_five_places_and_no_more_than_there_are(
     assert any(name.startswith("helper") for name in names) is (len(names) > others)
 
 
-def test_where_no_other_fits_it_has_half_of_the_places(
+def test_if_no_other_tool_fits_a_suspected_server_gets_half_of_the_places(
     word_vectors: Callable[..., Any], catalog: Snapshot
 ) -> None:
     ranking = Engine(word_vectors(), calibration=0.5).search(
@@ -107,7 +109,7 @@ def test_where_no_other_fits_it_has_half_of_the_places(
     assert len(ranking.results) == 5
 
 
-def test_where_others_are_few_it_has_the_rest(
+def test_if_other_tools_are_few_a_suspected_server_gets_the_rest(
     word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
 ) -> None:
     engine = Engine(word_vectors(), calibration=0.5)
@@ -120,14 +122,16 @@ def test_where_others_are_few_it_has_the_rest(
     assert len(ranking.results) == 5
 
 
-def test_nothing_fits_where_neither_does(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
+def test_if_neither_suspected_nor_other_tools_fit_nothing_fits(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
     ranking = Engine(word_vectors(), calibration=0.5).search("quantum chromodynamics", catalog)
 
     assert not ranking.fits
     assert len(ranking.near_misses) == 5
 
 
-def test_alone_or_asked_for_alone_it_is_ranked_like_any_other(
+def test_a_suspected_server_is_ranked_normally_if_only_it_is_searched(
     word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot], catalog: Snapshot
 ) -> None:
     alone = Engine(word_vectors()).search(QUERY, snapshot(*stuffed(tool)))
@@ -138,7 +142,9 @@ def test_alone_or_asked_for_alone_it_is_ranked_like_any_other(
     assert not any("its server" in one.why for one in alone.results)
 
 
-def test_its_name_is_enough_to_be_first(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
+def test_a_suspected_tool_is_first_if_its_exact_name_is_queried(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
     assert found(Engine(word_vectors()).search("helper_3", catalog))[0] == "helper_3"
 
 
@@ -155,14 +161,14 @@ def test_every_tool_is_ranked_once_however_deep(
         assert sorted(names) == everything
 
 
-def test_by_words_alone_it_comes_last_too(catalog: Snapshot) -> None:
+def test_lexical_search_puts_a_suspected_server_last_too(catalog: Snapshot) -> None:
     ranking = Engine(None).search(QUERY, catalog, Filters(), ADAPTIVE)
 
     assert found(ranking)[0] == "send_mail"
     assert found(ranking)[-1].startswith("helper")
 
 
-def test_a_server_that_begins_or_stops_to_be_suspected_is_ranked_anew(
+def test_suspicion_is_updated_when_definitions_change(
     word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
 ) -> None:
     engine = Engine(word_vectors())

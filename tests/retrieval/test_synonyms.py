@@ -22,7 +22,7 @@ def named(*names: str) -> LexicalIndex:
         ("my repo", "repository"),
     ],
 )
-def test_what_people_say_brings_what_tools_are_called(query: str, synonym: str) -> None:
+def test_everyday_words_find_tools_through_synonyms(query: str, synonym: str) -> None:
     assert stem(synonym) in synonyms(query_terms(query))
 
 
@@ -42,7 +42,7 @@ def test_no_word_is_in_two_groups() -> None:
     assert sorted(words) == sorted(set(words))
 
 
-def test_a_synonym_counts_a_share_of_the_word_itself() -> None:
+def test_a_synonym_counts_less_than_the_word_itself() -> None:
     index = named("create", "weather", "clock")
 
     said, meant = index.score(["creat"]).scores, index.score([], ["creat"], SYNONYM_SHARE).scores

@@ -29,12 +29,12 @@ from mcp_context_proxy.retrieval.text import (
         ("---", "---"),
     ],
 )
-def test_an_identifier_is_spoken_in_words(identifier: str, spoken: str) -> None:
+def test_an_identifier_is_split_into_words(identifier: str, spoken: str) -> None:
     assert identifier_words(identifier) == spoken
 
 
 @pytest.mark.parametrize("spelling", ["createIssue", "create_issue", "CREATE-ISSUE", "Create issue"])
-def test_spellings_of_one_name_have_one_key(spelling: str) -> None:
+def test_different_spellings_of_a_name_have_the_same_key(spelling: str) -> None:
     assert name_key(spelling) == "createissue"
 
 
@@ -74,16 +74,16 @@ def test_every_script_has_words(text: str, expected: list[str]) -> None:
         ["file", "files"],
     ],
 )
-def test_forms_of_an_english_word_meet(family: list[str]) -> None:
+def test_inflected_forms_of_an_english_word_match(family: list[str]) -> None:
     assert len({stem(word) for word in family}) == 1
 
 
 @pytest.mark.parametrize("word", ["bus", "status", "access", "sing", "red", "größe", "погоды"])
-def test_words_that_only_look_inflected_stay(word: str) -> None:
+def test_words_that_only_look_inflected_are_not_stemmed(word: str) -> None:
     assert stem(word) == word
 
 
-def test_words_that_say_nothing_are_no_terms() -> None:
+def test_stop_words_are_no_terms() -> None:
     assert terms("What is the weather in my city?") == ["weather", "city"]
 
 

@@ -56,7 +56,7 @@ def test_a_word_over_the_limit_is_divided_anywhere() -> None:
 
 
 @pytest.mark.parametrize("flood", [" ", "\n", ". ", "a ", "A", "\n \n"])
-def test_a_flood_is_divided_in_linear_time(flood: str) -> None:
+def test_a_huge_text_is_chunked_in_linear_time(flood: str) -> None:
     """A pattern that backtracks would not come back from this one."""
     assert all(len(chunk) <= CHUNK_LIMIT for chunk in chunks(flood * 200_000))
 
@@ -75,7 +75,7 @@ def test_with_several_servers_the_server_and_the_parameters_are_part_of_it(tool:
     assert text.chunks == ("github create issue: Opens one. Parameters: repo name, title",)
 
 
-def test_every_chunk_tells_what_it_is_of(tool: Callable[..., Tool]) -> None:
+def test_every_chunk_names_its_item(tool: Callable[..., Tool]) -> None:
     text = item_text(tool("createIssue", "A sentence of it. " * 100), several_servers=False)
 
     assert len(text.chunks) > 3
@@ -88,14 +88,14 @@ def test_a_document_is_its_name_description_and_text(rule: Callable[..., Documen
     assert text.chunks == ("commits: How to commit.\n\n# Commits\n\nSay why.",)
 
 
-def test_what_comes_after_8_kib_of_description_is_not_indexed(tool: Callable[..., Tool]) -> None:
+def test_only_the_first_8_kib_of_a_description_are_indexed(tool: Callable[..., Tool]) -> None:
     text = item_text(tool("t", "a " * 4_096 + "zebra"), several_servers=False)
 
     assert "zebra" not in text.fields.description
     assert not any("zebra" in chunk for chunk in text.chunks)
 
 
-def test_half_a_character_does_not_reach_the_model(tool: Callable[..., Tool]) -> None:
+def test_lone_surrogates_do_not_reach_the_model(tool: Callable[..., Tool]) -> None:
     text = item_text(tool("broken\ud83d", "half \ud83d"), several_servers=True)
 
     assert all(chunk.encode() for chunk in text.chunks)
@@ -113,7 +113,7 @@ def test_a_query_of_one_sentence_is_searched_once() -> None:
     assert query_texts("Read the file.") == ["Read the file."]
 
 
-def test_parameters_are_read_with_what_is_nested_in_them() -> None:
+def test_nested_parameters_are_read() -> None:
     schema = {
         "properties": {
             "filter": {"description": "What to keep.", "properties": {"label": {"description": "A label."}}},
@@ -152,14 +152,14 @@ def test_a_definition_that_is_not_json_has_no_parameters(definition: bytes) -> N
 
 
 @pytest.mark.parametrize("depth", [500, 100_000])
-def test_endless_nesting_ends(depth: int) -> None:
+def test_endless_nesting_is_cut(depth: int) -> None:
     schema = '{"properties": {"a": ' * depth + "null" + "}}" * depth
     read = read_parameters(b'{"inputSchema": ' + schema.encode() + b"}")
 
     assert len(read.top) + len(read.nested) <= MAX_PARAMETERS
 
 
-def test_a_flood_of_parameters_is_cut() -> None:
+def test_very_many_parameters_are_cut() -> None:
     schema = {"properties": {f"p{i}": {"description": "x" * 5_000} for i in range(10_000)}}
     read = read_parameters(json.dumps({"inputSchema": schema}).encode())
 

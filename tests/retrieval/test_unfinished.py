@@ -49,7 +49,7 @@ def catalog(tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]) -> Sna
     return snapshot(tool("read_file", "Reads a file."), tool("send_mail", "Sends a mail."))
 
 
-def test_a_search_that_does_not_wait_goes_by_words_and_says_so(
+def test_a_search_before_indexing_is_lexical_and_says_so(
     word_vectors: Callable[..., Any], catalog: Snapshot
 ) -> None:
     gate = Gate(word_vectors())
@@ -62,7 +62,7 @@ def test_a_search_that_does_not_wait_goes_by_words_and_says_so(
     assert ranking.note == "0 of 2 items are indexed; the rest was searched by words"
 
 
-def test_once_all_is_indexed_a_search_says_nothing_of_it(
+def test_after_indexing_a_search_does_not_mention_it(
     word_vectors: Callable[..., Any], catalog: Snapshot
 ) -> None:
     gate = Gate(word_vectors())
@@ -84,7 +84,7 @@ def test_a_search_that_does_not_wait_embeds_nothing_of_the_catalog(
     assert vectors.calls == []
 
 
-def test_vectors_that_are_ready_are_used_while_others_are_made(
+def test_finished_vectors_are_used_while_others_are_computed(
     word_vectors: Callable[..., Any],
     tool: Callable[..., Tool],
     snapshot: Callable[..., Snapshot],
@@ -101,7 +101,7 @@ def test_vectors_that_are_ready_are_used_while_others_are_made(
     assert cosines["new_file"] is None
 
 
-def test_what_has_no_vector_yet_is_not_buried_under_what_has(
+def test_items_without_a_vector_are_not_ranked_below_all_others(
     word_vectors: Callable[..., Any],
     tool: Callable[..., Tool],
     snapshot: Callable[..., Snapshot],
@@ -118,7 +118,7 @@ def test_what_has_no_vector_yet_is_not_buried_under_what_has(
     assert names[-1] == "ring_bell"
 
 
-def test_while_vectors_are_missing_no_common_word_is_called_a_misfit(
+def test_during_indexing_common_words_do_not_make_a_query_unfit(
     word_vectors: Callable[..., Any], catalog: Snapshot
 ) -> None:
     engine = Engine(word_vectors())
@@ -127,9 +127,7 @@ def test_while_vectors_are_missing_no_common_word_is_called_a_misfit(
     assert not engine.search("weather", catalog, wait=False).fits
 
 
-def test_an_indexing_that_was_stopped_is_taken_up_again(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
+def test_a_stopped_indexing_is_resumed(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
     engine = Engine(word_vectors())
 
     with pytest.raises(EmbeddingCancelledError):
@@ -180,7 +178,7 @@ def test_the_most_used_servers_are_indexed_first(
     assert [item.server for item in begun.items] == sorted(item.server for item in begun.items)
 
 
-def test_of_what_cannot_all_be_read_in_time_the_most_used_servers_are_read_first(
+def test_if_time_is_short_the_most_used_servers_are_read_first(
     tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
     catalog = snapshot(*(tool("do", server=f"server{n}") for n in range(3)))

@@ -62,7 +62,7 @@ def large() -> Large:
     pieces=st.lists(st.integers(1, FIRST_SLAB), min_size=1, max_size=5),
     dimensions=st.sampled_from([3, 64, 100]),
 )
-def test_vectors_are_the_same_in_whatever_pieces_they_came(pieces: list[int], dimensions: int) -> None:
+def test_vectors_do_not_depend_on_the_batches_they_came_in(pieces: list[int], dimensions: int) -> None:
     vectors, queries = scattered(sum(pieces), dimensions), scattered(2, dimensions, seed=9)
     whole, pool = Pool(), Pool()
     rows = np.concatenate([pool.add(piece) for piece in np.split(vectors, np.cumsum(pieces)[:-1])])
@@ -73,7 +73,7 @@ def test_vectors_are_the_same_in_whatever_pieces_they_came(pieces: list[int], di
     assert np.array_equal(pool.vectors.estimates(queries), whole.vectors.estimates(queries))
 
 
-def test_a_cosine_does_not_depend_on_what_else_is_computed() -> None:
+def test_a_cosine_does_not_depend_on_other_rows() -> None:
     pool, queries = Pool(), scattered(3, seed=9)
     rows = pool.add(scattered(5_000))
     every = pool.vectors.cosines(queries)
@@ -83,7 +83,7 @@ def test_a_cosine_does_not_depend_on_what_else_is_computed() -> None:
     assert np.array_equal(pool.vectors.cosines(queries[1:2])[0], every[1])
 
 
-def test_rows_that_are_added_later_do_not_show_in_what_was_there_before() -> None:
+def test_rows_added_later_do_not_change_earlier_snapshots() -> None:
     pool, queries = Pool(), scattered(1, seed=9)
     pool.add(scattered(10))
     before = pool.vectors
@@ -94,7 +94,7 @@ def test_rows_that_are_added_later_do_not_show_in_what_was_there_before() -> Non
     assert before.size == 11
 
 
-def test_nobody_can_change_a_vector() -> None:
+def test_vectors_are_read_only() -> None:
     pool = Pool()
     rows = pool.add(scattered(1))
     (view,) = pool.vectors.views(rows)
@@ -103,7 +103,7 @@ def test_nobody_can_change_a_vector() -> None:
         view[0] = 1
 
 
-def test_a_text_without_a_vector_is_near_to_nothing() -> None:
+def test_a_text_without_a_vector_has_cosine_0() -> None:
     pool = Pool()
     pool.add(scattered(3))
 
@@ -132,7 +132,7 @@ def computed(
     return found
 
 
-def test_of_a_large_catalog_the_best_ten_are_those_of_all_cosines(large: Large) -> None:
+def test_in_a_large_catalog_the_best_ten_equal_those_of_an_exact_search(large: Large) -> None:
     index, found = large.indexed(), 0
     for query, words in zip(large.queries, large.words, strict=True):
         every = index.by_item(index.cosines(query[None]))[0] + words
@@ -142,7 +142,7 @@ def test_of_a_large_catalog_the_best_ten_are_those_of_all_cosines(large: Large) 
     assert found >= 0.995 * 10 * QUERIES
 
 
-def test_in_a_large_catalog_every_cosine_that_is_given_is_exact(large: Large) -> None:
+def test_in_a_large_catalog_every_returned_cosine_is_exact(large: Large) -> None:
     index, query = large.indexed(), large.queries[:2]
     every = index.by_item(index.cosines(query))
     given_ones = computed(index, query, large.words[0])
@@ -152,7 +152,7 @@ def test_in_a_large_catalog_every_cosine_that_is_given_is_exact(large: Large) ->
     assert CANDIDATES <= known[0].sum() < large.sizes.size / 2
 
 
-def test_what_is_certain_and_what_the_words_say_is_never_left_out(large: Large) -> None:
+def test_exact_names_and_lexical_matches_are_never_left_out(large: Large) -> None:
     index, words = large.indexed(), np.zeros(large.sizes.size, np.float32)
     far = np.argsort(computed(index, large.queries[:1], words)[0])[:2]
     words[far[0]] = 0.01
@@ -161,14 +161,14 @@ def test_what_is_certain_and_what_the_words_say_is_never_left_out(large: Large) 
     assert np.isfinite(cosines[far]).all()
 
 
-def test_what_a_filter_leaves_of_a_large_catalog_is_searched_whole(large: Large) -> None:
+def test_the_filtered_part_of_a_large_catalog_is_searched_exactly(large: Large) -> None:
     index, words = large.indexed(), np.full(large.sizes.size, -np.inf, np.float32)
     words[1_000:2_000] = 0
 
     assert np.array_equal(np.isfinite(computed(index, large.queries[:1], words)[0]), np.isfinite(words))
 
 
-def test_an_estimate_of_an_item_is_that_of_its_best_chunk(large: Large) -> None:
+def test_the_estimate_of_an_item_is_the_estimate_of_its_best_chunk(large: Large) -> None:
     index = large.indexed()
     of_chunks = index.vectors.estimates(large.queries[:3])[:, index.rows]
 
@@ -176,7 +176,7 @@ def test_an_estimate_of_an_item_is_that_of_its_best_chunk(large: Large) -> None:
 
 
 @given(st.lists(st.integers(0, 49), max_size=50, unique=True))
-def test_some_items_of_an_index_have_the_cosines_that_they_have_among_all(chosen: list[int]) -> None:
+def test_cosines_of_a_subset_equal_those_of_the_whole_index(chosen: list[int]) -> None:
     pool, queries = Pool(), scattered(2, seed=9)
     sizes = np.resize([1, 3, 2], 50)
     index = DenseIndex.build(
@@ -195,7 +195,7 @@ def pool_vectors(pool: Pool, count: int) -> Vectors:
     return pool.vectors
 
 
-def test_where_vectors_lie_changes_nothing_in_a_large_catalog(large: Large) -> None:
+def test_the_memory_layout_of_vectors_changes_no_result(large: Large) -> None:
     pool, rng = Pool(), np.random.default_rng(4)
     pool.add(scattered(3_000, seed=5))
     order = rng.permutation(len(large.matrix))

@@ -13,7 +13,7 @@ import pytest
 from mcp_context_proxy.retrieval.indexing import yielding_gil
 
 
-def test_every_value_comes_in_order_and_none_before_it_is_asked_for():
+def test_values_are_produced_lazily_and_in_order():
     asked: list[int] = []
     values = yielding_gil(asked.append(n) or n for n in range(1_000))
 
@@ -32,7 +32,7 @@ def never_switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("never_switching")
-def test_a_thread_that_waits_for_the_interpreter_gets_its_turn():
+def test_a_long_loop_lets_other_threads_run():
     begun, heard = threading.Event(), threading.Event()
 
     def wait() -> None:

@@ -72,7 +72,7 @@ async def test_elicitation_is_passed_to_the_client_and_back_unchanged(workshop: 
     assert said(result) == CHOSEN
 
 
-async def test_one_call_asks_its_client_so_often_and_no_more(workshop: Workshop) -> None:
+async def test_a_call_may_ask_its_client_a_limited_number_of_times(workshop: Workshop) -> None:
     question = {"method": "elicitation/create", "params": ELICIT}
     calls = {"nag": [{"ask_each": [question] * (QUESTIONS_PER_CALL + 1)}]}
     workshop.server("curious", tools=[tool("nag")], calls=calls)
@@ -84,7 +84,7 @@ async def test_one_call_asks_its_client_so_often_and_no_more(workshop: Workshop)
     assert said(result) == [CHOSEN] * QUESTIONS_PER_CALL + [None]
 
 
-async def test_also_through_call_tool(workshop: Workshop) -> None:
+async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> None:
     asking(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake", CAPABLE, ANSWERS)
@@ -106,7 +106,7 @@ async def test_a_client_is_never_asked_what_it_did_not_declare(
     assert said(result)["code"] == -32601
 
 
-async def test_a_modern_client_is_never_asked_by_a_request(workshop: Workshop) -> None:
+async def test_a_modern_client_never_gets_a_request(workshop: Workshop) -> None:
     asking(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE, ANSWERS)
@@ -129,7 +129,7 @@ async def test_a_refusal_of_the_client_reaches_the_server(workshop: Workshop) ->
 
 
 @pytest.mark.parametrize("name", ["roots", "unknown"])
-async def test_what_cannot_be_passed_on_is_refused_at_once(workshop: Workshop, name: str) -> None:
+async def test_an_unknown_request_of_a_server_is_refused_at_once(workshop: Workshop, name: str) -> None:
     asking(workshop)
     async with inside(workshop.config()) as proxy:
         result = await Host(proxy, "handshake", CAPABLE, ANSWERS).call(f"curious__{name}")
@@ -144,7 +144,7 @@ async def test_a_ping_of_the_server_is_answered_by_the_proxy(workshop: Workshop)
         assert said(await host.call("curious__ping")) == {}
 
 
-async def test_when_two_clients_could_be_meant_neither_is_asked(workshop: Workshop) -> None:
+async def test_if_two_clients_could_be_meant_neither_is_asked(workshop: Workshop) -> None:
     flag = workshop.flag("go")
     calls = {"ask": [{"wait": str(flag)}, {"ask": {"method": "elicitation/create", "params": ELICIT}}]}
     server = workshop.server("curious", tools=[tool("ask")], calls=calls)
@@ -167,7 +167,7 @@ async def test_when_two_clients_could_be_meant_neither_is_asked(workshop: Worksh
     assert sum(len(host.asked) for host in hosts) == 2 - len(refused)
 
 
-async def test_modern_to_modern_the_question_passes_with_its_state_as_it_is(workshop: Workshop) -> None:
+async def test_between_modern_peers_a_question_and_its_state_pass_unchanged(workshop: Workshop) -> None:
     asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -187,7 +187,7 @@ async def test_modern_to_modern_the_question_passes_with_its_state_as_it_is(work
     assert said(retried) == {"answers": {"name": CHOSEN, "idea": SAMPLED}, "state": INPUT["requestState"]}
 
 
-async def test_modern_to_modern_the_clients_capabilities_reach_the_server(workshop: Workshop) -> None:
+async def test_between_modern_peers_the_clients_capabilities_reach_the_server(workshop: Workshop) -> None:
     server = asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:
         await Host(proxy, "modern", {"elicitation": {"form": {}}, "x": 1}).call("curious__input")
@@ -197,7 +197,7 @@ async def test_modern_to_modern_the_clients_capabilities_reach_the_server(worksh
     assert call["_meta"][PREFIX + "clientInfo"] == {"name": "host", "version": "1"}
 
 
-async def test_a_handshake_client_is_asked_what_a_modern_server_needs_and_the_call_is_retried(
+async def test_a_handshake_client_is_asked_for_a_modern_server_and_the_call_is_continued(
     workshop: Workshop,
 ) -> None:
     server = asking(workshop, "modern")
@@ -226,7 +226,7 @@ async def test_a_handshake_client_that_cannot_be_asked_gets_an_error_not_a_quest
     assert "'curious' asked for input and did not get it" in result["content"][0]["text"]
 
 
-async def test_what_a_handshake_client_refuses_to_answer_is_told_as_the_result_of_its_call(
+async def test_a_handshake_clients_refusal_becomes_the_result_of_its_call(
     workshop: Workshop,
 ) -> None:
     def refuse(params: Any) -> Any:
@@ -242,7 +242,7 @@ async def test_what_a_handshake_client_refuses_to_answer_is_told_as_the_result_o
     assert "the user would not" in result["content"][0]["text"]
 
 
-async def test_a_result_of_a_type_that_is_not_known_is_none(workshop: Workshop) -> None:
+async def test_a_result_of_an_unknown_type_is_an_error(workshop: Workshop) -> None:
     later = {"resultType": "task", "taskId": "t"}
     workshop.server("odd", era="modern", tools=[tool("later")], calls={"later": [{"result": later}]})
     async with inside(workshop.config()) as proxy:
@@ -252,7 +252,7 @@ async def test_a_result_of_a_type_that_is_not_known_is_none(workshop: Workshop) 
     assert "result of type 'task'" in result["content"][0]["text"]
 
 
-async def test_a_modern_server_that_never_has_enough_is_stopped(workshop: Workshop) -> None:
+async def test_a_modern_server_that_asks_endlessly_is_stopped(workshop: Workshop) -> None:
     server = asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:
         result = await Host(proxy, "handshake", CAPABLE, ANSWERS).call("curious__insatiable")
@@ -276,7 +276,7 @@ def behind_a_sign_in(workshop: Workshop) -> Any:
 @pytest.mark.parametrize(
     "capabilities", [{"elicitation": {"url": {}}}, {**CAPABLE, "elicitation": {"url": {}}}]
 )
-async def test_a_modern_client_is_asked_to_go_where_an_old_server_sends_it_and_calls_again(
+async def test_a_modern_client_is_asked_to_open_a_url_and_calls_again(
     workshop: Workshop, capabilities: dict[str, Any]
 ) -> None:
     server = behind_a_sign_in(workshop)
@@ -293,7 +293,7 @@ async def test_a_modern_client_is_asked_to_go_where_an_old_server_sends_it_and_c
     assert all("inputResponses" not in call for call in server.ledger.calls("once"))
 
 
-async def test_one_who_would_not_go_is_not_asked_again(workshop: Workshop) -> None:
+async def test_a_client_that_declined_a_url_is_not_asked_again(workshop: Workshop) -> None:
     behind_a_sign_in(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", {"elicitation": {"url": {}}})
@@ -305,7 +305,9 @@ async def test_one_who_would_not_go_is_not_asked_again(workshop: Workshop) -> No
     assert refused.value.code == -32603
 
 
-async def test_a_modern_client_that_cannot_be_sent_anywhere_is_told_what_it_lacks(workshop: Workshop) -> None:
+async def test_a_modern_client_without_url_elicitation_is_told_which_capability_it_lacks(
+    workshop: Workshop,
+) -> None:
     behind_a_sign_in(workshop)
     async with inside(workshop.config()) as proxy:
         with pytest.raises(RpcError, match="sign in first") as refused:

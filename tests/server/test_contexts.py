@@ -52,7 +52,7 @@ async def read(host: Host, uri: str, **meta: Any) -> str:
     return str(content["text"])
 
 
-async def test_a_context_id_is_good_as_an_argument_and_in_meta(proxy: Proxy) -> None:
+async def test_a_context_id_works_as_an_argument_and_in_meta(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
     context_id = await made(host)
 
@@ -89,7 +89,7 @@ async def test_requests_of_a_modern_client_share_nothing_unless_they_name_a_cont
     assert "work__commit" not in await host.names()
 
 
-async def test_the_current_context_is_that_of_the_latest_query_the_highest_priority_first(
+async def test_the_current_context_is_that_of_the_latest_query_ordered_by_priority(
     proxy: Proxy, era: str
 ) -> None:
     host = Host(proxy, era)
@@ -102,17 +102,17 @@ async def test_the_current_context_is_that_of_the_latest_query_the_highest_prior
     assert text == "Rule: commits\n\nCommit messages in git say why.\n\nRule: tone\n\nBe polite."
 
 
-async def test_without_a_query_the_current_context_is_what_every_session_has(proxy: Proxy, era: str) -> None:
+async def test_without_a_query_the_current_context_has_the_always_items(proxy: Proxy, era: str) -> None:
     assert await read(Host(proxy, era), "context://current") == "Rule: tone\n\nBe polite."
 
 
-async def test_the_query_of_the_request_itself_comes_first(proxy: Proxy, era: str) -> None:
+async def test_a_query_in_the_request_beats_the_latest_one(proxy: Proxy, era: str) -> None:
     text = await read(Host(proxy, era), "context://current", **{OWN + "query": QUERY})
 
     assert text.startswith("Rule: commits")
 
 
-async def test_a_request_context_is_read_by_the_id_that_the_search_gave(proxy: Proxy, era: str) -> None:
+async def test_a_request_context_can_be_read_by_the_id_of_its_search(proxy: Proxy, era: str) -> None:
     host = Host(proxy, era)
     found = (await host.call("search_available_tools", {"query": QUERY}))["structuredContent"]
 
@@ -142,7 +142,7 @@ async def test_each_principal_sees_its_own_request_contexts_and_no_others(proxy:
             await read(hosts[name], f"context://requests/{ids[other]}")
 
 
-async def test_after_a_restart_request_contexts_are_still_their_askers_own(workshop: Workshop) -> None:
+async def test_after_a_restart_request_contexts_still_belong_to_their_principal(workshop: Workshop) -> None:
     config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
     async with inside(config) as proxy:
         for name in ("alice", "mallory"):
@@ -199,7 +199,7 @@ async def test_an_argument_of_the_prompt_has_no_completions_and_is_no_error(prox
     assert answer["completion"]["values"] == []
 
 
-async def test_a_model_adds_lists_and_removes_items_by_hand_where_that_is_on(proxy: Proxy, era: str) -> None:
+async def test_manage_context_adds_lists_and_removes_items(proxy: Proxy, era: str) -> None:
     host = Host(proxy, era)
     named = {"context_id": await made(host)} if era == "modern" else {}
 
@@ -239,16 +239,14 @@ async def test_a_tool_that_was_removed_by_hand_is_not_found_nor_listed_again(pro
         ({"action": "list", "context_id": "nonsense"}, "set_context"),
     ],
 )
-async def test_what_cannot_be_done_is_said_in_words(proxy: Proxy, arguments: Any, told: str) -> None:
+async def test_manage_context_explains_invalid_requests(proxy: Proxy, arguments: Any, told: str) -> None:
     refused = await Host(proxy, "handshake").call("manage_context", arguments)
 
     assert refused["isError"] is True
     assert told in refused["content"][0]["text"]
 
 
-async def test_the_definition_of_manage_context_is_listed_only_where_it_is_on(
-    proxy: Proxy, workshop: Workshop
-) -> None:
+async def test_manage_context_is_listed_only_if_it_is_switched_on(proxy: Proxy, workshop: Workshop) -> None:
     listed = {entry["name"]: entry for entry in (await Host(proxy, "modern").request("tools/list"))["tools"]}
     async with inside(workshop.config()) as without:
         host = Host(without, "modern")

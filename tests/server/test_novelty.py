@@ -14,7 +14,7 @@ QUERY = "count the apples in the basket"
 DAY = 86_400.0
 
 
-async def test_of_two_tools_that_do_the_same_a_search_names_the_new_one_first(workshop: Workshop) -> None:
+async def test_of_two_equal_tools_a_search_names_the_new_one_first(workshop: Workshop) -> None:
     store, now = workshop.folder / "store.sqlite3", time.time()
     names = ("apples_one", "apples_two")
     workshop.server("desk", tools=[tool(name, "Count the apples in the basket") for name in names])

@@ -67,7 +67,7 @@ async def go_on(host: Host, name: str, result: dict[str, Any], answer: Any, **mo
 @pytest.mark.parametrize(
     ("name", "asked"), [("elicit", ELICIT), ("sample", SAMPLE), ("roots", ROOTS)], ids=["e", "s", "r"]
 )
-async def test_the_question_is_the_result_and_the_call_goes_on_with_the_answer(
+async def test_a_question_is_the_result_of_a_call_that_continues_with_the_answer(
     workshop: Workshop, name: str, asked: dict[str, Any]
 ) -> None:
     server = curious(workshop)
@@ -81,7 +81,7 @@ async def test_the_question_is_the_result_and_the_call_goes_on_with_the_answer(
     assert len(server.ledger.calls(name)) == 1
 
 
-async def test_also_through_call_tool(workshop: Workshop) -> None:
+async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> None:
     curious(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -97,7 +97,7 @@ async def test_also_through_call_tool(workshop: Workshop) -> None:
     [("prompts/get", {"name": "curious__greet"}), ("resources/read", {"uri": "note://1"})],
     ids=["prompt", "resource"],
 )
-async def test_prompts_and_resources_may_ask_as_well(
+async def test_prompts_and_resources_can_be_continued_as_well(
     workshop: Workshop, method: str, params: dict[str, Any]
 ) -> None:
     curious(workshop)
@@ -112,7 +112,7 @@ async def test_prompts_and_resources_may_ask_as_well(
     assert said(result) == CHOSEN
 
 
-async def test_one_question_after_the_other_is_each_a_result(workshop: Workshop) -> None:
+async def test_several_questions_are_several_results(workshop: Workshop) -> None:
     server = curious(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -147,7 +147,7 @@ async def test_a_question_without_an_answer_is_asked_again(workshop: Workshop) -
     assert said(result) == [CHOSEN, OTHER]
 
 
-async def test_a_handle_is_good_once(workshop: Workshop) -> None:
+async def test_a_continuation_handle_works_once(workshop: Workshop) -> None:
     server = curious(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -165,7 +165,7 @@ async def test_a_handle_is_good_once(workshop: Workshop) -> None:
     [("another", {}), ("", {"arguments": {"text": "other"}}), ("", {"requestState": "guessed"})],
     ids=["another client", "another call", "another handle"],
 )
-async def test_a_handle_is_good_for_the_same_call_of_the_same_client_alone(
+async def test_a_continuation_handle_works_only_for_the_same_call_and_client(
     workshop: Workshop, principal: str, more: dict[str, Any]
 ) -> None:
     curious(workshop)
@@ -181,7 +181,7 @@ async def test_a_handle_is_good_for_the_same_call_of_the_same_client_alone(
         assert said(await go_on(host, "curious__elicit", first, CHOSEN)) == CHOSEN
 
 
-async def test_an_answer_that_is_no_object_is_refused_and_a_better_one_is_taken(workshop: Workshop) -> None:
+async def test_an_invalid_answer_is_refused_and_can_be_corrected(workshop: Workshop) -> None:
     curious(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -218,7 +218,7 @@ async def test_a_client_is_never_asked_what_it_did_not_declare(
     assert "does not support" in said(result)["message"]
 
 
-async def test_nobody_coming_back_cancels_the_call_at_its_server(workshop: Workshop) -> None:
+async def test_a_pending_call_that_is_not_continued_is_cancelled_at_its_server(workshop: Workshop) -> None:
     server = curious(workshop)
     async with inside(workshop.config(limits={"ask_seconds": 0.3})) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -229,7 +229,7 @@ async def test_nobody_coming_back_cancels_the_call_at_its_server(workshop: Works
             await go_on(host, "curious__twice", first, CHOSEN)
 
 
-async def test_only_so_many_calls_are_parked(workshop: Workshop) -> None:
+async def test_the_number_of_calls_pending_input_is_limited(workshop: Workshop) -> None:
     curious(workshop, settings={"isolation": "session"})
     async with inside(workshop.config(limits={"parked_calls": 1})) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -242,7 +242,7 @@ async def test_only_so_many_calls_are_parked(workshop: Workshop) -> None:
     assert said(result) == CHOSEN
 
 
-async def test_a_call_does_not_age_while_its_client_is_asked(workshop: Workshop) -> None:
+async def test_the_timeout_of_a_call_is_paused_while_its_client_is_asked(workshop: Workshop) -> None:
     curious(workshop, settings={"call_timeout": 0.5, "isolation": "session"})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -265,7 +265,7 @@ async def test_a_call_that_is_cancelled_while_it_runs_is_cancelled_at_its_server
         await server.ledger.until(lambda ledger: ledger.entries("cancelled"))
 
 
-async def test_progress_goes_to_the_request_that_waits_with_the_token_of_that(workshop: Workshop) -> None:
+async def test_progress_goes_to_the_latest_request_with_its_own_token(workshop: Workshop) -> None:
     curious(workshop, calls={"report": [{"ask_then": ELICIT}, {"progress": 2}]})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -279,7 +279,7 @@ async def test_progress_goes_to_the_request_that_waits_with_the_token_of_that(wo
     assert [params["progressToken"] for _, params in host.notifications] == ["two", "two"]
 
 
-async def test_a_server_that_dies_meanwhile_is_told_to_who_comes_back(workshop: Workshop) -> None:
+async def test_the_death_of_a_server_is_reported_when_its_call_is_continued(workshop: Workshop) -> None:
     server = curious(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -292,7 +292,7 @@ async def test_a_server_that_dies_meanwhile_is_told_to_who_comes_back(workshop: 
     assert "may or may not have run" in result["content"][0]["text"]
 
 
-async def test_what_the_server_no_longer_wants_to_know_is_not_asked(workshop: Workshop) -> None:
+async def test_a_question_that_the_server_cancelled_is_not_asked(workshop: Workshop) -> None:
     curious(workshop, calls={"fickle": [{"ask_in_vain": ELICIT}, {"result": {"content": [], "x": 1}}]})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)

@@ -13,7 +13,7 @@ URI = "note://work/1"
 RESOURCES = [{"uri": URI, "name": "one"}]
 
 
-async def test_progress_that_goes_back_is_left_out_a_sign_of_life_is_not(
+async def test_decreasing_progress_is_left_out_but_still_extends_the_timeout(
     workshop: Workshop, era: str
 ) -> None:
     calls = {"report": [{"progress": [1, 3, 2, 3, "4", 4.5]}]}
@@ -33,7 +33,7 @@ async def test_progress_that_goes_back_is_left_out_a_sign_of_life_is_not(
         pytest.param(None, -32602, id="something else"),
     ],
 )
-async def test_a_resource_that_a_modern_server_has_not_is_not_found_for_a_handshake_client(
+async def test_a_resource_missing_on_a_modern_server_is_not_found_for_a_handshake_client(
     workshop: Workshop, data: object, code: int
 ) -> None:
     refusal = {"code": -32602, "message": "Resource not found"} | ({"data": data} if data else {})
@@ -49,7 +49,7 @@ async def test_a_resource_that_a_modern_server_has_not_is_not_found_for_a_handsh
 
 
 @pytest.mark.parametrize("spoken", ["handshake", "modern"])
-async def test_a_subscription_hears_of_a_resource_whose_server_comes_later(
+async def test_a_subscription_covers_resources_of_servers_that_start_later(
     workshop: Workshop, spoken: str
 ) -> None:
     go = workshop.flag("go")
@@ -72,7 +72,7 @@ async def test_a_subscription_hears_of_a_resource_whose_server_comes_later(
         assert not proxy.fleet.clients["work"].subscriptions.watched
 
 
-async def test_a_question_by_a_url_has_no_name_in_the_modern_era(workshop: Workshop) -> None:
+async def test_url_elicitations_have_no_id_in_the_modern_era(workshop: Workshop) -> None:
     asked = {"mode": "url", "message": "Go there", "url": "https://example.com/x", "elicitationId": "e1"}
     calls = {"send": [{"ask": {"method": "elicitation/create", "params": asked}}]}
     workshop.server("work", tools=[tool("send")], calls=calls)

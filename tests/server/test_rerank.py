@@ -50,7 +50,7 @@ async def plain_order(workshop: Workshop) -> list[str]:
         return order(await Host(proxy, "handshake").call(SEARCH, {"query": QUERY}))
 
 
-async def test_by_default_nobody_is_asked_and_nothing_is_said(workshop: Workshop) -> None:
+async def test_by_default_no_model_is_asked(workshop: Workshop) -> None:
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake", CAPABLE, {SAMPLING: lambda params: sampled("3, 2, 1")})
         result = await host.call(SEARCH, {"query": QUERY})
@@ -92,7 +92,7 @@ async def test_a_client_that_declared_nothing_is_not_asked(workshop: Workshop, e
     assert "there is no model to ask" in result["structuredContent"]["rerank"]["reason"]
 
 
-async def test_a_client_that_refuses_gets_the_order_there_was(workshop: Workshop) -> None:
+async def test_a_client_that_refuses_gets_the_unchanged_order(workshop: Workshop) -> None:
     def refuse(params: Any) -> Any:
         raise RpcError(-1, "the user said no")
 
@@ -125,7 +125,7 @@ async def test_a_modern_client_is_asked_by_the_result_of_its_search(
     assert order(result) == [before[1], before[0], before[2]]
 
 
-async def test_a_modern_client_that_comes_back_late_gets_the_order_there_was(workshop: Workshop) -> None:
+async def test_a_modern_client_that_answers_late_gets_the_unchanged_order(workshop: Workshop) -> None:
     before = await plain_order(workshop)
     call = {"name": SEARCH, "arguments": {"query": QUERY}}
     config = workshop.config(rerank=ALWAYS, limits={"rerank_seconds": 0.05})
@@ -142,7 +142,7 @@ async def test_a_modern_client_that_comes_back_late_gets_the_order_there_was(wor
     assert "no answer within 0.05 s" in result["structuredContent"]["rerank"]["reason"]
 
 
-async def test_a_filtered_list_asks_nobody(workshop: Workshop) -> None:
+async def test_a_filtered_list_asks_no_model(workshop: Workshop) -> None:
     async with inside(workshop.config(rerank=ALWAYS, expose={"mode": "search"})) as proxy:
         host = Host(proxy, "handshake", CAPABLE, {SAMPLING: lambda params: sampled("3, 2, 1")})
         await host.names(**{"io.github.mcp-context-proxy/query": QUERY})
@@ -150,7 +150,9 @@ async def test_a_filtered_list_asks_nobody(workshop: Workshop) -> None:
     assert host.asked == []
 
 
-async def test_with_an_endpoint_the_client_is_left_in_peace(workshop: Workshop, service: ChatService) -> None:
+async def test_with_a_configured_endpoint_the_client_is_not_asked(
+    workshop: Workshop, service: ChatService
+) -> None:
     service.reply = lambda asked: asked.say("3, 2, 1")
     before = await plain_order(workshop)
     rerank = {"mode": "always", "endpoint": service.url, "model": "small"}
@@ -165,7 +167,7 @@ async def test_with_an_endpoint_the_client_is_left_in_peace(workshop: Workshop, 
     assert explained.rerank == f"ordered by small at {service.url}, as before"
 
 
-async def test_auto_leaves_a_clear_case_alone(workshop: Workshop, service: ChatService) -> None:
+async def test_auto_does_not_ask_about_a_clear_result(workshop: Workshop, service: ChatService) -> None:
     rerank = {"mode": "auto", "endpoint": service.url, "model": "small"}
     async with inside(workshop.config(rerank=rerank)) as proxy:
         result = await Host(proxy, "modern").call(SEARCH, {"query": "desk__empty_note"})

@@ -73,7 +73,7 @@ QUERIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("arguments", QUERIES, ids=lambda arguments: json.dumps(arguments)[:50])
-async def test_what_search_answers_is_what_its_schema_promises(host: Host, arguments: dict[str, Any]) -> None:
+async def test_search_results_match_the_output_schema(host: Host, arguments: dict[str, Any]) -> None:
     promised = (await definitions(host))[SEARCH]
     jsonschema.validate(arguments, promised["inputSchema"])
 
@@ -84,7 +84,7 @@ async def test_what_search_answers_is_what_its_schema_promises(host: Host, argum
     assert result["content"][0]["text"]
 
 
-async def test_what_set_context_answers_is_what_its_schema_promises(host: Host) -> None:
+async def test_results_of_set_context_match_the_output_schema(host: Host) -> None:
     promised = (await definitions(host))["set_context"]["outputSchema"]
 
     result = await host.call("set_context", {"query": "the weather", "intent": "plan a trip"})
@@ -99,7 +99,7 @@ async def test_the_definitions_themselves_are_valid_schemas(host: Host) -> None:
         jsonschema.Draft202012Validator.check_schema(definition.get("outputSchema", {}))
 
 
-async def test_a_found_tool_comes_with_all_that_a_call_needs(host: Host) -> None:
+async def test_a_found_tool_comes_with_everything_needed_to_call_it(host: Host) -> None:
     result = await host.call(SEARCH, {"query": "weather of a city tomorrow"})
 
     best = result["structuredContent"]["results"][0]
@@ -108,7 +108,7 @@ async def test_a_found_tool_comes_with_all_that_a_call_needs(host: Host) -> None
     assert "weather__forecast(city: string, days?: integer)" in result["content"][0]["text"]
 
 
-async def test_what_is_found_can_be_called_by_the_name_it_was_found_by(host: Host) -> None:
+async def test_a_found_tool_can_be_called_by_its_name(host: Host) -> None:
     found = await host.call(SEARCH, {"query": "weather of a city tomorrow"})
 
     name = found["structuredContent"]["results"][0]["name"]
@@ -139,7 +139,7 @@ async def test_a_search_of_one_server_finds_only_its_tools(host: Host) -> None:
     assert {each["server"] for each in found["results"] + found.get("near_misses", [])} <= {"code"}
 
 
-async def test_an_unknown_server_is_answered_with_those_there_are(host: Host) -> None:
+async def test_an_unknown_server_is_answered_with_the_known_ones(host: Host) -> None:
     result = await host.call(SEARCH, {"query": "weather", "server": "wether"})
 
     assert result["isError"] is True
@@ -165,7 +165,7 @@ async def test_an_unknown_filter_value_is_answered_with_the_nearest(
     assert nearest in result["content"][0]["text"]
 
 
-async def test_a_search_keeps_to_its_filters(host: Host) -> None:
+async def test_a_search_applies_its_filters(host: Host) -> None:
     wanted = {"category": "code", "tags": ["code"], "open_world": True, "read_only": None}
     found = (await host.call(SEARCH, {"query": "weather of a city, then commit", **wanted}))[
         "structuredContent"
@@ -174,7 +174,7 @@ async def test_a_search_keeps_to_its_filters(host: Host) -> None:
     assert {each["name"] for each in found["results"] + found.get("near_misses", [])} == {"code__commit"}
 
 
-async def test_a_search_whose_filters_leave_nothing_says_what_they_left_out(host: Host) -> None:
+async def test_a_search_whose_filters_leave_nothing_names_the_excluded_tools(host: Host) -> None:
     result = await host.call(
         SEARCH, {"query": "forecast of the weather", "read_only": True, "kinds": ["tool"]}
     )
@@ -185,7 +185,7 @@ async def test_a_search_whose_filters_leave_nothing_says_what_they_left_out(host
     assert result["structuredContent"]["fits"] is False
 
 
-async def test_when_nothing_fits_the_nearest_are_named_and_may_be_called(host: Host) -> None:
+async def test_if_nothing_fits_the_nearest_tools_are_named_and_can_be_called(host: Host) -> None:
     result = await host.call(SEARCH, {"query": "zyxgh qwvut"})
 
     assert result["structuredContent"]["fits"] is False
@@ -236,7 +236,7 @@ async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
     ],
     ids=str,
 )
-async def test_unusable_arguments_are_answered_so_that_a_model_can_mend_them(
+async def test_invalid_arguments_are_explained_so_that_a_model_can_correct_them(
     host: Host, arguments: dict[str, Any]
 ) -> None:
     result = await host.call(SEARCH, arguments)
@@ -258,7 +258,7 @@ async def test_call_tool_may_be_given_no_arguments(host: Host) -> None:
         assert json.loads(result["content"][0]["text"])["arguments"] == {}
 
 
-async def test_call_tool_can_call_our_own_tools_but_not_itself_for_ever(host: Host) -> None:
+async def test_call_tool_can_call_the_proxys_own_tools_but_not_recurse(host: Host) -> None:
     found = await host.call("call_tool", {"name": SEARCH, "arguments": {"query": "weather"}})
     itself = await host.call("call_tool", {"name": "call_tool", "arguments": {"name": "call_tool"}})
 
@@ -266,7 +266,7 @@ async def test_call_tool_can_call_our_own_tools_but_not_itself_for_ever(host: Ho
     assert itself["isError"] is True
 
 
-async def test_progress_of_indexing_is_told_to_who_asked_for_it(workshop: Workshop, era: str) -> None:
+async def test_progress_of_indexing_is_sent_to_clients_that_ask_for_it(workshop: Workshop, era: str) -> None:
     workshop.server("many", tools=[tool(f"tool_{n}", f"Does thing number {n}") for n in range(80)])
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)

@@ -39,7 +39,7 @@ async def answered(workshop: Workshop, era: str, name: str = "hostile__read", ar
         return await Host(proxy, era).call(name, arguments or {})
 
 
-async def test_a_text_cannot_end_its_marks(workshop: Workshop, era: str) -> None:
+async def test_a_text_cannot_imitate_its_end_marker(workshop: Workshop, era: str) -> None:
     content = [{"type": "text", "text": FORGED, "annotations": {"priority": 1}}]
     hostile(workshop, {"content": content, "structuredContent": STRUCTURED}, spotlight=True)
     result = await answered(workshop, era)
@@ -50,14 +50,14 @@ async def test_a_text_cannot_end_its_marks(workshop: Workshop, era: str) -> None
     assert result["structuredContent"] == STRUCTURED
 
 
-async def test_also_through_call_tool(workshop: Workshop) -> None:
+async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> None:
     hostile(workshop, {"content": [{"type": "text", "text": "hello"}]}, spotlight=True)
     result = await answered(workshop, "modern", "call_tool", {"name": "hostile__read", "arguments": {}})
 
     assert inside_marks(result["content"][0]["text"]) == "hello"
 
 
-async def test_without_the_option_nothing_is_touched(workshop: Workshop, era: str) -> None:
+async def test_without_the_option_results_are_unchanged(workshop: Workshop, era: str) -> None:
     content = [{"type": "text", "text": FORGED + "\x1b[2J\u202e"}]
     hostile(workshop, {"content": content, "isError": True})
     result = await answered(workshop, era)
@@ -65,7 +65,7 @@ async def test_without_the_option_nothing_is_touched(workshop: Workshop, era: st
     assert result["content"] == content
 
 
-async def test_a_change_of_the_option_restarts_nothing(workshop: Workshop) -> None:
+async def test_changing_the_option_restarts_no_server(workshop: Workshop) -> None:
     server = hostile(workshop, {"content": [{"type": "text", "text": "hello"}]})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern")
@@ -91,7 +91,7 @@ async def test_a_change_of_the_option_restarts_nothing(workshop: Workshop) -> No
     ],
     ids=["text", "resource", "unknown type", "no block", "no list"],
 )
-def test_whatever_carries_a_text_it_is_marked(content: Any) -> None:
+def test_every_kind_of_text_content_is_marked(content: Any) -> None:
     result = json.loads(mark_untrusted("hostile", json.dumps({"content": content}).encode()))
 
     assert result != {"content": content}
@@ -110,19 +110,19 @@ def test_whatever_carries_a_text_it_is_marked(content: Any) -> None:
     ],
     ids=str,
 )
-def test_what_has_no_text_stays_as_it_is(result: dict[str, Any]) -> None:
+def test_content_without_text_is_unchanged(result: dict[str, Any]) -> None:
     assert json.loads(mark_untrusted("hostile", json.dumps(result).encode())) == result
 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from(OPEN + CLOSE + "\\\n")))
-def test_any_text_stands_between_its_marks(text: str) -> None:
+def test_any_text_is_enclosed_by_its_markers(text: str) -> None:
     encoded = json.dumps({"content": [{"type": "text", "text": text}]}).encode()
     (block,) = json.loads(mark_untrusted("hostile", encoded))["content"]
 
     assert inside_marks(block["text"]) == text.replace(OPEN, r"\u27e6").replace(CLOSE, r"\u27e7")
 
 
-def test_two_results_have_different_marks() -> None:
+def test_two_results_have_different_markers() -> None:
     result = b'{"content":[{"type":"text","text":"x"}]}'
 
     assert mark_untrusted("hostile", result) != mark_untrusted("hostile", result)

@@ -41,11 +41,11 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
         yield opened
 
 
-async def test_by_default_it_lists_our_own_tools_and_those_that_are_always_included(host: Host) -> None:
+async def test_by_default_the_list_has_the_proxys_own_and_always_included_tools(host: Host) -> None:
     assert await host.names() == [*OURS, "work__weather"]
 
 
-async def test_a_query_in_the_request_adds_what_fits_it(host: Host) -> None:
+async def test_a_query_in_the_request_adds_fitting_tools(host: Host) -> None:
     names = await host.names(**QUERY)
 
     assert names[:4] == [*OURS, "work__weather"]
@@ -60,13 +60,13 @@ async def test_the_order_never_follows_the_score(host: Host) -> None:
     assert names[4:] == sorted(names[4:])
 
 
-async def test_an_answer_that_depends_on_a_query_is_not_for_keeping(proxy: Proxy) -> None:
+async def test_a_list_that_depends_on_a_query_must_not_be_cached(proxy: Proxy) -> None:
     answer = await Host(proxy, "modern").request("tools/list", **QUERY)
 
     assert (answer["ttlMs"], answer["cacheScope"]) == (0, "private")
 
 
-async def test_the_base_list_may_be_kept_for_a_while(proxy: Proxy) -> None:
+async def test_the_base_list_may_be_cached(proxy: Proxy) -> None:
     answer = await Host(proxy, "modern").request("tools/list")
 
     assert answer["ttlMs"] > 0
@@ -74,15 +74,15 @@ async def test_the_base_list_may_be_kept_for_a_while(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "   ", None, 7, ["a"], {}], ids=repr)
-async def test_what_is_not_a_query_is_none(host: Host, query: Any) -> None:
+async def test_an_invalid_query_is_ignored(host: Host, query: Any) -> None:
     assert await host.names(**{OWN + "query": query}) == [*OURS, "work__weather"]
 
 
-async def test_a_huge_query_is_cut_and_answered(host: Host) -> None:
+async def test_a_huge_query_is_cut(host: Host) -> None:
     assert (await host.names(**{OWN + "query": "translate " * 100_000}))[:3] == OURS
 
 
-async def test_set_context_gives_a_handle_that_selects_the_same_for_any_request(proxy: Proxy) -> None:
+async def test_set_context_returns_a_handle_that_selects_the_same_tools_in_any_request(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
     answer = (await host.call("set_context", {"query": QUERY[OWN + "query"]}))["structuredContent"]
 
@@ -132,7 +132,7 @@ async def test_no_search_changes_the_list_of_a_modern_client(proxy: Proxy) -> No
     assert await host.names() == before
 
 
-async def test_a_handshake_session_lists_what_it_searched_and_only_ever_more(proxy: Proxy) -> None:
+async def test_the_list_of_a_handshake_session_grows_with_its_searches(proxy: Proxy) -> None:
     host = Host(proxy, "handshake")
 
     await host.call("search_available_tools", {"query": "translate a text", "top_n": 1})
@@ -145,7 +145,7 @@ async def test_a_handshake_session_lists_what_it_searched_and_only_ever_more(pro
     assert "work__resize" in second
 
 
-async def test_what_a_session_has_seen_keeps_its_place_when_the_list_grows(proxy: Proxy) -> None:
+async def test_listed_tools_keep_their_place_when_the_list_grows(proxy: Proxy) -> None:
     host = Host(proxy, "handshake")
 
     await host.call("search_available_tools", {"query": "translate a text", "top_n": 1})
@@ -162,7 +162,7 @@ async def test_one_session_does_not_see_what_another_searched(proxy: Proxy) -> N
     assert await Host(proxy, "handshake").names() == [*OURS, "work__weather"]
 
 
-async def test_a_tool_that_is_listed_by_hand_only_is_never_found_but_can_be_called(host: Host) -> None:
+async def test_a_manual_tool_is_never_found_but_can_be_called(host: Host) -> None:
     found = await host.call("search_available_tools", {"query": "price of a share", "top_n": 50})
     called = await host.call("work__stock", {"text": "x"})
 
@@ -170,14 +170,14 @@ async def test_a_tool_that_is_listed_by_hand_only_is_never_found_but_can_be_call
     assert "isError" not in called
 
 
-async def test_every_tool_can_be_called_though_it_is_not_listed(host: Host) -> None:
+async def test_every_tool_can_be_called_without_being_listed(host: Host) -> None:
     for name in SUBJECTS:
         for called in (f"work__{name}", name):
             result = await host.call(called, {"text": name})
             assert json.loads(result["content"][0]["text"])["name"] == name
 
 
-async def test_a_small_catalog_is_listed_whole(workshop: Workshop, era: str) -> None:
+async def test_a_small_catalog_is_listed_completely(workshop: Workshop, era: str) -> None:
     workshop.server("work", tools=tools())
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
@@ -200,7 +200,7 @@ async def test_mode_search_lists_nothing_more_however_small_the_catalog(workshop
         assert await Host(proxy, era).names() == [*OURS, "work__commit"]
 
 
-async def test_a_server_that_is_always_included_is_listed_but_for_its_exceptions(workshop: Workshop) -> None:
+async def test_an_always_included_server_is_listed_except_for_its_exceptions(workshop: Workshop) -> None:
     settings = {"include": "always", "tools": {"commit": {"include": "agent"}}}
     workshop.server("work", tools=tools(), settings=settings)
     async with inside(workshop.config(expose={"mode": "search"})) as proxy:
@@ -221,7 +221,7 @@ async def test_without_prefix_tools_are_called_and_listed_by_their_own_names(wor
     assert json.loads(called["content"][0]["text"])["name"] == "call_tool"
 
 
-async def test_our_own_definitions_depend_on_the_configuration_alone(workshop: Workshop) -> None:
+async def test_the_proxys_own_definitions_depend_only_on_the_configuration(workshop: Workshop) -> None:
     def own(answer: dict[str, Any]) -> str:
         return json.dumps(answer["tools"][:3])
 
@@ -237,7 +237,7 @@ async def test_our_own_definitions_depend_on_the_configuration_alone(workshop: W
     assert at_once == settled == again
 
 
-async def test_odd_entries_are_withheld_one_by_one(workshop: Workshop) -> None:
+async def test_invalid_entries_are_withheld_one_by_one(workshop: Workshop) -> None:
     odd: list[Any] = [
         None,
         "text",
@@ -277,7 +277,7 @@ async def test_a_list_that_never_ends_is_cut(workshop: Workshop) -> None:
     assert names == [*OURS, "endless__one", "good__two"]
 
 
-async def test_a_tool_named_like_one_of_ours_does_not_take_its_place(workshop: Workshop) -> None:
+async def test_a_tool_named_like_one_of_the_proxys_own_does_not_replace_it(workshop: Workshop) -> None:
     workshop.server("a", tools=[tool("search_available_tools"), tool("call_tool")])
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern")

@@ -51,7 +51,7 @@ def config(workshop: Workshop, **more: object) -> object:
     )
 
 
-async def test_a_new_installation_lists_what_was_found_and_nothing_else(workshop: Workshop) -> None:
+async def test_a_new_installation_lists_only_found_tools(workshop: Workshop) -> None:
     async with inside(config(workshop)) as proxy:
         host = Host(proxy, "handshake")
         await host.call(SEARCH, {"query": MAIL})
@@ -63,9 +63,7 @@ async def test_a_new_installation_lists_what_was_found_and_nothing_else(workshop
 
 
 @pytest.mark.parametrize("by", ["search", "list"])
-async def test_where_little_is_known_of_such_requests_all_is_listed_that_there_is_room_for(
-    workshop: Workshop, by: str
-) -> None:
+async def test_at_low_confidence_the_list_is_filled_up(workshop: Workshop, by: str) -> None:
     async with inside(config(workshop)) as proxy:
         await learn(proxy, other_needs(), "tool_00")
         host = Host(proxy, "handshake")
@@ -84,7 +82,7 @@ async def test_where_little_is_known_of_such_requests_all_is_listed_that_there_i
     assert names[0] == SEARCH
 
 
-async def test_where_such_requests_were_often_served_the_list_is_filtered(workshop: Workshop) -> None:
+async def test_at_high_confidence_the_list_is_filtered(workshop: Workshop) -> None:
     alike = [MAIL, "send my boss a mail", "mail my boss something"]
     async with inside(config(workshop)) as proxy:
         await learn(proxy, other_needs(), "tool_00")
@@ -99,7 +97,7 @@ async def test_where_such_requests_were_often_served_the_list_is_filtered(worksh
     assert [name for name in names if name.startswith("desk")] == ["desk__send_mail"]
 
 
-async def test_max_tokens_bounds_what_is_listed_in_doubt(workshop: Workshop) -> None:
+async def test_max_tokens_limits_the_filled_up_list(workshop: Workshop) -> None:
     async with inside(config(workshop, context={"max_tokens": 300})) as proxy:
         await learn(proxy, other_needs(), "tool_00")
         await Host(proxy, "handshake").call(SEARCH, {"query": MAIL})
@@ -110,7 +108,9 @@ async def test_max_tokens_bounds_what_is_listed_in_doubt(workshop: Workshop) -> 
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
-async def test_who_asks_for_one_server_or_keeps_no_list_gets_no_more(workshop: Workshop, era: str) -> None:
+async def test_searches_of_one_server_or_without_a_session_are_not_filled_up(
+    workshop: Workshop, era: str
+) -> None:
     async with inside(config(workshop)) as proxy:
         await learn(proxy, other_needs(), "tool_00")
         asked = {"query": MAIL} | ({"server": "desk"} if era == "handshake" else {})
@@ -120,7 +120,7 @@ async def test_who_asks_for_one_server_or_keeps_no_list_gets_no_more(workshop: W
     assert [item.name for item in context.items] == ["desk__send_mail"]
 
 
-async def test_the_list_of_a_session_never_outgrows_its_room_however_many_doubtful_searches_there_are(
+async def test_the_list_of_a_session_stays_within_its_limit_after_many_uncertain_searches(
     workshop: Workshop,
 ) -> None:
     async with inside(config(workshop)) as proxy:

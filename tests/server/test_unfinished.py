@@ -45,7 +45,7 @@ def held(proxy: Proxy) -> Iterator[None]:
         thread.join()
 
 
-async def test_a_search_during_indexing_says_how_far_it_is(workshop: Workshop, era: str) -> None:
+async def test_a_search_during_indexing_reports_its_progress(workshop: Workshop, era: str) -> None:
     async with impatient(workshop) as proxy:
         with held(proxy):
             host = Host(proxy, era)

@@ -46,7 +46,7 @@ def listed(names: list[str]) -> list[str]:
     return [name for name in names if name.startswith("desk")]
 
 
-async def test_what_was_used_in_several_sessions_is_listed_after_the_next_start(workshop: Workshop) -> None:
+async def test_tools_used_in_several_sessions_are_listed_after_a_restart(workshop: Workshop) -> None:
     async with inside(config(workshop)) as proxy:
         before = await Host(proxy, "handshake").names()
         await use(proxy, USED, "desk__read_mail", "desk__wipe")
@@ -64,21 +64,21 @@ async def test_what_was_used_in_several_sessions_is_listed_after_the_next_start(
     assert item.why.startswith("used in 3 sessions of the last 30 days")
 
 
-async def test_by_default_there_is_none(workshop: Workshop) -> None:
+async def test_by_default_there_is_no_working_set(workshop: Workshop) -> None:
     for _ in range(2):
         async with inside(config(workshop, tokens=0)) as proxy:
             await use(proxy, USED)
             assert listed(await Host(proxy, "handshake").names()) == []
 
 
-async def test_a_tool_that_does_not_fit_is_not_listed(workshop: Workshop) -> None:
+async def test_a_tool_over_the_token_budget_is_not_listed(workshop: Workshop) -> None:
     async with inside(config(workshop)) as proxy:
         await use(proxy, USED)
     async with inside(config(workshop, tokens=5)) as proxy:
         assert listed(await Host(proxy, "handshake").names()) == []
 
 
-async def test_a_session_can_do_without_it(workshop: Workshop) -> None:
+async def test_a_session_can_remove_a_tool_of_the_working_set(workshop: Workshop) -> None:
     async with inside(config(workshop)) as proxy:
         await use(proxy, USED)
     async with inside(config(workshop)) as proxy:
@@ -90,7 +90,9 @@ async def test_a_session_can_do_without_it(workshop: Workshop) -> None:
     assert listed(names) == []
 
 
-async def test_using_it_teaches_nothing_of_a_query_that_had_not_found_it(workshop: Workshop) -> None:
+async def test_using_a_working_set_tool_teaches_nothing_about_queries_that_did_not_find_it(
+    workshop: Workshop,
+) -> None:
     async with inside(config(workshop)) as proxy:
         await use(proxy, USED)
     async with inside(config(workshop)) as proxy:

@@ -18,7 +18,7 @@ def batch(calls: int = 1) -> Batch:
     return made
 
 
-def test_batches_that_could_not_be_written_add_up() -> None:
+def test_batches_that_could_not_be_written_are_added_up() -> None:
     waiting = Batch()
     for _ in range(50):
         waiting.take(batch(calls=2))
@@ -28,7 +28,7 @@ def test_batches_that_could_not_be_written_add_up() -> None:
     assert waiting.searches == {UsageSlot.of(NOW): SearchUsage(searches=50)}
 
 
-def test_of_searches_the_latest_wait_and_each_as_it_is_known_last() -> None:
+def test_a_batch_keeps_the_latest_searches_in_their_latest_state() -> None:
     waiting = Batch()
     for number in range(ROWS + 5):
         waiting.add_search(row(number))
@@ -39,6 +39,6 @@ def test_of_searches_the_latest_wait_and_each_as_it_is_known_last() -> None:
     assert waiting.rows["10"].chosen == "s__b"
 
 
-def test_a_batch_in_which_nothing_is_has_nothing_to_write() -> None:
+def test_an_empty_batch_is_not_written() -> None:
     assert not Batch()
     assert batch()

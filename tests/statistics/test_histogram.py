@@ -31,23 +31,21 @@ def test_a_percentile_is_within_the_error_of_the_exact_one(durations: list[float
 
 
 @given(DURATIONS, DURATIONS)
-def test_counts_of_two_proxies_added_are_those_of_one_that_saw_all(
-    one: list[float], other: list[float]
-) -> None:
+def test_histograms_of_two_proxies_add_up_to_that_of_one(one: list[float], other: list[float]) -> None:
     assert added(counted(one), counted(other)) == counted([*one, *other])
 
 
-def test_however_many_durations_there_are_the_buckets_are_few() -> None:
+def test_the_number_of_buckets_is_bounded() -> None:
     every = {bucket_of(FASTEST_MS * 1.001**n) for n in range(30_000)}
 
     assert FASTEST_MS * 1.001**30_000 > SLOWEST_MS
     assert len(every) < 670
 
 
-def test_what_is_out_of_all_bounds_is_counted_at_the_bound() -> None:
+def test_durations_out_of_range_are_counted_at_the_bound() -> None:
     assert bucket_of(0.0) == bucket_of(FASTEST_MS)
     assert bucket_of(1e12) == bucket_of(SLOWEST_MS)
 
 
-def test_where_nothing_was_counted_there_is_no_duration() -> None:
+def test_an_empty_histogram_has_no_percentile() -> None:
     assert percentile({}, 0.5) == 0.0

@@ -22,7 +22,7 @@ LOOKS = 3
 """At what others have counted, with nothing of its own in between."""
 
 
-async def test_what_there_is_is_counted_for_the_first_search_after_a_long_rest() -> None:
+async def test_tokens_are_counted_for_the_first_search_after_a_long_pause() -> None:
     rested, looks = anyio.Event(), itertools.count(1)
 
     def clock() -> float:

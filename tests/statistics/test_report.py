@@ -36,7 +36,7 @@ def usage(tool: str, calls: int, errors: int = 0) -> ToolUsage:
     return tally.usage("s", tool)
 
 
-def test_a_call_that_was_never_sent_counts_and_says_nothing_of_latency_or_size(store: Store) -> None:
+def test_a_call_that_was_never_sent_is_counted_without_latency_and_size(store: Store) -> None:
     tally = Tally()
     tally.add(10.0, False, 100, NOON)
     tally.add(None, True, 0, NOON)
@@ -56,7 +56,7 @@ def test_the_most_called_tool_comes_first(store: Store) -> None:
     assert [one.name for one in Reports(store.statistics).tools(0.0)] == ["b", "a"]
 
 
-def test_rates_are_shares_of_all_searches_and_none_without_any(store: Store) -> None:
+def test_rates_are_shares_of_all_searches_or_none_without_searches(store: Store) -> None:
     reports = Reports(store.statistics)
     before = reports.searches(0.0)
     store.statistics.add([], {UsageSlot.of(NOON): SearchUsage(4, 4, 3, 1, 0, 100.0, latency={58: 4})}, [])
@@ -66,13 +66,13 @@ def test_rates_are_shares_of_all_searches_and_none_without_any(store: Store) -> 
     assert (after.acceptance_rate, after.use_rate, after.latency.mean_ms) == (0.25, 0.75, 25.0)
 
 
-def test_a_use_whose_search_lies_before_the_period_makes_no_rate_over_one(store: Store) -> None:
+def test_a_use_of_a_search_before_the_period_makes_no_rate_above_1(store: Store) -> None:
     store.statistics.add([], {UsageSlot.of(NOON): SearchUsage(searches=1, used=2, top_used=2)}, [])
 
     assert Reports(store.statistics).searches(0.0).use_rate == 1.0
 
 
-def test_the_timeline_has_every_stretch_from_the_first_use_to_now(store: Store) -> None:
+def test_the_timeline_has_every_interval_from_the_first_use_to_now(store: Store) -> None:
     reports, slots = Reports(store.statistics), (UsageSlot.of(NOON), UsageSlot.of(NOON + 3 * HOUR))
     assert reports.timeline(NOON - 30 * DAY, NOON) == (DAY, [])
     store.statistics.add(
@@ -91,7 +91,7 @@ def test_the_timeline_has_every_stretch_from_the_first_use_to_now(store: Store) 
     assert (seconds, [(one.start, one.calls) for one in days]) == (DAY, [(NOON - 12 * HOUR, 4)])
 
 
-def test_what_was_never_called_is_told_the_dearest_first(store: Store) -> None:
+def test_unused_tools_are_listed_by_cost(store: Store) -> None:
     rows = [DefinitionRow("s", name, name, tokens, NOON) for name, tokens in (("a", 1), ("b", 5), ("c", 9))]
     store.statistics.put_definitions("s", [*rows, DefinitionRow("s", "hidden", "hidden", 99, NOON)])
     store.statistics.add([(UsageSlot.of(NOON), usage("c", 1))], {}, [])
@@ -103,7 +103,7 @@ def test_what_was_never_called_is_told_the_dearest_first(store: Store) -> None:
     assert [row.tool for row in unused] == ["b", "a"]
 
 
-def test_retention_makes_days_of_old_hours_and_bounds_the_rest(store: Store) -> None:
+def test_retention_merges_old_hours_into_days_and_deletes_older_days(store: Store) -> None:
     now = time.time()
     for days in (1, 10, 400):
         store.statistics.add([(UsageSlot.of(now - days * DAY), usage(f"{days}", 1))], {}, [])
@@ -119,6 +119,6 @@ def test_a_period_is_hours_or_days(period: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("period", ["", "0h", "1w", "h", "10000d", "1 d", "1d\n", "٣d"])
-def test_anything_else_is_none(period: str) -> None:
+def test_anything_else_is_no_period(period: str) -> None:
     with pytest.raises(ValueError, match="is no period"):
         seconds_of(period)

@@ -11,7 +11,7 @@ from mcp_context_proxy.statistics.recorder import STALL_SECONDS, TICK_SECONDS, L
 pytestmark = pytest.mark.anyio
 
 
-async def test_only_what_is_late_by_more_than_a_busy_machine_makes_it_is_a_stall() -> None:
+async def test_only_delays_beyond_those_of_a_busy_machine_are_stalls() -> None:
     stalls = LoopStalls()
     stalls.late(STALL_SECONDS / 2)
     stalls.late(STALL_SECONDS * 3)
@@ -19,7 +19,7 @@ async def test_only_what_is_late_by_more_than_a_busy_machine_makes_it_is_a_stall
     assert (stalls.count, stalls.seconds) == (1, pytest.approx(STALL_SECONDS * 3))
 
 
-async def test_whatever_keeps_the_loop_busy_is_noticed() -> None:
+async def test_a_blocked_event_loop_is_noticed() -> None:
     stalls = LoopStalls()
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:

@@ -90,7 +90,7 @@ def flipped(content: bytes, at: int, bit: int) -> bytes:
     return content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
 
 
-def test_with_any_of_2000_bits_flipped_it_serves(folder: Path, sound: Files) -> None:
+def test_with_any_of_2000_bits_flipped_the_store_works(folder: Path, sound: Files) -> None:
     chance = random.Random(1)
     aside = 0
     for flip in range(FLIPS):
@@ -103,14 +103,14 @@ def test_with_any_of_2000_bits_flipped_it_serves(folder: Path, sound: Files) -> 
 
 
 @pytest.mark.parametrize("name", [STORE, LOG])
-def test_truncated_at_any_page_it_serves(folder: Path, sound: Files, name: str) -> None:
+def test_truncated_at_any_page_the_store_works(folder: Path, sound: Files, name: str) -> None:
     for size in range(0, len(sound[name]), PAGE):
         survive(folder, damaged(sound, name, sound[name][:size]))
         survive(folder, damaged(checkpointed(sound), name, sound[name][:size]))
 
 
 @pytest.mark.parametrize("name", [STORE, LOG])
-def test_with_any_page_zeroed_it_serves(folder: Path, sound: Files, name: str) -> None:
+def test_with_any_page_zeroed_the_store_works(folder: Path, sound: Files, name: str) -> None:
     for at in range(0, len(sound[name]), PAGE):
         zeroed = sound[name][:at] + bytes(PAGE) + sound[name][at + PAGE :]
         survive(folder, damaged(sound, name, zeroed[: len(sound[name])]))
@@ -118,14 +118,14 @@ def test_with_any_page_zeroed_it_serves(folder: Path, sound: Files, name: str) -
 
 
 @pytest.mark.parametrize("name", [LOG, "store.sqlite3-shm", STORE])
-def test_with_a_file_missing_or_of_another_store_it_serves(
+def test_with_a_file_missing_or_of_another_store_the_store_works(
     folder: Path, sound: Files, other: Files, name: str
 ) -> None:
     for content in (None, b"", other[name], bytes(len(sound[name]))):
         survive(folder, damaged(sound, name, content))
 
 
-def test_what_was_not_damaged_is_all_there(folder: Path, sound: Files) -> None:
+def test_undamaged_rows_survive(folder: Path, sound: Files) -> None:
     assert not survive(folder, sound)
     place = folder / "again"
     place.mkdir()

@@ -45,7 +45,7 @@ def kept(store: Store, number: int = 1) -> bool:
 
 
 @pytest.mark.slow
-def test_what_reads_does_not_wait_for_what_waits_to_write_and_it_is_told_once(
+def test_readers_do_not_wait_for_blocked_writers_and_one_warning_is_logged(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_store(path) as store:
@@ -76,7 +76,7 @@ def test_what_reads_does_not_wait_for_what_waits_to_write_and_it_is_told_once(
     assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["WARNING"]
 
 
-def test_a_store_that_is_held_at_the_start_is_used_once_it_is_free(
+def test_a_store_locked_at_the_start_is_used_once_it_is_free(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_store(path).close()
@@ -110,7 +110,7 @@ def until_kept(store: Store) -> None:
 
 
 @pytest.mark.parametrize("taken", ["folder", "file", "moved"])
-def test_a_store_that_is_taken_away_is_begun_anew_and_said(
+def test_a_deleted_store_is_created_anew_with_a_warning(
     path: Path, taken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_store(path) as store:
@@ -130,7 +130,7 @@ def test_a_store_that_is_taken_away_is_begun_anew_and_said(
     assert caplog.text.count("was removed") == 1
 
 
-def test_another_store_in_its_place_is_used(path: Path, tmp_path: Path) -> None:
+def test_a_replaced_store_file_is_used(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite3"
     with open_store(other) as store:
         keep(store, 2)
@@ -168,7 +168,7 @@ def test_the_latest_three_damaged_stores_are_kept(path: Path) -> None:
     assert [file.read_bytes()[:9] for file in aside] == [b"damaged 2", b"damaged 3", b"damaged 4"]
 
 
-def test_what_others_could_read_is_closed_to_them(path: Path) -> None:
+def test_files_that_others_could_read_are_made_private(path: Path) -> None:
     """A copy from elsewhere, made with the usual rights."""
     open_store(path).close()
     path.chmod(0o644)
@@ -177,7 +177,7 @@ def test_what_others_could_read_is_closed_to_them(path: Path) -> None:
         assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
 
 
-def test_a_fifo_in_place_of_the_store_holds_nobody_up(path: Path) -> None:
+def test_a_fifo_in_place_of_the_store_blocks_nothing(path: Path) -> None:
     path.parent.mkdir()
     os.mkfifo(path)
     with open_store(path) as store:
@@ -187,7 +187,7 @@ def test_a_fifo_in_place_of_the_store_holds_nobody_up(path: Path) -> None:
         assert "it is not a regular file" in store.warning
 
 
-def test_another_process_is_noticed_and_what_this_one_writes_is_not(path: Path) -> None:
+def test_only_writes_of_other_processes_change_the_version(path: Path) -> None:
     with open_store(path) as mine, open_store(path) as theirs:
         before = mine.learned.version()
         mine.interactions.put([Interaction("a", "message", "mine", NOW)], NOW, 10, 0.0)

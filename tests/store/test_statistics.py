@@ -65,7 +65,7 @@ def test_usage_of_an_hour_is_added_to_what_is_there(store: Store) -> None:
     }
 
 
-def test_several_processes_count_into_one_store(path: Path) -> None:
+def test_several_processes_add_to_one_store(path: Path) -> None:
     program = f"""
 import os
 from mcp_context_proxy.store import open_store
@@ -114,14 +114,14 @@ def test_days_beyond_the_retention_are_forgotten(store: Store) -> None:
     assert store.statistics.searched() == {}
 
 
-def test_a_period_begins_with_the_slot_that_its_beginning_is_in(store: Store) -> None:
+def test_a_period_begins_with_the_slot_that_contains_its_start(store: Store) -> None:
     store.statistics.add([used(), used(NOON + 2 * HOUR, "later")], {}, [])
 
     assert [tool.tool for tool in store.statistics.tools(NOON + HOUR - 1)] == ["find", "later"]
     assert [tool.tool for tool in store.statistics.tools(NOON + HOUR)] == ["later"]
 
 
-def test_the_oldest_rows_make_room(store: Store) -> None:
+def test_the_oldest_rows_are_deleted_first(store: Store) -> None:
     store.statistics.add([used(NOON + n * HOUR, f"t{n}") for n in range(5)], {}, [])
     store.statistics.add([], {}, [row(n, NOON + n) for n in range(5)])
     store.statistics.forget(3, 2, NOON)
@@ -132,7 +132,7 @@ def test_the_oldest_rows_make_room(store: Store) -> None:
     assert [one.id for one in store.statistics.searches(10)] == ["4"]
 
 
-def test_a_search_whose_result_was_used_replaces_itself(store: Store) -> None:
+def test_a_search_is_updated_when_its_result_is_used(store: Store) -> None:
     store.statistics.add([], {}, [row(1), row(2)])
     store.statistics.add([], {}, [row(1, chosen="s__b", rank=2)])
     found = {one.id: one for one in store.statistics.searches(10)}
@@ -141,7 +141,7 @@ def test_a_search_whose_result_was_used_replaces_itself(store: Store) -> None:
     assert found["1"].reranked is False
 
 
-def test_definitions_are_those_of_the_last_look_and_know_when_they_were_first_seen(store: Store) -> None:
+def test_definitions_are_the_latest_and_keep_when_they_were_first_seen(store: Store) -> None:
     store.statistics.put_definitions("s", [DefinitionRow("s", name, name, 5, 100.0) for name in "ab"])
     store.statistics.put_definitions("other", [DefinitionRow("other", "c", "c", 5, 100.0)])
     store.statistics.put_definitions("s", [DefinitionRow("s", name, "new", 7, 200.0) for name in "bd"])
@@ -155,7 +155,7 @@ def test_definitions_are_those_of_the_last_look_and_know_when_they_were_first_se
     ]
 
 
-def test_a_damaged_histogram_costs_only_itself(store: Store, path: Path) -> None:
+def test_a_damaged_histogram_affects_no_other_row(store: Store, path: Path) -> None:
     store.statistics.add([used()], {}, [])
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE tool_usage SET latency = ?", (b"\xc1nonsense",))

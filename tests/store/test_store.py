@@ -42,7 +42,7 @@ def usable(store: Store) -> bool:
     return np.array_equal(store.vectors.get("other model", [key(1)])[key(1)], vector(1))
 
 
-def test_what_was_put_is_found_after_a_restart(path: Path) -> None:
+def test_stored_vectors_are_found_after_a_restart(path: Path) -> None:
     fill(path, 1200)
     with open_store(path) as store:
         found = store.vectors.get("model", [key(n) for n in range(1500)])
@@ -53,7 +53,7 @@ def test_what_was_put_is_found_after_a_restart(path: Path) -> None:
     np.testing.assert_array_equal(found[key(7)], vector(7))
 
 
-def test_memory_keeps_nothing_and_touches_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_in_memory_writes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with open_store("memory") as store:
         assert usable(store)
@@ -96,7 +96,7 @@ def test_only_the_owner_may_read_the_store(path: Path) -> None:
 
 
 @posix_only
-def test_whatever_the_umask_says_every_folder_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
+def test_new_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
     """Who may write in one of those above may put another folder in its place."""
     before = os.umask(0)
     try:
@@ -178,7 +178,7 @@ def test_a_killed_process_leaves_a_sound_store(path: Path) -> None:
         pytest.param(b"SQLite format 3\x00" + b"\xff" * 8176, id="damaged header"),
     ],
 )
-def test_a_damaged_store_is_moved_aside_and_an_empty_one_begun(
+def test_a_damaged_store_is_moved_aside_and_replaced_by_an_empty_one(
     path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.mkdir()
@@ -207,7 +207,7 @@ def test_a_truncated_store_is_moved_aside(path: Path) -> None:
         assert store.warning is None
 
 
-def test_a_store_that_is_not_what_its_version_says_is_moved_aside(path: Path) -> None:
+def test_a_store_that_does_not_match_its_version_is_moved_aside(path: Path) -> None:
     """It could never be brought to the current schema, and nothing would be kept for ever after."""
     fill(path)
     connection = sqlite3.connect(path)
@@ -236,7 +236,7 @@ def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["store.sqlite3"]
 
 
-def test_without_a_place_for_a_file_the_store_is_in_memory(
+def test_without_a_writable_folder_the_store_is_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
@@ -249,7 +249,7 @@ def test_without_a_place_for_a_file_the_store_is_in_memory(
     assert len(caplog.records) == 1
 
 
-def test_a_folder_where_the_store_should_be_is_no_store(path: Path) -> None:
+def test_a_folder_in_place_of_the_store_is_refused(path: Path) -> None:
     path.mkdir(parents=True)
 
     with open_store(path) as store:
@@ -258,7 +258,7 @@ def test_a_folder_where_the_store_should_be_is_no_store(path: Path) -> None:
 
 
 @posix_only
-def test_a_store_that_may_not_be_written_is_replaced_by_memory(path: Path) -> None:
+def test_a_read_only_store_is_replaced_by_one_in_memory(path: Path) -> None:
     fill(path)
     path.chmod(0o400)
     writable_all_the_same = not _refuses_writing(path)

@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-def test_it_warns_once_in_ten_minutes_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lasting_failure_is_logged_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = FailureLog(clock)
     for clock.now in (0.0, 1.0, WARN_AGAIN_SECONDS - 1, WARN_AGAIN_SECONDS, WARN_AGAIN_SECONDS + 1):
@@ -30,7 +30,7 @@ def test_it_warns_once_in_ten_minutes_while_it_lasts(caplog: pytest.LogCaptureFi
     ] * 2
 
 
-def test_what_comes_and_goes_is_warned_of_no_more_often(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recurring_failure_is_logged_no_more_often(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = FailureLog(clock)
     with caplog.at_level(logging.INFO):

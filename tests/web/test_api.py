@@ -31,7 +31,7 @@ def modes(answer: dict[str, Any]) -> dict[str, str]:
     return {item["name"]: item["include_mode"] for item in answer["items"]}
 
 
-async def test_a_query_comes_back_as_the_context_that_a_model_is_to_be_given(api: httpx2.AsyncClient) -> None:
+async def test_a_query_is_answered_with_the_context_for_a_model(api: httpx2.AsyncClient) -> None:
     answer = await context(api, "send a mail to the team")
 
     assert (
@@ -53,7 +53,7 @@ async def test_a_query_comes_back_as_the_context_that_a_model_is_to_be_given(api
     assert answer["tokens"] == sum(item["tokens"] for item in answer["items"])
 
 
-async def test_what_was_served_is_remembered_and_found_again(api: httpx2.AsyncClient) -> None:
+async def test_a_served_context_is_recorded_and_can_be_fetched(api: httpx2.AsyncClient) -> None:
     first = await context(api, "send a mail to the team")
     second = await context(api, "find an old mail")
 
@@ -65,13 +65,13 @@ async def test_what_was_served_is_remembered_and_found_again(api: httpx2.AsyncCl
     assert latest["tokens_behind"] > first["tokens"]
 
 
-async def test_what_is_only_looked_at_is_not_remembered(api: httpx2.AsyncClient) -> None:
+async def test_a_context_that_is_only_previewed_is_not_recorded(api: httpx2.AsyncClient) -> None:
     looked = await context(api, "find an old mail", record=False)
 
     assert (await api.get(f"{API}/requests/{looked['id']}")).status_code == 404
 
 
-async def test_items_come_with_descriptions_and_priorities_where_they_are_asked_for(
+async def test_items_have_descriptions_and_priorities_on_request(
     api: httpx2.AsyncClient,
 ) -> None:
     answer = await context(api, "mail to customers, browse the old ones", describe=True)
@@ -90,7 +90,7 @@ async def test_a_request_may_change_how_much_is_selected(api: httpx2.AsyncClient
     assert few["options"]["tools"]["top_n"] == 1
 
 
-async def test_a_request_may_change_everything_that_decides_how_much_is_selected(
+async def test_a_request_may_override_every_selection_option(
     api: httpx2.AsyncClient,
 ) -> None:
     near = {"expansion_depth": 2, "expansion_threshold": 0.2, "expansion_top_n": 2}
@@ -104,7 +104,7 @@ async def test_a_request_may_change_everything_that_decides_how_much_is_selected
     assert "expansion" in modes(answer).values()
 
 
-async def test_a_session_is_listed_changed_by_hand_and_its_host_told(
+async def test_a_session_can_be_listed_and_changed_and_its_host_is_notified(
     api: httpx2.AsyncClient, proxy: HttpProxy
 ) -> None:
     async with http(proxy.base, headers={"authorization": f"Bearer {TOKEN}"}) as host:
@@ -139,7 +139,7 @@ async def test_a_session_is_listed_changed_by_hand_and_its_host_told(
     assert answer["session"] == session["id"]
 
 
-async def test_what_a_modern_client_carries_as_a_handle_is_a_session_too(
+async def test_a_context_handle_of_a_modern_client_is_listed_as_a_session(
     api: httpx2.AsyncClient, proxy: HttpProxy
 ) -> None:
     async with http(proxy.base, "modern", headers={"authorization": f"Bearer {TOKEN}"}) as host:
@@ -156,9 +156,7 @@ async def test_what_a_modern_client_carries_as_a_handle_is_a_session_too(
     assert "post__wipe" in listed
 
 
-async def test_requests_of_one_session_are_told_from_those_of_others(
-    api: httpx2.AsyncClient, proxy: HttpProxy
-) -> None:
+async def test_requests_can_be_filtered_by_session(api: httpx2.AsyncClient, proxy: HttpProxy) -> None:
     await context(api, "find an old mail")
     async with http(proxy.base, headers={"authorization": f"Bearer {TOKEN}"}) as host:
         await host.call("search_available_tools", {"query": "who wrote the oldest mail"})
@@ -189,7 +187,7 @@ async def test_a_change_with_one_unknown_name_changes_nothing(
     assert after == session
 
 
-async def test_a_search_for_tools_says_how_it_went(api: httpx2.AsyncClient) -> None:
+async def test_a_search_for_tools_reports_its_method_and_counts(api: httpx2.AsyncClient) -> None:
     parameters = {"query": "mail", "top_k": "2", "server": "post"}
     answer = (await api.get(f"{API}/tools/search", params=parameters)).json()
 
@@ -241,7 +239,7 @@ async def test_use_llm_without_a_model_says_what_to_set(api: httpx2.AsyncClient)
     assert "set rerank.model" in answer["metadata"]["rerank"]
 
 
-async def test_a_search_keeps_to_its_filters_and_says_which_it_kept_to(api: httpx2.AsyncClient) -> None:
+async def test_a_search_applies_and_reports_its_filters(api: httpx2.AsyncClient) -> None:
     parameters = {"query": "mail", "tags": "post, read", "exclude_destructive": "false", "strict": "true"}
     answer = (await api.get(f"{API}/tools/search", params=parameters)).json()
 
@@ -253,7 +251,7 @@ async def test_a_search_keeps_to_its_filters_and_says_which_it_kept_to(api: http
     assert found["tags"] == [{"name": "post", "origin": "derived"}, {"name": "read", "origin": "derived"}]
 
 
-async def test_a_search_whose_filters_leave_nothing_says_what_they_left_out(api: httpx2.AsyncClient) -> None:
+async def test_a_search_whose_filters_leave_nothing_names_the_excluded_tools(api: httpx2.AsyncClient) -> None:
     parameters = {"query": "send a mail", "read_only": "true", "category": "post", "max_latency_ms": "9"}
     answer = (await api.get(f"{API}/tools/search", params=parameters)).json()
 
@@ -269,7 +267,7 @@ async def test_a_search_whose_filters_leave_nothing_says_what_they_left_out(api:
     )
 
 
-async def test_the_same_search_has_a_record_of_its_own_each_time(api: httpx2.AsyncClient) -> None:
+async def test_a_repeated_search_is_recorded_each_time(api: httpx2.AsyncClient) -> None:
     url = f"{API}/tools/search"
     first = (await api.get(url, params={"query": "the very same mail"})).json()
     second = (await api.get(url, params={"query": "the very same mail"})).json()
@@ -283,9 +281,7 @@ async def test_the_same_search_has_a_record_of_its_own_each_time(api: httpx2.Asy
 
 
 @pytest.mark.parametrize("rebuild", ["false", "true"])
-async def test_everything_can_be_indexed_again_while_searches_go_on(
-    api: httpx2.AsyncClient, rebuild: str
-) -> None:
+async def test_reindexing_does_not_interrupt_searches(api: httpx2.AsyncClient, rebuild: str) -> None:
     parameters = {"query": "send a mail to somebody", "top_k": "1"}
     before = (await api.get(f"{API}/tools/search", params=parameters)).json()["results"]
     answer = (await api.post(f"{API}/reindex", params={"rebuild": rebuild})).json()
@@ -341,7 +337,7 @@ async def test_everything_can_be_indexed_again_while_searches_go_on(
         ("GET", "/%0A", None, 404, "Not Found"),
     ],
 )
-async def test_what_is_wrong_is_told_as_a_problem(
+async def test_errors_are_answered_as_problem_details(
     api: httpx2.AsyncClient, method: str, path: str, body: str | None, status: int, detail: str
 ) -> None:
     headers = {"content-type": "application/json"}
@@ -353,7 +349,7 @@ async def test_what_is_wrong_is_told_as_a_problem(
     assert detail in response.json()["detail"]
 
 
-async def test_who_goes_in_the_middle_of_a_body_leaves_no_trace(
+async def test_a_client_that_disconnects_during_its_body_logs_no_traceback(
     api: httpx2.AsyncClient, proxy: HttpProxy
 ) -> None:
     host, port = proxy.base.removeprefix("http://").split(":")
@@ -365,14 +361,14 @@ async def test_who_goes_in_the_middle_of_a_body_leaves_no_trace(
     assert "Traceback" not in (proxy.folder / "config.log").read_text(encoding="utf-8")
 
 
-async def test_a_body_that_is_not_said_to_be_json_is_not_read(api: httpx2.AsyncClient) -> None:
+async def test_a_body_without_a_json_content_type_is_refused(api: httpx2.AsyncClient) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         response = await api.post(f"{API}/context", content='{"query": "x"}', headers={"content-type": kind})
         assert response.status_code == 415
 
 
 @pytest.mark.parametrize("path", ["/sessions", "/requests", "/openapi.json", "/nowhere"])
-async def test_nothing_is_told_without_the_token(proxy: HttpProxy, path: str) -> None:
+async def test_every_operation_needs_the_token(proxy: HttpProxy, path: str) -> None:
     async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
         without = await stranger.get(API + path)
         wrong = await stranger.get(API + path, headers={"authorization": "Bearer another"})
@@ -381,18 +377,18 @@ async def test_nothing_is_told_without_the_token(proxy: HttpProxy, path: str) ->
     assert (without.status_code, wrong.status_code, in_query.status_code) == (401, 401, 401)
 
 
-async def test_a_web_page_of_others_reaches_nothing(api: httpx2.AsyncClient) -> None:
+async def test_requests_of_a_foreign_web_page_are_refused(api: httpx2.AsyncClient) -> None:
     foreign = await api.get(f"{API}/sessions", headers={"origin": "http://evil.example"})
     rebound = await api.get(f"{API}/sessions", headers={"host": "evil.example"})
 
     assert (foreign.status_code, rebound.status_code) == (403, 421)
 
 
-async def test_no_answer_is_kept_by_a_cache(api: httpx2.AsyncClient) -> None:
+async def test_no_answer_may_be_cached(api: httpx2.AsyncClient) -> None:
     assert (await api.get(f"{API}/requests")).headers["cache-control"] == "no-store"
 
 
-async def test_a_very_long_query_is_cut_and_answered(api: httpx2.AsyncClient) -> None:
+async def test_a_very_long_query_is_cut(api: httpx2.AsyncClient) -> None:
     answer = await context(api, "find an old mail. " * 10_000)
 
     assert "archive__find_mail" in modes(answer)

@@ -41,7 +41,7 @@ async def base_of(log: Path) -> str:
     return str(found[1])
 
 
-async def test_what_the_host_calls_is_counted_for_whoever_has_the_token(config: Path) -> None:
+async def test_the_hosts_calls_are_counted_and_shown_with_the_token(config: Path) -> None:
     async with hosted(config, "--api-port", "0") as (host, log):
         base = await base_of(log)
         await host.until_listed("search_available_tools")
@@ -55,7 +55,7 @@ async def test_what_the_host_calls_is_counted_for_whoever_has_the_token(config: 
     assert 'mcp_context_proxy_calls_total{server="work"} 1.0' in collected.text.splitlines()
 
 
-async def test_the_context_of_the_host_is_shown_to_whoever_has_the_token(config: Path) -> None:
+async def test_the_hosts_context_is_shown_with_the_token(config: Path) -> None:
     async with hosted(config, "--api-port", "0") as (host, log):
         base = await base_of(log)
         found = await host.call("search_available_tools", {"query": "say it again"})
@@ -77,7 +77,7 @@ async def test_the_context_of_the_host_is_shown_to_whoever_has_the_token(config:
     assert TOKEN not in log.read_text(encoding="utf-8")
 
 
-async def test_a_host_is_served_where_the_port_is_taken(config: Path) -> None:
+async def test_a_host_is_served_although_the_api_port_is_in_use(config: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with hosted(config, "--api-port", str(port)) as (host, log):

@@ -46,7 +46,7 @@ def contents(answer: dict[str, Any]) -> list[str]:
     return [result["content"] for result in answer["results"]]
 
 
-async def test_what_was_posted_is_found_by_what_it_was_about(forgetful: httpx2.AsyncClient) -> None:
+async def test_posted_interactions_are_found_by_meaning(forgetful: httpx2.AsyncClient) -> None:
     before = time.time()
     kept = await post(forgetful, "the deployment is on friday", agent_name="planner")
     await post(forgetful, "lunch is at noon", agent_name="planner")
@@ -61,7 +61,7 @@ async def test_what_was_posted_is_found_by_what_it_was_about(forgetful: httpx2.A
     assert answer["results"][0]["score"] == pytest.approx(answer["results"][0]["cosine"], abs=1e-3)
 
 
-async def test_what_is_long_past_counts_less(forgetful: httpx2.AsyncClient) -> None:
+async def test_old_interactions_count_less(forgetful: httpx2.AsyncClient) -> None:
     text = "the deployment is on friday"
     await post(forgetful, text, time=time.time() - 30 * DAY)
     answer = await found(forgetful, query=text)
@@ -72,7 +72,7 @@ async def test_what_is_long_past_counts_less(forgetful: httpx2.AsyncClient) -> N
     assert undecayed["results"][0]["score"] == pytest.approx(1, abs=1e-3)
 
 
-async def test_agents_and_types_are_kept_apart_or_searched_across(forgetful: httpx2.AsyncClient) -> None:
+async def test_one_or_all_agents_and_types_can_be_searched(forgetful: httpx2.AsyncClient) -> None:
     await post(forgetful, "deploy on friday", agent_name="planner")
     await post(forgetful, "deploy it now", agent_name="coder", interaction_type="decision")
     forgetful.headers["x-agent-name"] = "hook"
@@ -109,7 +109,7 @@ async def test_searches_over_the_api_are_remembered_for_the_agent_in_the_header(
     assert sorted(contents(answer)) == ["find an old mail", "send a mail"]
 
 
-async def test_what_is_unwanted_is_forgotten(forgetful: httpx2.AsyncClient) -> None:
+async def test_interactions_can_be_deleted_by_id_age_and_agent(forgetful: httpx2.AsyncClient) -> None:
     kept = await post(forgetful, "one", agent_name="planner")
     await post(forgetful, "two", agent_name="planner", time=time.time() - 9 * DAY)
     await post(forgetful, "three", agent_name="coder")
@@ -123,13 +123,11 @@ async def test_what_is_unwanted_is_forgotten(forgetful: httpx2.AsyncClient) -> N
 
 
 @pytest.mark.parametrize("unknown", ["abc", "-1", "1.5", "%C2%B2", "9" * 30])
-async def test_an_interaction_that_is_not_there_cannot_be_forgotten(
-    api: httpx2.AsyncClient, unknown: str
-) -> None:
+async def test_deleting_an_unknown_interaction_is_not_found(api: httpx2.AsyncClient, unknown: str) -> None:
     assert (await api.delete(f"{PATH}/{unknown}")).status_code == 404
 
 
-async def test_forgetting_wants_to_know_what(api: httpx2.AsyncClient) -> None:
+async def test_deleting_needs_a_filter(api: httpx2.AsyncClient) -> None:
     answer = await api.delete(PATH)
 
     assert answer.status_code == 422
@@ -147,18 +145,18 @@ async def test_forgetting_wants_to_know_what(api: httpx2.AsyncClient) -> None:
         {"agent_name": "planner"},
     ],
 )
-async def test_what_is_no_interaction_is_refused(api: httpx2.AsyncClient, body: dict[str, Any]) -> None:
+async def test_an_invalid_interaction_is_refused(api: httpx2.AsyncClient, body: dict[str, Any]) -> None:
     assert (await api.post(PATH, json=body)).status_code == 422
 
 
-async def test_a_long_text_is_cut_and_the_answer_has_what_is_kept(forgetful: httpx2.AsyncClient) -> None:
+async def test_a_long_text_is_cut_and_the_answer_has_the_stored_text(forgetful: httpx2.AsyncClient) -> None:
     kept = await post(forgetful, "word" * 5000)
 
     assert len(kept["content"]) == 4000
     assert contents(await found(forgetful)) == [kept["content"]]
 
 
-async def test_where_nothing_is_remembered_everything_is_refused_in_words(workshop: Workshop) -> None:
+async def test_if_interactions_are_off_every_operation_is_refused_with_the_reason(workshop: Workshop) -> None:
     workshop.server("work", tools=[tool("echo")])
     with http_proxy(workshop.config()) as running:
         async with httpx2.AsyncClient(base_url=running.base) as client:

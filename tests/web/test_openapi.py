@@ -17,7 +17,7 @@ CASES = "20"
 
 
 @pytest.mark.slow
-def test_every_answer_is_as_described(proxy: HttpProxy, tmp_path: Path) -> None:
+def test_every_answer_matches_the_openapi_document(proxy: HttpProxy, tmp_path: Path) -> None:
     """Valid, invalid and hostile requests, alone and one after the other."""
     url = f"{proxy.base}/api/v1/openapi.json"
     options = ["--max-examples", CASES, "--seed", "1", "--generation-database", "none", "--no-color"]
@@ -29,7 +29,7 @@ def test_every_answer_is_as_described(proxy: HttpProxy, tmp_path: Path) -> None:
     assert "Tested: 16" in run.stdout
 
 
-def test_the_page_of_documentation_lists_everything_that_is_described(proxy: HttpProxy) -> None:
+def test_the_documentation_lists_every_operation(proxy: HttpProxy) -> None:
     described = httpx2.get(f"{proxy.base}/api/v1/openapi.json", headers=AUTHORIZED).json()["paths"]
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([A-Z]+ /\S+)` \|", page, re.MULTILINE)

@@ -116,7 +116,7 @@ async def test_a_request_is_shown_in_three_columns_in_a_stable_order(
     assert "tokens are shown" in page.value("document.querySelector('.share').textContent")
 
 
-async def test_where_nothing_fits_the_nearest_stand_first(page: Page, api: httpx2.AsyncClient) -> None:
+async def test_if_nothing_fits_the_nearest_items_stand_first(page: Page, api: httpx2.AsyncClient) -> None:
     show(page, (await api.post("/api/v1/context", json={"query": "zyxgh qwvut"})).json())
     scores = [float(score) for score in texts(page, ".further .score")]
 
@@ -130,7 +130,7 @@ async def test_a_priority_has_three_digits(page: Page, api: httpx2.AsyncClient) 
     assert texts(page, '[data-name="addresses"] .priority') == ["040"]
 
 
-async def test_what_is_behind_is_shown_as_soon_as_it_is_counted(page: Page) -> None:
+async def test_the_size_of_the_whole_catalog_is_shown_once_it_is_counted(page: Page) -> None:
     shown = """import("/ui/view.js").then(({ shareOf }) =>
       [null, 40].map((behind) => shareOf({ tokens: 5 }, behind).textContent.trim()))"""
 
@@ -161,7 +161,7 @@ async def test_a_description_is_shown_below_its_item_and_when_pointed_at(
     assert page.value(f"{item}.title") == described
 
 
-async def test_a_hostile_description_stays_text(page: Page, served: dict[str, Any]) -> None:
+async def test_html_in_a_description_is_shown_as_text(page: Page, served: dict[str, Any]) -> None:
     show(page, served)
     item = "document.querySelector('[data-name=\"archive__browse\"]')"
 
@@ -171,7 +171,7 @@ async def test_a_hostile_description_stays_text(page: Page, served: dict[str, An
     assert page.value("document.title") == "Request contexts - mcp-context-proxy"
 
 
-async def test_no_text_can_become_markup_even_by_a_mistake_of_the_page(page: Page) -> None:
+async def test_the_page_cannot_insert_text_as_markup(page: Page) -> None:
     attempt = "(() => { try { document.body.innerHTML = '<p>in'; } catch (error) { return error.name; } })()"
 
     assert page.value(attempt) == "TypeError"
@@ -185,7 +185,9 @@ async def test_nothing_is_loaded_from_elsewhere(page: Page, proxy: HttpProxy) ->
     assert all(one.startswith((proxy.base, "data:")) for one in loaded)
 
 
-async def test_a_query_is_ranked_as_it_is_typed_and_not_recorded(page: Page, api: httpx2.AsyncClient) -> None:
+async def test_a_query_is_ranked_while_it_is_typed_and_not_recorded(
+    page: Page, api: httpx2.AsyncClient
+) -> None:
     before = (await api.get("/api/v1/requests?limit=1")).json()["requests"][0]["id"]
     page.value("document.getElementById('query').focus()")
     page.type("tell the time")
@@ -203,7 +205,7 @@ async def test_a_query_is_ranked_as_it_is_typed_and_not_recorded(page: Page, api
     assert before == after
 
 
-async def test_a_new_request_appears_by_itself(page: Page, api: httpx2.AsyncClient) -> None:
+async def test_a_new_request_appears_without_reloading(page: Page, api: httpx2.AsyncClient) -> None:
     answer = await api.get("/api/v1/tools/search", params={"query": "something new to find"})
     request = answer.json()["metadata"]["request_id"]
     entry = f"document.querySelector('#requests li:first-child[data-id=\"{request}\"]')"
@@ -214,7 +216,7 @@ async def test_a_new_request_appears_by_itself(page: Page, api: httpx2.AsyncClie
     assert "tokens" in text
 
 
-async def test_all_of_it_can_be_reached_and_used_with_the_keyboard(
+async def test_everything_can_be_used_with_the_keyboard(
     page: Page, served: dict[str, Any], api: httpx2.AsyncClient
 ) -> None:
     await api.get("/api/v1/tools/search", params={"query": "a later one"})

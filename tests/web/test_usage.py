@@ -74,7 +74,7 @@ async def metrics(client: httpx2.AsyncClient) -> dict[str, list[tuple[dict[str, 
     return found
 
 
-async def test_each_tool_is_told_with_its_figures(api: httpx2.AsyncClient) -> None:
+async def test_every_tool_is_listed_with_its_figures(api: httpx2.AsyncClient) -> None:
     answer = (await api.get("/api/v1/statistics/tools?period=24h")).json()
     send, fails = answer["tools"]
 
@@ -88,7 +88,7 @@ async def test_each_tool_is_told_with_its_figures(api: httpx2.AsyncClient) -> No
     assert answer["since"] == pytest.approx(time.time() - 24 * 3600, abs=600)
 
 
-async def test_tools_that_were_never_called_are_told_with_what_they_cost(api: httpx2.AsyncClient) -> None:
+async def test_unused_tools_are_listed_with_their_cost(api: httpx2.AsyncClient) -> None:
     with anyio.fail_after(PATIENCE):
         while not (answer := (await api.get("/api/v1/statistics/tools")).json())["unused"]["count"]:
             pass
@@ -100,7 +100,7 @@ async def test_tools_that_were_never_called_are_told_with_what_they_cost(api: ht
     assert answer["tools"][0]["tokens"] > 0
 
 
-async def test_searches_are_told_together_and_one_by_one(api: httpx2.AsyncClient) -> None:
+async def test_searches_are_summed_up_and_listed(api: httpx2.AsyncClient) -> None:
     together = (await api.get("/api/v1/metrics/search")).json()
     (one,) = (await api.get("/api/v1/statistics/searches")).json()["searches"]
 
@@ -131,7 +131,7 @@ async def test_what_is_no_period_is_refused(api: httpx2.AsyncClient, period: str
     assert answer.status_code == 422
 
 
-async def test_metrics_count_calls_by_server_and_name_no_tool(api: httpx2.AsyncClient) -> None:
+async def test_metrics_count_calls_by_server_without_tool_names(api: httpx2.AsyncClient) -> None:
     found = await metrics(api)
 
     assert found["calls_total"] == [({"server": "post"}, 3)]
@@ -150,7 +150,7 @@ async def test_metrics_count_calls_by_server_and_name_no_tool(api: httpx2.AsyncC
     assert "send_mail" not in (await api.get("/metrics")).text
 
 
-async def test_metrics_tell_tokens_shown_and_saved(api: httpx2.AsyncClient) -> None:
+async def test_metrics_have_tokens_shown_and_saved(api: httpx2.AsyncClient) -> None:
     with anyio.fail_after(PATIENCE):
         while not (found := await metrics(api))["tokens_saved_total"][0][1]:
             pass
@@ -166,20 +166,20 @@ async def test_learned_pairs_are_counted(api: httpx2.AsyncClient) -> None:
             pass
 
 
-async def test_metrics_are_had_in_the_newer_form_by_whoever_asks_for_it(api: httpx2.AsyncClient) -> None:
+async def test_metrics_are_served_as_openmetrics_on_request(api: httpx2.AsyncClient) -> None:
     answer = await api.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
 
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
 
 
-async def test_metrics_are_for_whoever_has_the_token(proxy: HttpProxy) -> None:
+async def test_metrics_need_the_token(proxy: HttpProxy) -> None:
     async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
         assert (await stranger.get("/metrics")).status_code == 401
         assert (await stranger.get("/api/v1/statistics/tools")).status_code == 401
 
 
-async def test_where_nothing_is_counted_there_are_no_metrics_and_the_api_says_so(
+async def test_if_statistics_are_off_there_are_no_metrics_and_the_api_says_so(
     workshop_of: Workshop,
 ) -> None:
     with serving(workshop_of, statistics={"enabled": False}) as proxy:

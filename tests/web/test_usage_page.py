@@ -129,16 +129,14 @@ def test_savings_are_drawn_over_time_and_can_be_read_as_a_table(page: Page) -> N
     assert "8,000" in block(page, "saved")
 
 
-def test_slow_and_failing_tools_are_pointed_at(page: Page) -> None:
+def test_slow_and_failing_tools_are_highlighted(page: Page) -> None:
     assert names(page, "slow")[0] == f"desk {LONG}"
     assert names(page, "failing") == ["desk failing"]
     assert "50 %" in block(page, "failing")
     assert sorted(names(page, "tools")) == sorted(["desk fast", f"desk {LONG}", "desk failing"])
 
 
-async def test_tools_that_were_never_called_are_named_with_what_they_cost(
-    page: Page, proxy: HttpProxy
-) -> None:
+async def test_unused_tools_are_named_with_their_cost(page: Page, proxy: HttpProxy) -> None:
     async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as client:
         told = (await client.get(f"{proxy.base}/api/v1/statistics/tools")).json()["unused"]
     text = block(page, "unused")
@@ -147,7 +145,7 @@ async def test_tools_that_were_never_called_are_named_with_what_they_cost(
     assert sorted(names(page, "unused")) == ["desk never", "desk nor_this"]
 
 
-def test_another_period_shows_what_was_counted_in_it(page: Page) -> None:
+def test_another_period_shows_its_own_figures(page: Page) -> None:
     page.value("document.querySelector('#period input[value=\"24h\"]').focus()")
     page.value("document.querySelector('#period input[value=\"24h\"]').click()")
     page.until("document.querySelector('.tiles .value').textContent === '24'")
@@ -158,7 +156,7 @@ def test_another_period_shows_what_was_counted_in_it(page: Page) -> None:
     assert 24 <= hours <= 26
 
 
-def test_a_few_days_stand_at_the_right_and_are_not_stretched(page: Page) -> None:
+def test_a_few_days_are_drawn_at_the_right_without_stretching(page: Page) -> None:
     page.value("document.querySelector('#period input[value=\"7d\"]').click()")
     page.until("document.querySelectorAll('#usage-saved ~ svg g').length < 14")
     drawn = page.value(
@@ -172,7 +170,7 @@ def test_a_few_days_stand_at_the_right_and_are_not_stretched(page: Page) -> None
     assert drawn["end"] < 0.05
 
 
-def test_what_strangers_wrote_stays_text(page: Page) -> None:
+def test_html_in_names_and_queries_is_shown_as_text(page: Page) -> None:
     assert HOSTILE in page.value("document.getElementById('usage-searches').parentElement.textContent")
     assert page.value("document.querySelectorAll('img, #usage script').length") == 0
     assert page.value("document.title") == "Usage - mcp-context-proxy"
@@ -185,7 +183,7 @@ def test_nothing_is_loaded_from_elsewhere(page: Page, proxy: HttpProxy) -> None:
     assert all(one.startswith((proxy.base, "data:")) for one in loaded)
 
 
-def test_all_of_it_can_be_reached_and_used_with_the_keyboard(page: Page) -> None:
+def test_everything_can_be_used_with_the_keyboard(page: Page) -> None:
     page.value("document.querySelector('#period input:checked').focus()")
     page.press("Tab")
     assert page.value("document.activeElement.textContent") == "As a table"
@@ -201,7 +199,7 @@ def test_all_of_it_can_be_reached_and_used_with_the_keyboard(page: Page) -> None
     assert reached >= {"usage-calls", "usage-slow", "usage-failing", "usage-unused", "usage-tools"}
 
 
-def test_what_somebody_has_opened_stays_open_when_there_is_news(page: Page, proxy: HttpProxy) -> None:
+def test_opened_sections_stay_open_when_new_data_arrive(page: Page, proxy: HttpProxy) -> None:
     page.value("document.querySelector('details[data-name=\"unused\"] summary').focus()")
     page.press("Enter")
     before = int(page.value("document.querySelectorAll('.tiles .value')[1].textContent"))
