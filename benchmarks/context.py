@@ -34,7 +34,7 @@ from mcp_context_proxy.library import Catalog, reference, rule, tool
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import Store, open_store
 
 SERVERS, TOOLS_EACH, DOCUMENTS = 60, 50, 300
@@ -68,13 +68,13 @@ class Subject:
         )
         self.records = RequestRecords(config.limits, store.requests)
         self.contexts = ContextEngine(
-            self.catalog,
-            Searcher(self.engine, config, self._nothing_starts, model.get),
-            Sessions(),
-            self.records,
-            configured(config),
-            Costs(TokenCounter()),
-            ContextExpander(Expander(self.engine.index_of, self.queries), {}),
+            catalog=self.catalog,
+            searcher=Searcher(self.engine, config, self._nothing_starts, model.get),
+            sessions=Sessions(),
+            records=self.records,
+            options=configured(config),
+            costs=Costs(TokenCounter()),
+            expander=ContextExpander(Expander(self.engine.index_of, self.queries), {}),
         )
 
     async def _nothing_starts(self, seconds: float) -> None:

@@ -23,7 +23,7 @@ from subjects import Workbench, answers, tool_name
 
 from mcp_context_proxy import Catalog
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.statistics.recorder import Inventory, StatisticsRetention, UsageRecorder
+from mcp_context_proxy.statistics.recorder import Inventory, UsageRecorder
 from mcp_context_proxy.store import open_store
 
 BAR_MS = 0.05
@@ -80,10 +80,9 @@ def _p50_ms(client: StdioClient, calls: int) -> float:
 
 async def recorder() -> float:
     """Milliseconds that the event loop spends on one call."""
-    retention = StatisticsRetention.of(Limits())
     with open_store("memory") as store:
-        inventory = Inventory(store.statistics, Catalog(), lambda _: 0, lambda _: False)
-        usage = UsageRecorder(store.statistics, retention, inventory)
+        inventory = Inventory(store.statistics, Catalog(), tokens=lambda _: 0, listed_whole=lambda _: False)
+        usage = UsageRecorder(store.statistics, Limits(), inventory)
         began = time.perf_counter()
         for number in range(RECORDED):
             usage.called("server", f"tool_{number % 50}", 1.0 + number % 97, False, 500)

@@ -4,8 +4,9 @@
 
 For each flow a proxy is started in its own process, warmed up, and driven from outside, as a host, an editor
 or a dying server would drive it. Meanwhile every function that is entered on any of its threads is recorded,
-and so is every coroutine that resumes. A function counts if each of the rounds entered it, which leaves out
-unrelated background work. `--list` prints the files in the order of entry, each with its functions. POSIX.
+and so is every coroutine that resumes. A function counts if each of the rounds entered it and an idle proxy
+does not, which leaves out unrelated background work. `--list` prints the files in the order of entry, each
+with its functions. POSIX.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ AFTER_SECONDS = 0.1
 """Time without a function that is new to the flow, for work that follows a response at once."""
 QUIET_SECONDS = 0.5
 """The same for a flow that has no response; no step of it waits so long."""
+IDLE_SECONDS = 2.5
+"""Time in which every timer of an idle proxy has run."""
 LOOK_SECONDS = 0.01
 START_SECONDS = 60.0
 
@@ -96,6 +99,8 @@ class Probe:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(START_SECONDS)
         self.port: int = self._listener.getsockname()[1]
+        self._periodic: set[Entered] | None = None
+        """Functions that an idle proxy enters; they belong to no flow."""
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command line that starts a recorded proxy."""
@@ -109,9 +114,16 @@ class Probe:
         """Return the functions entered until `act` returns or, if `whole`, until no new ones follow."""
         self._ask("start")
         self._settle(QUIET_SECONDS)
+        if self._periodic is None:
+            self._ask("start")
+            time.sleep(IDLE_SECONDS)
+            self._periodic = set(self._stopped())
         self._ask("start")
         act()
         self._settle(QUIET_SECONDS if whole else AFTER_SECONDS)
+        return [entered for entered in self._stopped() if entered not in self._periodic]
+
+    def _stopped(self) -> list[Entered]:
         return [(file, function) for file, function in json.loads(self._ask("stop"))]
 
     def _settle(self, seconds: float) -> None:

@@ -32,7 +32,7 @@ from mcp_context_proxy.learning.pairs import MOST_PAIRS, Signal, Use, key_of
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.engine import query_vectors
-from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import Pair, open_store
 
 TOOLS = 3_000

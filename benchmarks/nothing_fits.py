@@ -23,8 +23,7 @@ from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import TOOLS
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import Engine, SearchOptions
-from mcp_context_proxy.retrieval.relevance import packaged_background
-from mcp_context_proxy.retrieval.scoring import needed_evidence
+from mcp_context_proxy.retrieval.scoring import needed_evidence, packaged_background
 from mcp_context_proxy.retrieval.text import chunks
 
 JUDGED = Path(__file__).with_name("judged.jsonl")

@@ -29,7 +29,7 @@ from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import ADAPTIVE, Engine
-from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
 TOOLS = 50

@@ -25,8 +25,7 @@ from mcp_context_proxy.evaluation.metrics import Estimate, estimate, macro_estim
 from mcp_context_proxy.evaluation.run import Answer, evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE, Engine
-from mcp_context_proxy.retrieval.relevance import packaged_background
-from mcp_context_proxy.retrieval.scoring import count_selected
+from mcp_context_proxy.retrieval.scoring import count_selected, packaged_background
 from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.store import open_store
 

@@ -40,8 +40,7 @@ from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
 from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
-from mcp_context_proxy.retrieval.relevance import packaged_background
-from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
+from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, packaged_background
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, query_terms, synonyms
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import freeze_gc, limit_malloc_arenas

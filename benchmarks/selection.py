@@ -31,7 +31,7 @@ from mcp_context_proxy.evaluation.metrics import complete, recall
 from mcp_context_proxy.items import Kind, Tool, ToolKey
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
-from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
 TOOLS = Filters(kinds=frozenset({Kind.TOOL}))

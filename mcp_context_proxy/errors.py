@@ -1,36 +1,17 @@
 """Exceptions of the package, each with the message that a person reads.
 
 Each class builds its message from facts (server, tool, file and line, remedy), so that no call site words an
-error by hand. There is one class for each reaction that a caller can have::
-
-    ContextProxyError
-    ├── ConfigError            the configuration cannot be used; lists every mistake
-    ├── ModelError             the embedding model gives no vectors; search uses words alone
-    ├── RerankError            the reranker gave no order; the order of the search stays
-    ├── EmbeddingCancelledError  indexing was cancelled; finished vectors are stored
-    ├── StoreError             the store cannot be used; work goes on in memory
-    ├── DataFileError          a file of tools, queries or results cannot be used
-    ├── UnknownItemError       the catalog has no item of that name
-    ├── UnknownFilterError     a filter has an unknown value
-    └── DownstreamError        a failure of one downstream server
-        ├── AuthorizationError      it needs a token, and there is none
-        │   └── LoginRequiredError  ... a person has to log in
-        ├── ServerUnavailableError  it is not connected: the request was not sent
-        │   └── DisconnectedError       ... any more: the next connection can send it
-        │       └── SessionForgottenError  ... it has forgotten the session
-        ├── CallInterruptedError    the connection was lost after the request was sent
-        ├── CallTimeoutError        no response before the timeout
-        ├── BadAnswerError          the response cannot be used
-        ├── InputMissingError       the server asked for input and did not get it
-        └── RemoteError             the response is a JSON-RPC error
+error by hand. There is one class for each reaction that a caller can have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 
 class ContextProxyError(Exception):
@@ -68,7 +49,7 @@ class ConfigError(ContextProxyError):
 
 
 class ModelError(ContextProxyError):
-    """The embedding model cannot be loaded, or it gives no vectors."""
+    """The embedding model cannot be loaded, or it gives no vectors; search uses words alone."""
 
     def __init__(self, place: Path | str, reason: str, remedy: str, passing: bool = False) -> None:
         self.place, self.reason, self.remedy = place, reason, remedy
@@ -78,15 +59,15 @@ class ModelError(ContextProxyError):
 
 
 class RerankError(ContextProxyError):
-    """The reranker gave no order, or none that can be used."""
+    """The reranker gave no order, or none that can be used; the order of the search stays."""
 
     def __init__(self, judge: str, reason: str, remedy: str = "") -> None:
-        self.judge, self.reason, self.remedy = judge, reason, remedy
+        self.reason, self.remedy = reason, remedy
         super().__init__(f"{judge} gave no order: {reason}" + (f"; {remedy}" if remedy else ""))
 
 
 class EmbeddingCancelledError(ContextProxyError):
-    """Embedding was cancelled between two batches."""
+    """Embedding was cancelled between two batches; finished vectors are stored."""
 
     def __init__(self, done: int, total: int) -> None:
         self.done, self.total = done, total
@@ -94,7 +75,7 @@ class EmbeddingCancelledError(ContextProxyError):
 
 
 class StoreError(ContextProxyError):
-    """The store cannot be opened or written."""
+    """The store cannot be opened or written; work goes on in memory."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -114,9 +95,68 @@ class UnknownItemError(ContextProxyError):
     """The catalog has no item of that name."""
 
     def __init__(self, kind: str, name: str, nearest: Sequence[str] = ()) -> None:
-        self.kind, self.name, self.nearest = kind, name, tuple(nearest)
-        hint = f"; did you mean {' or '.join(self.nearest)}?" if self.nearest else ""
+        hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
         super().__init__(f"unknown {kind} {name!r}{hint}")
+
+
+class AwaitedServersError(UnknownItemError):
+    """An own name leads nowhere as long as a server that may have it as well is not known."""
+
+    NAMED = 3
+    """Awaited servers that the message names."""
+
+    def __init__(self, kind: str, name: str, servers: Sequence[str], known: Sequence[str] = ()) -> None:
+        self.servers = tuple(servers)
+        super().__init__(kind, name)
+        awaited, full = self.servers[: self.NAMED], [f"{server}__{name}" for server in self.servers]
+        more = f" and {len(servers) - self.NAMED} more" if len(servers) > self.NAMED else ""
+        who = f"server{'s' if len(servers) > 1 else ''} {', '.join(map(repr, awaited))}{more}"
+        self.args = (
+            f"{kind} {name!r} needs the name of its server while {who} {'are' if len(servers) > 1 else 'is'} "
+            f"not connected and may have it: use {' or '.join([*known, *full[: self.NAMED]])}",
+        )
+
+
+class ChangedMeaningError(UnknownItemError):
+    """An own name would lead to another server than before in the same session."""
+
+    def __init__(self, kind: str, name: str, before: str, now: str) -> None:
+        super().__init__(kind, name)
+        self.args = (
+            f"{kind} {name!r} belonged to server {before!r} earlier in this session and would now go to "
+            f"server {now!r}: use {before}__{name}, or {now}__{name} if you mean that one",
+        )
+
+
+LIKENESS: Final = 0.6
+"""Ratio of `difflib` from which on names are alike, as it recommends."""
+
+COMPARED: Final = 5_000
+"""Names that an unknown one is compared with at most, in a thread."""
+
+COMPARED_CHARACTERS: Final = 64
+"""Characters of a name that are compared, in time that is the square of their number; hosts allow as many."""
+
+COMPARED_IN_FULL: Final = 20
+"""Names with the most letters in common, whose order is then compared, too."""
+
+
+def nearest_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """Return the known names that are most like an unknown one, best first."""
+    from difflib import SequenceMatcher  # noqa: PLC0415 - seldom needed
+
+    matcher = SequenceMatcher(b=name[:COMPARED_CHARACTERS], autojunk=False)
+    like: list[tuple[float, str]] = []
+    for other in islice(known, COMPARED):
+        matcher.set_seq1(other[:COMPARED_CHARACTERS])
+        if matcher.real_quick_ratio() >= LIKENESS and (ratio := matcher.quick_ratio()) >= LIKENESS:
+            like.append((ratio, other))
+    found: list[tuple[float, str]] = []
+    for _, other in nlargest(COMPARED_IN_FULL, like):
+        matcher.set_seq1(other[:COMPARED_CHARACTERS])
+        if (ratio := matcher.ratio()) >= LIKENESS:
+            found.append((ratio, other))
+    return [other for _, other in nlargest(most, found)]
 
 
 class UnknownFilterError(ContextProxyError):
@@ -126,8 +166,8 @@ class UnknownFilterError(ContextProxyError):
     """Known values that the message names; a person reads no more."""
 
     def __init__(self, kind: str, value: str, nearest: Sequence[str], known: Sequence[str]) -> None:
-        self.kind, self.value, self.nearest, self.known = kind, value, tuple(nearest), tuple(known)
-        hint = f" Did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else ""
+        self.kind, self.value = kind, value
+        hint = f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
         more = f" and {len(known) - self.NAMED:,} more" if len(known) > self.NAMED else ""
         there = f"There are: {', '.join(known[: self.NAMED])}{more}" if known else "There is none"
         super().__init__(f"there is no {kind} {value!r}.{hint} {there}")
@@ -153,7 +193,7 @@ class ServerUnavailableError(DownstreamError):
 
 
 class DisconnectedError(ServerUnavailableError):
-    """The connection was lost before the request was sent; `verb` says how."""
+    """The connection was lost before the request was sent; the next one can send it. `verb` says how."""
 
     def __init__(self, server: str, verb: str) -> None:
         super().__init__(server, "disconnected", f"it {verb}")

@@ -5,7 +5,7 @@ They are frozen and have no behaviour; every other module may depend on this one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
@@ -123,7 +123,9 @@ class Resource:
     uri: str
     """Its URI, or its URI template (RFC 6570)."""
     definition: bytes
-    """One JSON object as received, except that texts are cleaned, and cut if too long."""
+    """As of a tool."""
+    listed: bool = True
+    """False while its server, which is still configured, has not listed it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Prompt:
     exposed_name: str
     """The name that hosts see; unique in the catalog."""
     definition: bytes
-    """One JSON object as received, except that texts are cleaned, and cut if too long."""
+    """As of a tool."""
 
 
 class IndexedChunk(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -166,6 +168,12 @@ class Source:
     """Chunks by item name (own name of a tool, name of a document); shared with the owner, not a copy."""
 
 
+def _no_owner(uri: str) -> Resource | None:
+    """Return None, as nobody has a resource in an empty catalog."""
+    del uri
+    return None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """The whole catalog at one moment; a request uses one snapshot from start to end."""
@@ -179,11 +187,18 @@ class Snapshot:
     """Sorted by their key, the URI."""
     resources: Mapping[str, Resource] = field(default_factory=dict)
     """Resources of the downstream servers, by URI."""
-    templates: tuple[Resource, ...] = ()
+    templates: Mapping[str, Resource] = field(default_factory=dict)
+    """Their templates of resources, by URI template."""
+    owner_of: Callable[[str], Resource | None] = _no_owner
+    """Returns the resource or template that a URI leads to; None if no server has it."""
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     """Sorted by their key, the exposed name."""
     findings: tuple[str, ...] = ()
     """Messages for a person about items that were withheld."""
+    servers: frozenset[str] = frozenset()
+    """Names of all configured servers, also of those that are switched off."""
+    unlisted: tuple[str, ...] = ()
+    """Names of servers whose tools and prompts are not known yet, because they were never connected."""
 
 
 class Snapshots(Protocol):

@@ -36,7 +36,7 @@ from mcp_context_proxy.interactions.memory import Interactions
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.relevance import calibration_for
+from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.store import IN_MEMORY, open_store
 
 __all__ = [
@@ -131,6 +131,7 @@ def _snapshot(items: Iterable[Item]) -> Snapshot:
         tuple(Source(key.partition(":")[2], tuple(held), {}) for key, held in sources.items()),
         dict(sorted(tools.items())),
         dict(sorted(documents.items())),
+        servers=frozenset(tool.server for tool in tools.values()),
     )
 
 
@@ -150,13 +151,10 @@ class ContextEngine(engine.ContextEngine):
     def __init__(
         self, catalog: Catalog | None = None, config: Config | None = None, store: Path | str = IN_MEMORY
     ) -> None:
-        """Create an engine.
+        """Create an engine that builds contexts from `catalog`, by default with the settings of the proxy.
 
-        Args:
-            catalog: The items that `build` selects from.
-            config: Settings of search, contexts and the embedding model; by default those of the proxy.
-            store: A file that keeps vectors; by default they are lost on close, as request contexts
-                always are.
+        `store` is a file that keeps vectors; by default they are lost on close, as request contexts always
+        are.
         """
         config = config or Config()
         self._store = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
@@ -167,13 +165,13 @@ class ContextEngine(engine.ContextEngine):
         )
         self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get)
         super().__init__(
-            catalog or Catalog(),
-            self._local,
-            Sessions(),
-            RequestRecords(config.limits, None),
-            configured(config),
-            Costs(TokenCounter()),
-            ContextExpander(Expander(retrieval.index_of, queries), config.context.expansion_rules),
+            catalog=catalog or Catalog(),
+            searcher=self._local,
+            sessions=Sessions(),
+            records=RequestRecords(config.limits, None),
+            options=configured(config),
+            costs=Costs(TokenCounter()),
+            expander=ContextExpander(Expander(retrieval.index_of, queries), config.context.expansion_rules),
         )
         self._model = model
         self._given: tuple[tuple[Item, ...], Catalog] = ((), Catalog())

@@ -2,15 +2,20 @@
 
     python scripts/build_background.py
 
-To be run again when `mcp_context_proxy/retrieval/relevance.py` or the packaged model changes.
+To be run again when ``general_requests.txt`` beside it (one request a line) or the packaged model changes.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from mcp_context_proxy.embedding.model import load_model
-from mcp_context_proxy.retrieval.relevance import BACKGROUND, VECTORS
+from mcp_context_proxy.retrieval.scoring import BACKGROUND
+
+REQUESTS = Path(__file__).with_name("general_requests.txt")
 
 if __name__ == "__main__":
-    np.save(VECTORS, load_model().embed(BACKGROUND).astype(np.float16), allow_pickle=False)
+    requests = REQUESTS.read_text(encoding="utf-8").splitlines()
+    np.save(BACKGROUND, load_model().embed(requests).astype(np.float16), allow_pickle=False)

@@ -16,6 +16,8 @@ class Promise:
 
 MODES = "faults/test_every_mode.py::test_a_fault_costs_its_own_call_and_nothing_else"
 SOAK = "faults/test_soak.py::test_nothing_is_lost_doubled_repeated_or_left_behind"
+FLOODS = "faults/test_floods.py::test_a_flood_of_one_kind_of_message_fills_no_memory_and_disturbs_nobody"
+BOUNDS = "server/test_bounds.py::"
 HTTP = "front/test_http.py::"
 LISTENING = "front/test_listening.py::"
 SESSIONS = "front/test_sessions.py::"
@@ -23,6 +25,12 @@ PAGE = "web/test_page.py::"
 STOPPING = "faults/test_stopping.py::"
 DEFINITIONS = "faults/test_definitions.py::"
 MEMORY = "faults/test_memory.py::"
+STRANGERS = "server/test_strangers.py::"
+CONNECTIONS = "proxy/test_connections.py::"
+OWNERS = "server/test_resource_owners.py::"
+FOLDER = "downstream/test_working_folder.py::"
+QUESTIONS = "server/test_questions.py::"
+ADVERSARIAL = "trust/test_adversarial_text.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 SECURITY = (
@@ -44,7 +52,14 @@ SECURITY = (
     ),
     Promise(
         "A server that fails, hangs, floods or lies does not disturb calls to other servers.",
-        (MODES, SOAK, "downstream/test_calls.py::test_a_server_that_stops_reading_delays_only_its_own_calls"),
+        (
+            MODES,
+            SOAK,
+            FLOODS,
+            "downstream/test_calls.py::test_a_server_that_stops_reading_delays_only_its_own_calls",
+            ADVERSARIAL + "test_time_grows_with_the_length_of_a_text_and_not_with_its_square",
+            ADVERSARIAL + "test_a_server_of_hostile_texts_delays_neither_the_loop_nor_a_search",
+        ),
     ),
     Promise(
         "A failure is reported as a result that names the server, the cause and what happened to the call.",
@@ -70,8 +85,9 @@ SECURITY = (
         ),
     ),
     Promise(
-        "Messages, lists, definitions, results, queues and waits are bounded (`[limits]`); anything "
-        "over a bound is refused with an explanation and never buffered.",
+        "Messages, lists, definitions, results, queues and waits are bounded by number, bytes and rate "
+        "([docs/bounds.md](docs/bounds.md), `[limits]`). Anything over a bound is never buffered: it is "
+        "refused with an explanation, or dropped if it is a notification.",
         (
             "protocol/test_framing.py::test_an_endless_line_is_not_buffered",
             "downstream/test_answers.py::test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit",
@@ -82,6 +98,14 @@ SECURITY = (
             DEFINITIONS + "test_tools_over_the_limit_are_withheld_with_a_warning",
             DEFINITIONS + "test_an_endless_list_of_pages_is_cut",
             "downstream/test_stderr.py::test_a_line_without_an_end_is_bounded",
+            FLOODS,
+            "docs/test_bounds.py::test_each_figure_is_that_of_its_bound",
+            BOUNDS + "test_an_update_of_a_resource_that_nobody_subscribed_to_at_its_server_is_not_kept",
+            BOUNDS + "test_more_updates_than_a_server_may_send_at_once_arrive_later_and_each_once",
+            BOUNDS + "test_the_elicitations_that_are_remembered_are_bounded_and_end_with_their_session",
+            BOUNDS + "test_questions_of_a_server_are_refused_while_too_many_bytes_of_them_are_open",
+            BOUNDS + "test_a_session_is_refused_more_subscriptions_than_it_may_have",
+            ADVERSARIAL + "test_a_page_of_millions_of_entries_is_not_taken_apart",
         ),
     ),
     Promise(
@@ -99,18 +123,34 @@ SECURITY = (
         ),
     ),
     Promise(
-        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible or "
-        "reordering characters. Fields that a call depends on are not changed; a tool that hides "
-        "something there is withheld.",
+        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible, private or "
+        "reordering characters, no runs of empty lines. That goes for definitions, errors, failed results, "
+        "progress, log messages, logins, stored queries, commands and the page. An error and a log message "
+        "name their server. Fields that a call depends on are not changed; a tool that hides something "
+        "there is withheld.",
         (
+            "protocol/test_text.py::test_every_code_point_is_visible_or_a_space_or_removed",
+            "protocol/test_strangers.py::test_no_run_of_blanks_pushes_text_out_of_sight",
+            STRANGERS + "test_an_error_hides_nothing_in_its_message_and_its_data",
+            STRANGERS + "test_an_endless_error_is_cut_and_says_so",
+            STRANGERS + "test_progress_and_log_messages_hide_nothing_and_cannot_pose_as_another_server",
+            STRANGERS + "test_a_failed_result_hides_nothing_and_a_successful_one_keeps_its_bytes",
+            STRANGERS + "test_the_cause_of_a_failed_start_hides_nothing",
+            "cli/test_strangers.py::test_words_of_an_old_store_are_printed_without_what_hides_in_them",
             DEFINITIONS + "test_no_listed_text_has_invisible_characters",
             "catalog/test_definitions.py::test_no_accepted_definition_has_invisible_characters_in_its_texts",
             "catalog/test_definitions.py::test_a_tool_with_invisible_characters_in_names_or_values_is_withheld",
         ),
     ),
     Promise(
-        "Two tools never share a name, and a name leads to the server that has the tool.",
+        "Two tools never share a name, and a name of a tool or prompt that states its server leads to that "
+        "server or nowhere, whether it is connected, slow, failed, off or removed. An own name without a "
+        "server leads nowhere while an enabled server is not known, and never to two servers in one session.",
         (
+            "server/test_names.py::test_a_full_name_never_leads_to_another_server",
+            "server/test_names.py::test_an_own_name_leads_nowhere_while_a_server_is_not_known",
+            "server/test_names.py::test_a_session_refuses_an_own_name_that_would_go_to_another_server",
+            "catalog/test_names.py::test_a_name_leads_to_the_server_that_it_names_or_nowhere",
             "catalog/test_naming.py::test_two_arbitrary_tools_never_share_a_name",
             "catalog/test_naming.py::test_a_name_leads_back_to_its_server_and_tool",
             DEFINITIONS + "test_tools_of_servers_with_confusable_names_stay_distinct",
@@ -118,8 +158,10 @@ SECURITY = (
     ),
     Promise(
         "Secrets from the configuration and from logins never appear in logs, errors or a server's last "
-        "output, not even in encoded form.",
+        "output, not even in encoded form. What commands and the page show about servers is redacted, too, "
+        "even a name that a server took from its secret.",
         (
+            "cli/test_strangers.py::test_no_command_prints_a_secret_that_a_server_uses_as_a_name",
             MODES,
             "oauth/test_proxy.py::test_a_token_that_its_server_reveals_is_in_no_error_and_no_log",
             "config/test_redaction.py::test_any_secret_is_found_however_it_is_written",
@@ -139,6 +181,24 @@ SECURITY = (
         ),
     ),
     Promise(
+        "On Linux, no server can read the environment, the memory or the open files of the proxy, "
+        "although it runs as the same user.",
+        ("faults/test_spying.py::test_a_server_reads_neither_environment_nor_memory_nor_files_of_the_proxy",),
+    ),
+    Promise(
+        "A repository in which the proxy is started decides nothing about the programs that run: no file "
+        'of it is read, and servers start in the folder of the configuration. `cwd = "launch"` changes '
+        "that for one server.",
+        (
+            FOLDER + "test_the_proxy_opens_nothing_in_the_folder_where_it_is_started",
+            FOLDER + "test_a_server_starts_in_the_folder_of_the_configuration",
+            FOLDER + "test_npx_does_not_read_the_settings_of_the_opened_repository",
+            FOLDER + "test_python_does_not_import_modules_of_the_opened_repository",
+            FOLDER + "test_a_relative_command_counts_from_the_configuration",
+            FOLDER + "test_a_relative_folder_on_the_path_counts_from_the_configuration",
+        ),
+    ),
+    Promise(
         "No process that the proxy started outlives it, even if the proxy is killed: a server ends with "
         "everything it left behind in its process group.",
         (
@@ -154,6 +214,8 @@ SECURITY = (
         "On SIGTERM new requests are refused, running ones finish or get an error, and the proxy exits "
         "with code 0; a second signal ends it at once.",
         (
+            "front/test_sse.py::test_a_subscription_whose_client_has_left_does_not_delay_the_stop",
+            "front/test_sse.py::test_an_open_response_at_the_stop_leaves_no_traceback_in_the_log",
             STOPPING + "test_pending_calls_are_finished_before_the_proxy_stops",
             STOPPING + "test_calls_after_the_stop_signal_are_refused_and_do_not_run",
             STOPPING + "test_a_second_stop_signal_ends_everything_at_once",
@@ -171,8 +233,9 @@ SECURITY = (
     Promise(
         "Over HTTP every request except `/healthz` and the files of the page needs the bearer token, "
         "which only its owner can read; without a token the proxy listens on the loopback address only, "
-        "and says so.",
+        "and says so. Without the token `/healthz` says that the proxy is up, and nothing else.",
         (
+            "proxy/test_reload.py::test_without_the_token_nobody_learns_what_is_wrong_with_the_configuration",
             LISTENING + "test_a_token_is_required_and_only_its_owner_can_read_it",
             LISTENING + "test_without_a_token_only_loopback_addresses_are_allowed",
             LISTENING + "test_serving_without_authentication_is_warned_about",
@@ -180,8 +243,13 @@ SECURITY = (
         ),
     ),
     Promise(
-        "Web pages reach nothing: Host and Origin are checked on every route.",
+        "Web pages of other origins reach nothing, with or without a token: Host, Origin and "
+        "Sec-Fetch-Site are checked on every route. A link to the page `/ui` works.",
         (
+            "front/test_web_pages.py::test_nothing_is_loaded_into_a_page_of_another_origin",
+            "front/test_web_pages.py::test_a_link_of_another_page_leads_to_the_pages_and_nowhere_else",
+            "front/test_web_pages.py::"
+            "test_a_real_page_of_another_origin_leaves_no_trace_in_a_proxy_without_a_token",
             HTTP + "test_requests_of_a_foreign_web_page_are_refused",
             "front/test_guard.py::test_other_host_names_are_answered_with_misdirected_request",
         ),
@@ -211,8 +279,15 @@ SECURITY = (
     ),
     Promise(
         "Sessions never see each other's responses, cancellations or tokens, and no server sees a "
-        "client's token. A client that guesses session ids is refused, and no log contains them.",
+        "client's token. A client that guesses session ids is refused, and no log contains them. A "
+        "session, a context, a parked call and a request id are usable only by the principal that opened "
+        "them.",
         (
+            "front/test_principals.py::test_a_session_does_not_exist_for_another_principal",
+            "front/test_principals.py::test_an_event_stream_takes_no_messages_of_another_principal",
+            "front/test_principals.py::test_a_context_does_not_exist_for_another_principal",
+            "front/test_principals.py::test_another_principal_can_neither_cancel_a_call_nor_take_its_id",
+            "server/test_parked.py::test_a_continuation_handle_works_only_for_the_same_call_and_client",
             HTTP + "test_two_clients_with_the_same_ids_never_get_each_others_answers",
             HTTP + "test_cancelling_a_request_does_not_affect_the_same_id_in_another_session",
             "downstream/test_urls.py::test_configured_headers_are_sent_and_none_of_the_client",
@@ -243,7 +318,11 @@ SECURITY = (
     Promise(
         "Nothing leaves the machine through the proxy itself unless a server or a model service is "
         "configured.",
-        ("embedding/test_privacy.py::test_using_the_model_writes_no_files",),
+        (
+            CONNECTIONS + "test_the_proxy_connects_to_nothing_but_its_configured_servers",
+            CONNECTIONS + "test_its_libraries_in_machine_code_connect_to_nothing_either",
+            "embedding/test_privacy.py::test_using_the_model_writes_no_files",
+        ),
     ),
     Promise(
         "A server cannot direct a login to an address nearer to this machine than its own, or to one "
@@ -256,6 +335,20 @@ SECURITY = (
         ),
     ),
     Promise(
+        "A server that asks a person or a model through the client (elicitation, sampling) is named in "
+        "the request. What it asks hides nothing, opens only `https` pages, has no field for a password, "
+        "token, key or card number, and is bounded in number and tokens.",
+        (
+            QUESTIONS + "test_an_elicitation_says_which_server_asks_and_hides_nothing",
+            QUESTIONS + "test_a_sampling_request_says_which_server_asks_and_takes_no_other_context",
+            QUESTIONS + "test_an_error_that_sends_a_person_to_a_url_says_which_server_does",
+            QUESTIONS + "test_an_error_that_sends_a_person_to_an_unsafe_url_loses_it",
+            QUESTIONS + "test_nobody_is_sent_to_an_unsafe_url",
+            QUESTIONS + "test_a_form_that_asks_for_a_secret_reaches_nobody",
+            QUESTIONS + "test_a_refused_question_counts_so_that_a_server_cannot_try_words_without_end",
+        ),
+    ),
+    Promise(
         "A model that is asked to rerank decides only the order of five tools; it can neither delay a "
         "search beyond `limits.rerank_seconds` nor make it fail.",
         (
@@ -264,6 +357,55 @@ SECURITY = (
             "rerank/test_endpoint.py::test_an_unusable_answer_leaves_the_order_unchanged",
             "rerank/test_endpoint.py::test_a_missing_answer_is_waited_for_no_longer_than_the_limit",
             "rerank/test_endpoint.py::test_a_slow_answer_is_waited_for_no_longer_than_the_limit",
+        ),
+    ),
+    Promise(
+        "A bearer token has at least 16 characters. Wrong ones are counted for each address and for all "
+        "together, and after too many each token waits for a second before it is looked at; one on a "
+        "connection that has sent the right one never waits.",
+        (
+            "front/test_token.py::test_a_weak_token_in_the_environment_is_refused_with_a_remedy",
+            "front/test_token.py::test_a_short_token_in_a_file_is_refused_with_its_length_and_not_shown",
+            "front/test_guesses.py::test_no_more_than_a_few_tokens_a_second_are_looked_at",
+            "front/test_guesses.py::"
+            "test_the_right_token_is_served_at_once_from_elsewhere_and_a_second_later_from_there",
+        ),
+    ),
+    Promise(
+        "A login goes on only at an authorization server that says it supports PKCE, unless "
+        "`oauth.assume_pkce` is set, and never with broken metadata of the server. The person is told "
+        "first where it leads and what it asks for, and what has changed since the last one. A result "
+        "without the state of the login is ignored.",
+        (
+            "oauth/test_login.py::"
+            "test_without_a_word_about_pkce_the_login_is_refused_before_anything_is_registered",
+            "oauth/test_login.py::test_broken_metadata_of_the_server_ends_the_login_with_the_reason",
+            "oauth/test_commands.py::"
+            "test_a_login_tells_first_where_it_leads_what_it_asks_for_and_what_has_changed",
+            "oauth/test_loopback.py::"
+            "test_a_result_without_the_state_of_the_login_is_ignored_and_its_text_appears_nowhere",
+        ),
+    ),
+    Promise(
+        "A URI, and each subscription to it, leads to the server that lists it, else to the server of the "
+        "template with the longest literal beginning that matches it, or nowhere. `rule:`, `reference:` and "
+        "`context:` never lead to a server, and every listed resource of a server names it.",
+        (
+            "server/test_changing_owners.py::"
+            "test_a_uri_and_its_subscriptions_belong_to_their_owner_at_every_moment",
+            OWNERS + "test_no_server_gets_the_schemes_of_the_proxy",
+            OWNERS + "test_a_catch_all_of_an_earlier_server_takes_nothing_from_a_later_one",
+            OWNERS + "test_a_uri_of_two_servers_stays_with_the_first_and_is_reported_with_both",
+            OWNERS + "test_only_the_owner_of_a_resource_announces_its_updates",
+            OWNERS + "test_a_listed_resource_names_its_server_whatever_the_server_claims",
+        ),
+    ),
+    Promise(
+        "Nothing that a server writes into a URI or a template makes a lookup stall the proxy.",
+        (
+            OWNERS + "test_a_template_of_many_expressions_delays_nobody",
+            OWNERS + "test_templates_over_the_bound_of_a_server_are_withheld",
+            "catalog/test_uri_owners.py::test_no_permitted_templates_of_a_server_stall_the_proxy",
         ),
     ),
 )
@@ -287,7 +429,11 @@ README = (
     Promise(
         "Search runs on your machine with a small embedding model that ships in the package: no external "
         "service, no API key, no network.",
-        ("embedding/test_privacy.py::test_using_the_model_writes_no_files",),
+        (
+            CONNECTIONS + "test_the_proxy_connects_to_nothing_but_its_configured_servers",
+            CONNECTIONS + "test_its_libraries_in_machine_code_connect_to_nothing_either",
+            "embedding/test_privacy.py::test_using_the_model_writes_no_files",
+        ),
     ),
     Promise(
         "Both `mcpServers` (Claude Desktop, Claude Code, Cursor) and `servers` (VS Code) are understood. An "
@@ -485,12 +631,17 @@ README = (
     ),
     Promise(
         "The proxy itself sends nothing from your machine: no telemetry, no downloads, no model service.",
-        ("embedding/test_privacy.py::test_using_the_model_writes_no_files",),
+        (
+            CONNECTIONS + "test_the_proxy_connects_to_nothing_but_its_configured_servers",
+            CONNECTIONS + "test_its_libraries_in_machine_code_connect_to_nothing_either",
+            "embedding/test_privacy.py::test_using_the_model_writes_no_files",
+        ),
     ),
     Promise(
         "It connects only to the servers you configure, and to the authorization servers they name when you "
         "log in.",
         (
+            CONNECTIONS + "test_the_proxy_connects_to_nothing_but_its_configured_servers",
             "oauth/test_login.py::test_a_login_discovers_registers_and_gives_tokens_for_this_server",
             "downstream/test_urls.py::test_a_redirect_to_another_origin_is_not_followed",
             DEFINITIONS + "test_links_in_a_result_are_passed_on_and_never_followed",

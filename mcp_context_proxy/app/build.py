@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+import asyncio
 
 from mcp_context_proxy.app.catalog_refresh import CatalogRefresh
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
-from mcp_context_proxy.app.proxy import Proxy, document_folders, tools_setup
+from mcp_context_proxy.app.proxy import Proxy, tools_setup
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
@@ -18,7 +19,6 @@ from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Handles, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server import meta_definitions, prompts
@@ -32,33 +32,38 @@ from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.statistics.recorder import CacheCounts
+from mcp_context_proxy.server.watches import Watches
 from mcp_context_proxy.store import Store
 
 
 def build(config: Config, store: Store) -> Proxy:
     """Build a proxy; `store` is open, and its owner closes it.
 
-    The three inner functions are called only once the proxy runs, so they may use parts that are created
+    The two inner functions are called only once the proxy runs, so they may use parts that are created
     later.
     """
 
-    def on_server_event(method: str, params: Members, parties: frozenset[Party]) -> None:
-        changes.downstream_event(method, params)
+    def on_server_event(server: str, method: str, params: Members, parties: frozenset[Party]) -> None:
+        changes.downstream_event(server, method, params)
         open_sessions.relay(method, params, parties)
-
-    def on_server_change() -> None:
-        refresh.mark_stale()
 
     def figures() -> Figures:
         return statistics.figures
 
     # The catalog: servers, documents, and the task that keeps it current.
-    fleet = Fleet(config.servers.values(), config.limits, on_server_change, on_server_event, store.listings)
-    library = DocumentLibrary(document_folders(config.documents), config.limits)
+    stale = asyncio.Event()
+    fleet = Fleet(config.servers.values(), config.limits, stale.set, on_server_event, store.listings)
+    library = DocumentLibrary(config.documents, config.limits)
     reserved = meta_definitions.RESERVED | {prompts.NAME}
-    catalog = Catalog(config.expose, config.limits, fleet.serving, library, reserved)
-    refresh = CatalogRefresh(catalog, fleet, library)
+    catalog = Catalog(
+        config.expose,
+        config.limits,
+        fleet.serving,
+        library,
+        configured=fleet.configured,
+        reserved=reserved,
+    )
+    refresh = CatalogRefresh(catalog, fleet, library, stale)
 
     # Search and contexts.
     search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)
@@ -68,15 +73,15 @@ def build(config: Config, store: Store) -> Proxy:
     costs = Costs(TokenCounter())
     expander = ContextExpander(search.expander, config.context.expansion_rules)
     contexts = ContextEngine(
-        catalog,
-        search.searcher,
-        sessions,
-        records,
-        configured(config),
-        costs,
-        expander,
-        search.reranker,
-        search.working_set,
+        catalog=catalog,
+        searcher=search.searcher,
+        sessions=sessions,
+        records=records,
+        options=configured(config),
+        costs=costs,
+        expander=expander,
+        reranker=search.reranker,
+        working_set=search.working_set,
     )
     interactions = InteractionParts(config, store, search.model) if config.interactions.enabled else None
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
@@ -96,16 +101,16 @@ def build(config: Config, store: Store) -> Proxy:
     if statistics.searches is not None:
         records.when_added(statistics.searches.served)
     if statistics.usage is not None:
-        for name, lookups in search.lookups.items():
-            statistics.usage.counters.caches[name] = partial(_counts, lookups)
+        statistics.usage.counters.caches.update(search.lookups)
 
     # The server: notifications, forwarding, and the methods that hosts call.
     open_sessions = OpenSessions()
-    changes = ChangeNotifier(catalog, tool_list, open_sessions)
+    watches = Watches(catalog, fleet)
+    changes = ChangeNotifier(catalog, tool_list, open_sessions, watches)
     pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
     forwarder = Forwarder(pending_input)
     resources = Resources(
-        catalog=catalog, fleet=fleet, forwarder=forwarder, contexts=contexts, handles=handles
+        catalog=catalog, watches=watches, forwarder=forwarder, contexts=contexts, handles=handles
     )
     log = None if interactions is None else interactions.log
     calls = ToolCalls(
@@ -156,10 +161,6 @@ def build(config: Config, store: Store) -> Proxy:
         ),
         page_size=config.expose.page_size,
     )
-    open_sessions.when_ended(resources.end)
-    open_sessions.when_ended(lambda session: fleet.end(session.party))
-    refresh.when_changed(changes.catalog_changed)
-    refresh.when_changed(resources.catalog_changed)
     refresh.when_rewritten(changes.resource_updated)
 
     proxy = Proxy(
@@ -183,9 +184,6 @@ def build(config: Config, store: Store) -> Proxy:
         pending_input=pending_input,
         forwarder=forwarder,
         gateway=gateway,
+        redact=Redactor(all_secrets_of(config)),
     )
     return proxy
-
-
-def _counts(lookups: Lookups) -> CacheCounts:
-    return CacheCounts(lookups.hits, lookups.misses)

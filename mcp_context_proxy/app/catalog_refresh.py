@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -20,22 +21,20 @@ READING_SECONDS: Final = 0.25
 class CatalogRefresh:
     """Keeps the catalog current with its servers and folders, and calls back when it has changed."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, library: DocumentLibrary) -> None:
-        self._catalog, self._fleet, self._library = catalog, fleet, library
-        self._stale, self._folders_changed = anyio.Event(), anyio.Event()
+    def __init__(
+        self, catalog: Catalog, fleet: Fleet, library: DocumentLibrary, stale: asyncio.Event
+    ) -> None:
+        """Prepare; `stale` requests a refresh once it is set."""
+        self._catalog, self._fleet, self._library, self._stale = catalog, fleet, library, stale
+        self._folders_changed = anyio.Event()
         self._documents_read = anyio.Event()
         self._begun = False
         self._refreshed: list[Callable[[Snapshot], None]] = []
-        self._changed: list[Callable[[], None]] = []
         self._rewritten: list[Callable[[str], None]] = []
 
     def when_refreshed(self, callback: Callable[[Snapshot], None]) -> None:
         """Call `callback` with every new snapshot; it must not block."""
         self._refreshed.append(callback)
-
-    def when_changed(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when hosts may have to be notified of a change."""
-        self._changed.append(callback)
 
     def when_rewritten(self, callback: Callable[[str], None]) -> None:
         """Call `callback` with the URI of every document whose text has changed."""
@@ -62,7 +61,7 @@ class CatalogRefresh:
             group.start_soon(self._watch_documents)
             while True:
                 await self._stale.wait()
-                self._stale = anyio.Event()
+                self._stale.clear()
                 await self._refresh()
                 self._notify()
 
@@ -99,7 +98,7 @@ class CatalogRefresh:
             refreshed(self._catalog.snapshot)
 
     def _notify(self) -> None:
-        for changed in self._changed:
+        for changed in self._catalog.changed:
             changed()
 
     async def _watch_documents(self) -> None:

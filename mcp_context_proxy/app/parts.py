@@ -19,7 +19,7 @@ from mcp_context_proxy.embedding.embeddings import (
     check_model_files,
     open_model,
 )
-from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRetention
+from mcp_context_proxy.interactions.memory import InteractionMemory
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Snapshot, Snapshots
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
@@ -27,14 +27,9 @@ from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.relevance import calibration_for
+from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.server.after_call import InteractionLog
-from mcp_context_proxy.statistics.recorder import (
-    Inventory,
-    SessionRecorder,
-    StatisticsRetention,
-    UsageRecorder,
-)
+from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store import Store
 
@@ -101,13 +96,14 @@ class StatisticsParts:
         listed_whole: Callable[[Snapshot], bool],
     ) -> None:
         """Build the parts; `listed_whole` tells whether ``tools/list`` shows a snapshot whole."""
-        retention = StatisticsRetention.of(config.limits)
         self.reports = Reports(store.statistics)
         self.usage: UsageRecorder | None = None
         self.searches: SearchStatistics | None = None
         if config.statistics.enabled:
-            inventory = Inventory(store.statistics, catalog, costs.of, listed_whole, known=costs.know)
-            self.usage = UsageRecorder(store.statistics, retention, inventory)
+            inventory = Inventory(
+                store.statistics, catalog, tokens=costs.of, listed_whole=listed_whole, known=costs.know
+            )
+            self.usage = UsageRecorder(store.statistics, config.limits, inventory)
             keep = config.learning.store_queries and config.context.keep_requests
             self.searches = SearchStatistics(self.usage, keep)
             if config.learning.enabled:
@@ -116,7 +112,7 @@ class StatisticsParts:
     @property
     def figures(self) -> Figures:
         """Return the figures of tools from their calls."""
-        return {} if self.usage is None else self.usage.summed.figures
+        return {} if self.usage is None else self.usage.figures
 
 
 class InteractionParts:
@@ -124,7 +120,7 @@ class InteractionParts:
 
     def __init__(self, config: Config, store: Store, model: LazyModel) -> None:
         self._secrets = set(all_secrets_of(config))
-        self.memory = memory_of(config, store, model)
+        self.memory = InteractionMemory(model, store.interactions, config)
         self.recorder = InteractionRecorder(self.memory)
         self.log = InteractionLog(self.recorder)
         self.recall_tool = config.interactions.recall_tool
@@ -133,10 +129,4 @@ class InteractionParts:
     def configure(self, config: Config) -> None:
         """Redact the secrets of a changed configuration, too; none is ever forgotten."""
         self._secrets.update(all_secrets_of(config))
-        self.memory.redact_with(Redactor(self._secrets))
-
-
-def memory_of(config: Config, store: Store, model: LazyModel) -> InteractionMemory:
-    """Open the memory of interactions of a store."""
-    redact = Redactor(all_secrets_of(config))
-    return InteractionMemory(model, store.interactions, InteractionRetention.of(config), redact)
+        self.memory.redact = Redactor(self._secrets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,9 @@ from mcp_context_proxy.app.catalog_refresh import CatalogRefresh
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
-from mcp_context_proxy.catalog.documents import DocumentFolder
-from mcp_context_proxy.config import Config, DocumentsConfig
+from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Reloader, Standing
-from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
 from mcp_context_proxy.context.background_indexing import Indexed
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
@@ -26,7 +25,7 @@ from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
@@ -38,6 +37,7 @@ from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
 if TYPE_CHECKING:
+    from mcp_context_proxy.server.sdk import SdkServer
     from mcp_context_proxy.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -68,8 +68,12 @@ class Proxy:
     pending_input: PendingInput
     forwarder: Forwarder
     gateway: Gateway
+    redact: Redactor
+    """Removes the secrets of all configurations so far from what people are shown."""
     reloader: Reloader | None = None
     """Follows the configuration file while a front is served."""
+    server: SdkServer | None = None
+    """Serves hosts; None without a front."""
     _warm: bool = False
     """Whether each new snapshot is indexed at once."""
 
@@ -91,7 +95,7 @@ class Proxy:
                 self.changes,
                 self.open_sessions,
                 self.pending_input,
-                self.searcher,
+                self.searcher.indexing,
                 self.records,
                 self.search.use_recorder,
                 self.search.session_recorder,
@@ -115,19 +119,27 @@ class Proxy:
         Settings that need a restart keep their old values: see `config.settings.Reload`.
         """
         before, self.config = self.config, config
+        changed = {table for table in Config.model_fields if getattr(config, table) != getattr(before, table)}
         redact_logs(all_secrets_of(config))
+        self.redact.know(all_secrets_of(config))
         difference = self.fleet.apply(config.servers.values(), config.limits)
+        self.searcher.config = config
         recalls = self.interactions is not None and self.interactions.recall_tool
         self.setup = tools_setup(config, recalls=recalls)
+        if self.server is not None:
+            self.server.instructions = self.instructions()
         if self.interactions is not None:
             self.interactions.configure(config)
-        self.catalog.configure(config.expose, config.limits)
-        self.tool_list.configure(config.expose, meta_definitions.definitions(self.setup))
-        self.searcher.configure(config)
-        self.contexts.configure(configured(config))
-        self.expander.configure(config.context.expansion_rules)
-        if (config.documents, config.limits) != (before.documents, before.limits):
-            self.library.configure(document_folders(config.documents), config.limits)
+        # Each of the other parts is reached only if a table that it reads has changed.
+        if changed & {"expose", "limits"}:
+            self.catalog.configure(config.expose, config.limits)
+        if changed & {"expose", "servers", "documents", "context"}:
+            self.tool_list.configure(config.expose, meta_definitions.definitions(self.setup))
+        if changed & {"expose", "search", "context"}:
+            self.contexts.configure(configured(config))
+            self.expander.rules = config.context.expansion_rules
+        if changed & {"documents", "limits"}:
+            self.library.configure(config.documents, config.limits)
             await self.refresh.reconfigure_documents()
         self._warm = self._warm or config.search.warm_up
         self.refresh.mark_stale()
@@ -159,6 +171,10 @@ class Proxy:
         """Make spans of requests from now on, or none."""
         self.gateway.tracing = self.forwarder.tracing = tracing
 
+    def instructions(self) -> str:
+        """Return the text about this proxy that hosts give to their models."""
+        return meta_definitions.instructions(self.setup, words_only=self.search.model.error is not None)
+
     def health(self) -> dict[str, Any]:
         """Return the body of ``/healthz``: the status, and problems that a person should know."""
         standing = Standing() if self.reloader is None else self.reloader.standing
@@ -183,15 +199,7 @@ class Proxy:
 
     def _index(self, snapshot: Snapshot) -> None:
         if self._warm:
-            self.searcher.prepare(snapshot)
-
-
-def document_folders(entries: Iterable[DocumentsConfig]) -> list[DocumentFolder]:
-    """Return the configured folders of documents."""
-    return [
-        DocumentFolder(Kind(entry.kind) if entry.kind else None, entry.path, entry.include)
-        for entry in entries
-    ]
+            self.searcher.indexing.prepare(snapshot)
 
 
 def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,16 +18,15 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.protocol.strangers import shown_json
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.process import (
     SIGNALS,
-    freeze_gc,
+    SWITCH_SECONDS,
     limit_malloc_arenas,
     listen_for_signals,
     raise_file_limit,
-    set_switch_interval,
     trim_periodically,
 )
 from mcp_context_proxy.system.threads import in_thread, load_sdk
@@ -77,7 +78,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or a signal stops the process; follow the configuration file meanwhile."""
     raise_file_limit()
     limit_malloc_arenas()
-    set_switch_interval()
+    sys.setswitchinterval(SWITCH_SECONDS)
     # Signals are handled before any server starts, so that none outlives a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as listening:
@@ -93,20 +94,15 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
 
                 proxy.trace(open_tracing())
                 server = SdkServer(
-                    proxy.gateway,
-                    proxy.changes,
-                    _instructions(proxy),
-                    proxy.tool_list.header_schema,
+                    gateway=proxy.gateway,
+                    changes=proxy.changes,
+                    instructions=proxy.instructions(),
+                    header_schema=proxy.tool_list.header_schema,
                 )
-
-                async def apply(changed: Config) -> None:
-                    await proxy.apply(changed)
-                    server.instructions = _instructions(proxy)
-
-                proxy.reloader = reloader
+                proxy.server, proxy.reloader = server, reloader
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_on_signal, stop, proxy, server, group.cancel_scope)
-                    group.start_soon(reloader.run, apply)
+                    group.start_soon(reloader.run, proxy.apply)
                     group.start_soon(_freeze_gc, proxy)
                     group.start_soon(trim_periodically)
                     group.start_soon(_make_search_ready, proxy)
@@ -121,14 +117,14 @@ async def _look_at_model(proxy: Proxy) -> None:
         await in_thread(proxy.search.model.check, abandon_on_cancel=True)
 
 
-def _instructions(proxy: Proxy) -> str:
-    return meta_definitions.instructions(proxy.setup, words_only=proxy.search.model.error is not None)
-
-
 async def _freeze_gc(proxy: Proxy) -> None:
-    freeze_gc()
+    """Exclude modules and the catalog from garbage collection: some hundred thousand objects that stay.
+
+    A full collection would walk through all of them while every request waits.
+    """
+    gc.freeze()
     await proxy.wait_first_connect()
-    freeze_gc()
+    gc.freeze()
 
 
 async def _make_search_ready(proxy: Proxy) -> None:
@@ -139,7 +135,7 @@ async def _make_search_ready(proxy: Proxy) -> None:
     await proxy.wait_first_connect()
     latest = await proxy.records.latest(1)
     if latest and time_of_day() - latest[0].time < RECENT_SECONDS:
-        proxy.searcher.prepare(proxy.catalog.snapshot)
+        proxy.searcher.indexing.prepare(proxy.catalog.snapshot)
 
 
 async def _stop_on_signal(
@@ -238,4 +234,5 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     apis = contexts_api, search_api, usage_api, interactions_api
     operations = [operation for each in apis for operation in each.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
-    return [*routes(operations), *metrics]
+    shown = partial(shown_json, redact=proxy.redact.json)
+    return [*routes(operations, shown), *metrics]

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeVar
 
-from mcp_context_proxy.catalog import definitions
+from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.uri_owners import (
+    TEMPLATE_BYTES_PER_SERVER,
+    TEMPLATES_PER_SERVER,
+    UriOwners,
+    UriTemplate,
+    check_uri,
+)
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
@@ -22,7 +30,22 @@ from mcp_context_proxy.protocol import envelope
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T", Tool, Resource, Prompt)
+T = TypeVar("T", Tool, Prompt)
+
+URI_SHOWN = 100
+"""Characters of a withheld URI that a finding repeats."""
+
+_RESOURCES: dict[str, tuple[str, str, Callable[[str], object], float, float]] = {
+    "resources": ("resource", "uri", check_uri, inf, inf),
+    "templates": (
+        "resource template",
+        "uriTemplate",
+        UriTemplate.parse,
+        TEMPLATES_PER_SERVER,
+        TEMPLATE_BYTES_PER_SERVER,
+    ),
+}
+"""Name of an entry, its member with the URI, the check of that, and the most entries and bytes, by list."""
 
 
 class Catalog:
@@ -34,24 +57,33 @@ class Catalog:
         limits: Limits,
         clients: Callable[[], Iterable[DownstreamClient]],
         documents: DocumentLibrary,
+        *,
+        configured: Callable[[], frozenset[str]],
         reserved: frozenset[str] = frozenset(),
     ) -> None:
         """Start with an empty snapshot; `refresh` fills it.
 
-        Args:
-            expose: Configuration of the names of tools.
-            limits: Bounds on definitions.
-            clients: Returns the current downstream clients, in the order of the configuration.
-            documents: The rules and references.
-            reserved: Names of the proxy's own tools and prompts.
+        ``clients`` returns the current downstream clients, in the order of the configuration, ``configured``
+        the names of all servers, also of those that are switched off; ``reserved`` has the names of the
+        proxy's own tools and prompts.
         """
         self._expose, self._limits, self._reserved = expose, limits, reserved
-        self._serving, self._documents = clients, documents
+        self._serving, self._configured, self._documents = clients, configured, documents
+        self._servers: frozenset[str] = frozenset()
+        self._bare = False
+        """True while names need no prefix: it is not wanted, and every server is known."""
         self._clients: tuple[DownstreamClient, ...] = ()
         self._parsed: dict[str, _ParsedTools] = {}
+        self._last_entries: dict[tuple[str, str], tuple[bytes, ...]] = {}
+        """What each configured server listed last, by server and name of the list."""
+        self._owner_of = UriOwners({}, {})
+        self._indexed: tuple[list[Resource], list[Resource]] = ([], [])
+        """The resources and templates that it was made of."""
         self._refreshing = threading.Lock()
-        self.snapshot = Snapshot(generation=0, sources=())
+        self.snapshot = Snapshot(generation=0, sources=(), owner_of=self._owner_of)
         """The current snapshot. A request takes it once and uses it to the end."""
+        self.changed: list[Callable[[], None]] = []
+        """Callbacks, which must not block, for when hosts may have to be notified of a change."""
 
     def configure(self, expose: ExposeConfig, limits: Limits) -> None:
         """Change names and bounds, from the next `refresh` on."""
@@ -67,28 +99,40 @@ class Catalog:
         """
         with self._refreshing:
             before, findings = self.snapshot, list[str]()
-            self._clients = tuple(self._serving())
+            self._clients, self._servers = tuple(self._serving()), self._configured()
+            unlisted = tuple(client.name for client in self._clients if client.introduction is None)
+            self._bare = not self._expose.prefix and not unlisted
+            if unlisted and not self._expose.prefix:
+                awaited = ", ".join(unlisted)
+                findings.append(f"names keep their prefix until these servers were connected: {awaited}")
             serving = {client.name for client in self._clients}
             self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in serving}
+            self._last_entries = {key: last for key, last in self._last_entries.items() if key[0] in serving}
             tools = definitions.keep_unchanged(before.tools, self._tools(findings))
             document_sources = self._documents.sources
             documents = [
                 item for source in document_sources for item in source.items if isinstance(item, Document)
             ]
+            resources = self._resources("resources", before.resources, findings)
+            templates = self._resources("templates", before.templates, findings)
+            owned = list(resources.values()), list(templates.values())
+            owner_of = self._owner_of if owned == self._indexed else UriOwners(resources, templates)
+            findings += owner_of.overlaps
             made = Snapshot(
                 generation=before.generation + 1,
                 sources=(*self._tool_sources(tools.values()), *document_sources),
                 tools=tools,
                 documents={item.uri: item for item in sorted(documents, key=lambda item: item.uri)},
-                resources=definitions.keep_unchanged(before.resources, self._resources(findings)),
-                templates=tuple(
-                    Resource(*entry) for entry in self._entries("templates", "uriTemplate", findings)
-                ),
+                resources=_listed(dict(sorted(resources.items()))),
+                templates=_listed(templates),
+                owner_of=owner_of,
                 prompts=definitions.keep_unchanged(before.prompts, self._prompts(findings)),
                 findings=tuple(findings),
+                servers=self._servers,
+                unlisted=unlisted,
             )
             if not _same(before, made):
-                self.snapshot = made
+                self.snapshot, self._owner_of, self._indexed = made, owner_of, owned
             return self.snapshot
 
     def _tool_sources(self, tools: Iterable[Tool]) -> Iterator[Source]:
@@ -111,10 +155,23 @@ class Catalog:
         if (excess := len(tools) - self._limits.tools) > 0:
             findings.append(f"{excess:,} tools over {self._limits.tools:,} are withheld")
             del tools[self._limits.tools :]
-        if not self._expose.prefix:
-            names = self._names([(tool.server, tool.name) for tool in tools])
-            tools = [replace(tool, exposed_name=names[tool.server, tool.name]) for tool in tools]
-        return _unique(tools, lambda tool: tool.exposed_name, "tool", findings)
+        if self._bare:
+            exposed = self._names([(tool.server, tool.name) for tool in tools])
+            tools = [replace(tool, exposed_name=exposed[tool.server, tool.name]) for tool in tools]
+        return self._owned("tool", tools, findings)
+
+    def _owned(self, kind: str, items: Iterable[T], findings: list[str]) -> dict[str, T]:
+        """Return items by exposed name, without those whose name is another's."""
+        items = list(items)
+        for item in items:
+            claimed = names.claimed(item.name, item.server, self._servers)
+            if claimed is not None:
+                findings.append(
+                    f"{item.server}: {kind} {item.name!r} is named like one of server {claimed!r}, and only "
+                    f"{item.exposed_name} leads to it"
+                )
+        owned = names.keep_owned(items, self._servers, findings)
+        return _unique(owned, lambda item: item.exposed_name, kind, findings)
 
     def _tools_of(self, client: DownstreamClient, findings: list[str]) -> tuple[Tool, ...]:
         """Return the tools of one client; parsed again only when its listing or its settings have changed."""
@@ -162,62 +219,103 @@ class Catalog:
         if schema is None or not envelope.starts_with(schema, b"{"):
             raise UnfitError(f"tool {name!r} has no inputSchema object")
         try:
-            fitted = definitions.fit(definition, self._limits)
+            shown, remark = definitions.fit(definition, self._limits)
         except UnfitError as error:
             raise UnfitError(f"tool {name!r}: {error}") from None
         tool = Tool(
             server=config.name,
             name=name,
             exposed_name=definitions.exposed_name(config.name, name, self._expose.max_name_length),
-            description=envelope.text(envelope.members(fitted.definition).get("description")) or "",
-            definition=fitted.definition,
+            description=envelope.text(envelope.members(shown).get("description")) or "",
+            definition=shown,
             fingerprint=definitions.fingerprint(config.name, definition),
             include=config.include_of(name),
             tags=config.tags_of(name),
             category=config.category_of(name),
         )
-        return tool, fitted.remark
+        return tool, remark
 
-    def _resources(self, findings: list[str]) -> dict[str, Resource]:
-        resources = [Resource(*entry) for entry in self._entries("resources", "uri", findings)]
-        return _unique(resources, lambda resource: resource.uri, "resource", findings)
+    def _resources(
+        self, name: str, before: Mapping[str, Resource], findings: list[str]
+    ) -> dict[str, Resource]:
+        """Return the resources or the templates of all servers by URI, in the order of the configuration."""
+        kind, member, check, most, most_bytes = _RESOURCES[name]
+        found: dict[str, Resource] = {}
+        for client in self._clients:
+            entries, listed = self._last_listed(client, name)
+            taken = size = 0
+            for uri, definition in self._entries(client.name, name, entries, member, findings):
+                try:
+                    check(uri)
+                except UnfitError as error:
+                    findings.append(f"{client.name}: {kind} {uri[:URI_SHOWN]!r} is withheld: {error}")
+                    continue
+                taken, size = taken + 1, size + len(uri.encode())
+                if taken > most or size > most_bytes:
+                    findings.append(f"{client.name}: its {name} after the first {taken - 1:,} are withheld")
+                    break
+                resource = Resource(client.name, uri, definition, listed)
+                first = found.setdefault(uri, resource)
+                if first is not resource:
+                    reason = f"{first.server} offers it too"
+                    findings.append(f"{client.name}: {kind} {uri[:URI_SHOWN]!r} is withheld: {reason}")
+        return definitions.keep_unchanged(before, found)
+
+    def _last_listed(self, client: DownstreamClient, name: str) -> tuple[tuple[bytes, ...], bool]:
+        """Return what a server listed last under its name, and whether it lists that now.
+
+        A server that was restarted with other settings has listed nothing yet. Its URIs stay with it
+        meanwhile, so that none of them leads to another server unseen.
+        """
+        listing = client.listing
+        entries: tuple[bytes, ...] = getattr(listing, name)
+        failed = client.introduction is None or bool(listing.findings.get(name))
+        last = self._last_entries.get((client.name, name), ())
+        if not entries and failed:
+            return last, False
+        self._last_entries[client.name, name] = entries
+        return entries, True
 
     def _prompts(self, findings: list[str]) -> dict[str, Prompt]:
-        found = list(self._entries("prompts", "name", findings))
-        names = self._names([(server, name) for server, name, _ in found])
-        prompts = [
-            Prompt(server, name, names[server, name], definition) for server, name, definition in found
+        found = [
+            (client.name, *entry)
+            for client in self._clients
+            for entry in self._entries(client.name, "prompts", client.listing.prompts, "name", findings)
         ]
-        return _unique(prompts, lambda prompt: prompt.exposed_name, "prompt", findings)
+        exposed = self._names([(server, name) for server, name, _ in found])
+        prompts = [
+            Prompt(server, name, exposed[server, name], definition) for server, name, definition in found
+        ]
+        return self._owned("prompt", prompts, findings)
 
     def _names(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
         """Return the exposed names by server and own name."""
         length = self._expose.max_name_length
-        if self._expose.prefix:
+        if not self._bare:
             return {pair: definitions.exposed_name(*pair, length) for pair in pairs}
         return definitions.bare_names(pairs, self._reserved, length)
 
-    def _entries(self, name: str, member: str, findings: list[str]) -> Iterator[tuple[str, str, bytes]]:
-        """Yield server, key and definition of each entry of one list (``name``) of all servers.
+    def _entries(
+        self, server: str, name: str, entries: Iterable[bytes], member: str, findings: list[str]
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield key and definition of each entry of one list (``name``) of a server.
 
         The key is the text of ``member``. Entries that cannot be shown are left out.
         """
-        for client in self._clients:
-            for position, definition in enumerate(getattr(client.listing, name), 1):
-                try:
-                    key = envelope.text(envelope.members(definition).get(member))
-                    if not key:
-                        raise UnfitError(f"it has no {member}")
-                    fitted = definitions.fit(definition, self._limits)
-                except UnfitError as error:
-                    findings.append(f"{client.name}: {_withheld(position, name, error)}")
-                except (ValueError, RecursionError):
-                    reason = _withheld(position, name, "it is not an object")
-                    findings.append(f"{client.name}: {reason}")
-                else:
-                    if fitted.remark:
-                        findings.append(f"{client.name}: {key!r} of its {name}: {fitted.remark}")
-                    yield client.name, key, fitted.definition
+        for position, definition in enumerate(entries, 1):
+            try:
+                key = envelope.text(envelope.members(definition).get(member))
+                if not key:
+                    raise UnfitError(f"it has no {member}")
+                shown, remark = definitions.fit(definition, self._limits)
+            except UnfitError as error:
+                findings.append(f"{server}: {_withheld(position, name, error)}")
+            except (ValueError, RecursionError):
+                findings.append(f"{server}: {_withheld(position, name, 'it is not an object')}")
+            else:
+                if remark:
+                    findings.append(f"{server}: {key!r} of its {name}: {remark}")
+                yield key, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,17 +329,18 @@ class _ParsedTools:
 
 
 def _same(before: Snapshot, after: Snapshot) -> bool:
-    """Return whether nothing has changed but the generation."""
-    return len(before.sources) == len(after.sources) and all(
-        (
-            *(known is source for known, source in zip(before.sources, after.sources, strict=True)),
-            before.tools == after.tools,
-            before.documents == after.documents,
-            before.resources == after.resources,
-            before.templates == after.templates,
-            before.prompts == after.prompts,
-            before.findings == after.findings,
-        )
+    """Return whether nothing has changed but the generation; a source is equal only to itself."""
+    return (
+        before.sources == after.sources
+        and before.tools == after.tools
+        and before.documents == after.documents
+        and before.resources == after.resources
+        and before.templates == after.templates
+        and before.owner_of is after.owner_of
+        and before.prompts == after.prompts
+        and before.findings == after.findings
+        and before.servers == after.servers
+        and before.unlisted == after.unlisted
     )
 
 
@@ -253,6 +352,11 @@ def _unique(items: Iterable[T], key: Callable[[T], str], kind: str, findings: li
         if first is not item:
             findings.append(f"{item.server}: {kind} {key(item)!r} is withheld: {first.server} offers it too")
     return dict(sorted(kept.items()))
+
+
+def _listed(resources: Mapping[str, Resource]) -> dict[str, Resource]:
+    """Return those that a server lists now."""
+    return {uri: resource for uri, resource in resources.items() if resource.listed}
 
 
 def _withheld(position: int, list_name: str, reason: object) -> str:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -29,6 +30,8 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Prompt, Resource, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
+from mcp_context_proxy.protocol.strangers import BLANK_LINES, NAME_CHARACTERS, compact, one_line
 from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.protocol.validation import nests_deeper
 
@@ -44,6 +47,10 @@ SEPARATOR = "__"
 HASH_LENGTH = 6
 """Hexadecimal digits of the hash in a name: 1 in 16 million that two altered names of one shape meet."""
 
+COMPARED: Final = 256
+"""Characters of a name with letters of other scripts that are compared. Normalization sorts the marks of a
+letter in time that is the square of their number."""
+
 LOOKALIKES_NAMED: Final = 5
 """Names of a group of lookalikes that a finding repeats."""
 
@@ -51,13 +58,17 @@ _UNSEEN_IN_PATTERN = re.compile(r"\\?[^\\ -~\n\t\U00010000-\U0010ffff]|\\.", re.
 """An unseen character, with a backslash before it that it then needs no more, or an escape. Beyond the basic
 plane regular expressions write escapes in different ways."""
 
-_CONTROL_ESCAPED = re.compile(rb"\\[ubfr]")
-_VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|[,\[{]', re.DOTALL)
+_SUSPECT = re.compile(rb"\\[ubfr]|(?:\\[nt]| ){%d}" % (BLANK_LINES + 1))
+"""Control characters, and spaces in a row, as they are written in JSON."""
+
+_VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[,\[{]', re.DOTALL)
 _VALID_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
 _INVALID_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_SEEMS_SEPARATOR = re.compile(r"[-_./ ]{2}")
+"""The separator, or two characters that a person takes for it."""
 _ESCAPED_COLONS: Final = (b"\\u003a", b"\\u003A")
 
-_LETTERS: Final = dict(
+LETTERS: Final = dict(
     zip(
         # Cyrillic, then Greek, in small letters.
         "аеорсухіјѕһԁԛԝкмтв" + "αορνικτυχγ",
@@ -67,7 +78,7 @@ _LETTERS: Final = dict(
 )
 """Letters that are drawn like Latin ones."""
 
-_LOOKALIKES: Final = str.maketrans({**_LETTERS, **dict.fromkeys("-./ ", "_"), "0": "o", "1": "l"})
+_LOOKALIKES: Final = str.maketrans({**LETTERS, **dict.fromkeys("-./ ", "_"), "0": "o", "1": "l"})
 
 Defined = TypeVar("Defined", bound=Tool | Resource | Prompt)
 
@@ -78,17 +89,8 @@ class UnfitError(ValueError):
     """A definition that cannot be shown; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A definition as it may be shown."""
-
-    definition: bytes
-    remark: str = ""
-    """The part that was cut, for a person."""
-
-
-def fit(definition: bytes, limits: Limits) -> Fitted:
-    """Return a definition as it may be shown.
+def fit(definition: bytes, limits: Limits) -> tuple[bytes, str]:
+    """Return a definition as it may be shown, with a remark for a person where something was cut.
 
     Raises:
         UnfitError: It is over a bound, or hides characters where nothing can be changed.
@@ -102,7 +104,31 @@ def fit(definition: bytes, limits: Limits) -> Fitted:
             raise UnfitError(f"its {name} has more than {limits.schema_nodes:,} values")
     if nests_deeper(definition, limits.nesting_definitions):
         raise UnfitError(f"it nests deeper than {limits.nesting_definitions} levels")
-    return _cut(_readable(definition), limits.description_shown_bytes)
+    if not definition.isascii() or _SUSPECT.search(definition) is not None:
+        try:
+            value = json.loads(definition, parse_float=_finite)  # not msgspec: its numbers end at 64 bits
+        except ValueError:
+            raise UnfitError("it has a number that cannot be read") from None
+        if (cleaned := _cleaned(value, "", False)) != value:
+            definition = json.dumps(cleaned, ensure_ascii=False).encode()
+    limit = limits.description_shown_bytes
+    if len(definition) <= limit:
+        return definition, ""
+    shown: Members = envelope.members(definition)
+    description = (envelope.text(shown.get("description")) or "").encode()
+    size = len(description)
+    if size <= limit:
+        return definition, ""
+    kept = description[:limit].decode("utf-8", "ignore")
+    shown["description"] = envelope.raw(f"{kept} … [cut here: {limit:,} of {size:,} bytes]")
+    return envelope.encode(shown), f"its description is cut: {limit:,} of {size:,} bytes are shown"
+
+
+def _finite(written: str) -> float:
+    number = float(written)
+    if math.isinf(number):
+        raise ValueError("JSON has no infinity")
+    return number
 
 
 def _count_values(encoded: bytes, limit: int) -> int:
@@ -111,16 +137,6 @@ def _count_values(encoded: bytes, limit: int) -> int:
     if highest <= limit:
         return highest
     return 1 + sum(1 for match in _VALUE.finditer(encoded) if match[0][:1] != b'"')
-
-
-def _readable(definition: bytes) -> bytes:
-    """Return the definition without characters that a person does not see."""
-    if definition.isascii() and _CONTROL_ESCAPED.search(definition) is None:
-        return definition
-    # Not msgspec, which has no numbers beyond 64 bits.
-    value = json.loads(definition)
-    cleaned = _cleaned(value, "", False)
-    return definition if cleaned == value else json.dumps(cleaned, ensure_ascii=False).encode()
 
 
 def _cleaned(value: Any, key: str, named: bool) -> Any:
@@ -132,39 +148,34 @@ def _cleaned(value: Any, key: str, named: bool) -> Any:
         if key == "pattern" and not named:
             # The same regular expression with escapes: it may speak of characters that a person does not see.
             return _unchanged(_UNSEEN_IN_PATTERN.sub(_escape, value), "pattern")
-        return clean(value) if key in TEXTS and not named else _unchanged(value, key)
+        if key in TEXTS and not named:
+            return compact(value)
+        return _unchanged(value, key) if key != "name" or named else _name(value, key)
     if isinstance(value, list):
         return [_cleaned(item, key, named) for item in value]
     if isinstance(value, dict):
         inside = key in NAMED and not named
-        return {_unchanged(name, name): _cleaned(item, name, inside) for name, item in value.items()}
+        return {_name(name, name): _cleaned(item, name, inside) for name, item in value.items()}
     return value
 
 
 def _unchanged(value: str, key: str) -> str:
     if clean(value) == value:
         return value
-    raise UnfitError(f"it hides characters in {clean(key) or 'a name'!r}, which calls depend on")
+    raise UnfitError(
+        f"it hides characters in {one_line(key, NAME_CHARACTERS) or 'a name'!r}, which calls depend on"
+    )
+
+
+def _name(value: str, key: str) -> str:
+    if compact(value) == clean(value):
+        return _unchanged(value, key)
+    raise UnfitError(f"it hides part of {one_line(key, NAME_CHARACTERS)!r} behind a run of spaces")
 
 
 def _escape(found: re.Match[str]) -> str:
     char = found[0][-1]
     return found[0] if clean(char) else f"\\u{ord(char):04x}"
-
-
-def _cut(definition: bytes, limit: int) -> Fitted:
-    """Cut a description after about ``limit`` bytes, with a mark."""
-    if len(definition) <= limit:
-        return Fitted(definition)
-    members: Members = envelope.members(definition)
-    description = (envelope.text(members.get("description")) or "").encode()
-    size = len(description)
-    if size <= limit:
-        return Fitted(definition)
-    kept = description[:limit].decode("utf-8", "ignore")
-    members["description"] = envelope.raw(f"{kept} … [cut here: {limit:,} of {size:,} bytes]")
-    remark = f"its description is cut: {limit:,} of {size:,} bytes are shown"
-    return Fitted(envelope.encode(members), remark)
 
 
 def exposed_name(server: str, name: str, max_length: int) -> str:
@@ -198,6 +209,8 @@ def bare_names(
 ) -> dict[tuple[str, str], str]:
     """Return names without prefix where these are valid and unique, and the prefixed name elsewhere.
 
+    A name that seems to have a prefix keeps its own as well: what precedes a separator is always the server.
+
     Args:
         pairs: Server and own name of everything in the catalog.
         reserved: Names of the proxy's own tools.
@@ -209,10 +222,19 @@ def bare_names(
     taken = {*reserved, *prefixed.values()}
     return {
         (server, name): name
-        if count[name] == 1 and name not in taken and len(name) <= max_length and _VALID_NAME.fullmatch(name)
+        if count[name] == 1
+        and name not in taken
+        and len(name) <= max_length
+        and _VALID_NAME.fullmatch(name)
+        and not seems_full(name)
         else prefixed[server, name]
         for server, name in pairs
     }
+
+
+def seems_full(name: str) -> bool:
+    """Return whether a person may read the beginning of a name as that of a server."""
+    return _SEEMS_SEPARATOR.search(name) is not None
 
 
 def lookalikes(names: Iterable[str]) -> Iterator[str]:
@@ -222,12 +244,17 @@ def lookalikes(names: Iterable[str]) -> Iterator[str]:
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        folded = name.lower() if name.isascii() else unicodedata.normalize("NFKC", name).casefold()
-        groups[folded.translate(_LOOKALIKES)].append(name)
+        groups[folded(name)].append(name)
     for group in groups.values():
         if len(group) > 1:
             more = ", ..." if len(group) > LOOKALIKES_NAMED else ""
             yield f"tools whose names look alike: {', '.join(map(repr, group[:LOOKALIKES_NAMED]))}{more}"
+
+
+def folded(name: str) -> str:
+    """Return the same text for names that a person takes for one another."""
+    small = name.lower() if name.isascii() else unicodedata.normalize("NFKC", name[:COMPARED]).casefold()
+    return small.translate(_LOOKALIKES)
 
 
 def fingerprint(server: str, definition: bytes) -> str:
@@ -252,17 +279,15 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
 
     Then nothing is indexed, announced or refused anew because a server wrote members in another order.
     """
-    return {key: _kept(before.get(key), item) for key, item in now.items()}
-
-
-def _kept(known: Defined | None, item: Defined) -> Defined:
-    if known is None or known is item or known == item:
-        return item
-    if replace(known, definition=item.definition) != item:
-        return item
-    # The fingerprint of a tool is part of the comparison above.
-    same = isinstance(item, Tool) or _canonical(known.definition) == _canonical(item.definition)
-    return known if same else item
+    kept = dict(now)
+    for key, item in now.items():
+        known = before.get(key)
+        if known is None or known == item or replace(known, definition=item.definition) != item:
+            continue
+        # The fingerprint of a tool is part of the comparison above.
+        if isinstance(item, Tool) or _canonical(known.definition) == _canonical(item.definition):
+            kept[key] = known
+    return kept
 
 
 def tool_definition(tool: Tool) -> Raw:
@@ -273,6 +298,17 @@ def tool_definition(tool: Tool) -> Raw:
     if "type" not in schema:
         typed: Members = {"type": Raw(b'"object"')}
         members["inputSchema"] = envelope.raw({**typed, **schema})
+    return envelope.raw(members)
+
+
+def resource_definition(resource: Resource) -> Raw:
+    """Return the definition of a resource or template with its server in the ``_meta``.
+
+    Keys of the proxy that the server itself wrote are removed.
+    """
+    members = envelope.members(resource.definition)
+    meta = {key: raw for key, raw in meta_of(members).items() if not key.startswith(OWN_PREFIX)}
+    members["_meta"] = envelope.raw({**meta, SERVER_KEY: resource.server})
     return envelope.raw(members)
 
 

@@ -24,9 +24,9 @@ from typing import Any, Final, TypeAlias
 import anyio
 import watchfiles
 
-from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, ParsedFiles, load_documents
-from mcp_context_proxy.catalog.files import SUFFIXES, Finding
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.catalog.documents import Loaded, load_documents
+from mcp_context_proxy.catalog.files import SUFFIXES
+from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, Kind, Source
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
@@ -69,30 +69,16 @@ class DocumentChanges:
 class DocumentLibrary:
     """Owns the documents of the configured folders and their embeddings. Empty until the first reload."""
 
-    def __init__(self, folders: Sequence[DocumentFolder], limits: Limits) -> None:
+    def __init__(self, folders: Sequence[DocumentsConfig], limits: Limits) -> None:
         self.folders = tuple(folders)
         self._limits = limits
         self._reloading = threading.Lock()
-        self._loaded, self._parsed = Loaded((), ()), ParsedFiles()
+        self.loaded = Loaded((), ())
+        """The documents, findings and folders of the last reload."""
         self.sources = tuple(Source(key, (), {}) for key in _KEYS.values())
         """One source for the rules, one for the references; the same objects until their documents change."""
 
-    @property
-    def documents(self) -> tuple[Document, ...]:
-        """Rules before references; within a kind by priority, highest first, then by name."""
-        return self._loaded.documents
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Problems that a person should fix in their files."""
-        return self._loaded.findings
-
-    @property
-    def read_folders(self) -> tuple[Path, ...]:
-        """Every folder that the last reload read."""
-        return self._loaded.folders
-
-    def configure(self, folders: Sequence[DocumentFolder], limits: Limits) -> None:
+    def configure(self, folders: Sequence[DocumentsConfig], limits: Limits) -> None:
         """Change folders and bounds, from the next reload on."""
         with self._reloading:
             self.folders, self._limits = tuple(folders), limits
@@ -100,9 +86,9 @@ class DocumentLibrary:
     def reload(self) -> DocumentChanges:
         """Read all folders again and publish their documents. Blocks: call it in a worker thread."""
         with self._reloading:
-            loaded = load_documents(self.folders, self._limits, self._parsed)
-            changes = _changes(self._loaded.documents, loaded.documents)
-            known = set(self._loaded.findings)
+            loaded = load_documents(self.folders, self._limits, self.loaded.parsed)
+            changes = _changes(self.loaded.documents, loaded.documents)
+            known = set(self.loaded.findings)
             new = [finding for finding in loaded.findings if finding not in known]
             for finding in new[:FINDINGS_LOGGED]:
                 logger.warning("%s", finding)
@@ -110,16 +96,15 @@ class DocumentLibrary:
                 logger.warning("and %d more findings about documents", len(new) - FINDINGS_LOGGED)
             if changes:
                 self.sources = tuple(
-                    _with_documents(source, [item for item in loaded.documents if item.kind is kind])
+                    _with_documents(source, tuple(item for item in loaded.documents if item.kind is kind))
                     for source, kind in zip(self.sources, _KEYS, strict=True)
                 )
-            self._loaded = loaded
+            self.loaded = loaded
             return changes
 
 
-def _with_documents(source: Source, documents: Iterable[Document]) -> Source:
+def _with_documents(source: Source, items: tuple[Document, ...]) -> Source:
     """Return the source with these documents; embeddings of the others are dropped."""
-    items = tuple(documents)
     if items == source.items:
         return source
     kept = {item.name for item in set(items).intersection(source.items)}
@@ -228,7 +213,7 @@ def _targets(library: DocumentLibrary) -> frozenset[str]:
     """Return the folders to watch: those that were read, or the nearest existing one above a missing one."""
     missing = (folder.path.absolute() for folder in library.folders if not folder.path.is_dir())
     nearest = (next(filter(Path.is_dir, path.parents), Path.cwd()) for path in missing)
-    return frozenset(map(str, (*filter(Path.is_dir, library.read_folders), *nearest)))
+    return frozenset(map(str, (*filter(Path.is_dir, library.loaded.folders), *nearest)))
 
 
 def _identities(library: DocumentLibrary) -> list[tuple[int, int] | None]:

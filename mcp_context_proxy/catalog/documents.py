@@ -11,26 +11,26 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from mcp_context_proxy.catalog.files import Allowance, Finding, FolderReader, MarkdownFile
+from mcp_context_proxy.catalog.files import Allowance, Finding, FolderReader, MarkdownFile, is_utf8
 from mcp_context_proxy.catalog.front_matter import (
     NAME_LIMIT,
     Format,
     FrontMatter,
-    default_kind,
+    Problem,
     default_name,
     format_of,
-    one_line,
     read_front_matter,
     shorten,
 )
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.protocol.text import clean
 
 PRIORITY: Final = 500
@@ -38,6 +38,9 @@ PRIORITY: Final = 500
 
 HIDDEN_TOLERATED: Final = 10
 """Unseen characters that are removed without a finding: text from the web has a few; more are put there."""
+
+HEADING_LIMIT: Final = 4 * NAME_LIMIT
+"""Characters of a heading that are read: each heading below a long one would repeat it in its name."""
 
 SECTIONS_LIMIT: Final = 200
 """Sections of one file: ten times a long one; each is a document of its own."""
@@ -50,23 +53,17 @@ _LOOKED_AT: Final = 4096
 
 _FENCE: Final = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
 """A fence of code at any depth: the blocks of a list are indented with it."""
-_COMMENT: Final = re.compile(r"<!--.*?-->", re.DOTALL)
-_HEADING: Final = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t#]*$")
-_SECTION_HEADING: Final = re.compile(r" {0,3}(#{1,2})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
-_MARKER: Final = re.compile(r"[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
+_COMMENT: Final = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+"""A comment; one that is not closed goes to the end."""
+_HEADING: Final = re.compile(r" {0,3}#{1,6}[ \t]+(.*)")
+_SECTION_HEADING: Final = re.compile(r" {0,3}(#{1,2})[ \t]+(.*)")
+"""The end of a heading is stripped without an expression, which would try it anew at each character."""
+_MARKER: Final = re.compile(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
 _LETTER: Final = re.compile(r"[^\W_]")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
-
-@dataclass(frozen=True, slots=True)
-class DocumentFolder:
-    """A configured folder, or a single file, of rules or of references."""
-
-    kind: Kind | None
-    """None is the default of each file's format."""
-    path: Path
-    include: IncludeMode | None = None
-    """Default for documents without their own."""
+Parsed: TypeAlias = tuple[list[Document], list[Finding]]
+"""The documents of a file, and findings about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,74 +75,37 @@ class Loaded:
     findings: tuple[Finding, ...]
     folders: tuple[Path, ...] = ()
     """Every folder that was read: where a change can be."""
-
-
-class UnusableError(Exception):
-    """A file of which nothing can be served."""
-
-    def __init__(self, line: int | None, message: str) -> None:
-        super().__init__(message)
-        self.line = line
-
-
-Parsed: TypeAlias = tuple[list[Document], list[Finding]]
-
-
-class ParsedFiles:
-    """Cache of parsed files by their content, of the latest reading."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Parsed | UnusableError] = {}
-        self._asked: dict[bytes, Parsed | UnusableError] = {}
-
-    def begin(self) -> None:
-        """Begin another reading; files that the latest one did not ask for are forgotten."""
-        self._known, self._asked = self._asked, {}
-
-    def of(self, folder: DocumentFolder, file: MarkdownFile) -> Parsed:
-        """Return the documents and findings of a file; raises `UnusableError`."""
-        key = hashlib.sha256(repr((folder.kind, folder.include, file.path)).encode() + file.data).digest()
-        found = self._known.get(key)
-        if found is None:
-            try:
-                found = _parse(file, folder.kind, folder.include)
-            except UnusableError as error:
-                found = error.with_traceback(None)
-        self._asked[key] = found
-        if isinstance(found, UnusableError):
-            raise found
-        return found
+    parsed: Mapping[bytes, Parsed] = field(default_factory=dict)
+    """Every file that was read, by a hash of its content and its folder's settings."""
 
 
 def load_documents(
-    folders: Sequence[DocumentFolder], limits: Limits, parsed: ParsedFiles | None = None
+    folders: Sequence[DocumentsConfig], limits: Limits, known: Mapping[bytes, Parsed] | None = None
 ) -> Loaded:
     """Read all folders. Blocks: call it in a worker thread. Every problem becomes a finding.
 
-    Of several documents of one kind and name the first wins, in the order of folders and paths.
+    Of several documents of one kind and name the first wins, in the order of folders and paths. Files that
+    are ``known`` from an earlier call (`Loaded.parsed`) are not parsed again.
     """
     allowance = Allowance(files=limits.documents, file_bytes=limits.document_bytes)
-    parsed = parsed or ParsedFiles()
-    parsed.begin()
+    known = known or {}
+    parsed: dict[bytes, Parsed] = {}
     by_name: dict[tuple[Kind, str], tuple[Document, Path]] = {}
     findings: list[Finding] = []
     read_folders: list[Path] = []
     for folder in folders:
         reader = FolderReader(folder.path, allowance)
         for file in reader.files():
-            try:
-                documents, own_findings = parsed.of(folder, file)
-            except UnusableError as error:
-                findings.append(Finding(file.path, error.line, f"left out: {error}"))
-                continue
+            place = repr((folder.kind, folder.include, file.path)).encode()
+            key = hashlib.sha256(place + file.data).digest()
+            documents, own_findings = parsed[key] = known.get(key) or _parse(file, folder)
             findings.extend(own_findings)
             room = limits.documents - len(by_name)
             if len(documents) > room:
                 message = f"only {room} of its {len(documents)} sections fit into the limit 'documents'"
                 findings.append(Finding(file.path, None, message))
             for document in documents[:room]:
-                key = document.kind, document.name
-                kept, path = by_name.setdefault(key, (document, file.path))
+                kept, path = by_name.setdefault((document.kind, document.name), (document, file.path))
                 if kept is not document:
                     message = (
                         f"left out: {path} is a {document.kind} named {document.name!r} as well; rename one"
@@ -157,51 +117,50 @@ def load_documents(
         (document for document, _ in by_name.values()),
         key=lambda document: (document.kind is not Kind.RULE, -document.priority, document.name),
     )
-    return Loaded(tuple(ordered), tuple(findings), tuple(read_folders))
+    return Loaded(tuple(ordered), tuple(findings), tuple(read_folders), parsed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The part of a file that becomes one document."""
+def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
+    def unusable(line: int | None, message: str) -> Parsed:
+        return [], [Finding(file.path, line, f"left out: {message}")]
 
-    name: str
-    description: str
-    text: str
-
-
-def _parse(file: MarkdownFile, kind: Kind | None, include: IncludeMode | None) -> Parsed:
-    """Return the documents of a file, and findings about it.
-
-    Args:
-        file: The file as it was read.
-        kind: Kind of its documents; None is the default of its format.
-        include: Default for documents without their own.
-
-    Raises:
-        UnusableError: The file has nothing that could be served.
-    """
     form = format_of(file.relative)
-    kind = kind or default_kind(form)
-    raw = _decoded(file.data)
+    default = Kind.RULE if form is Format.CURSOR else Kind.REFERENCE
+    kind = Kind(folder.kind or default)
+    try:
+        raw = file.data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = file.data.count(b"\n", 0, error.start) + 1
+        return unusable(line, "it is not UTF-8; save it as UTF-8")
     text = clean(raw)
     front = read_front_matter(text, form)
-    include = front.include or include or IncludeMode.AGENT
-    priority = PRIORITY if front.priority is None else front.priority
-    whole = _whole(file, front)
-    parts, undivided = [whole], 0
+    name = front.name
+    if name is None:
+        name = default_name(file.relative, file.path.absolute().parent.name)
+        if not is_utf8(name):
+            return unusable(None, "its file name is not UTF-8; rename it")
+        name = one_line(name) or "document"
+    body = front.body.strip()
+    description = front.description or overview(body)
+    if front.patterns:
+        description = f"{description} (for files: {front.patterns})".lstrip()
+    parts, undivided = [(name, description, body)], 0
     # A rule is followed as a whole; a reference for agents is looked up by its sections.
     if form is Format.AGENTS and kind is Kind.REFERENCE:
-        parts, undivided = _sections(whole, front)
-    if not any(part.text or part.description for part in parts):
-        raise UnusableError(None, "it has no text")
+        sections, undivided = _sections(name, body, front)
+        parts = sections or parts
+    if not any(description or part for _, description, part in parts):
+        return unusable(None, "it has no text")
+    include = front.include or folder.include or IncludeMode.AGENT
+    priority = PRIORITY if front.priority is None else front.priority
     documents = []
-    for part in parts:
-        facts = (kind, unicodedata.normalize("NFC", part.name), part.description, part.text)
+    for name, description, part in parts:
+        facts = (kind, unicodedata.normalize("NFC", name), description, part)
         # As a JSON array, in which no two different lists look alike.
         identity = json.dumps((*facts, include, priority, front.tags), ensure_ascii=True)
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         documents.append(Document(*facts, fingerprint, include, priority, front.tags))
-    problems: list[tuple[int | None, str]] = [(problem.line, problem.message) for problem in front.problems]
+    problems: list[Problem] = [*front.problems]
     if form is Format.SKILL and not front.description:
         problems.append((1, "the front matter of a skill needs a 'description'; its first words are used"))
     if undivided:
@@ -213,47 +172,23 @@ def _parse(file: MarkdownFile, kind: Kind | None, include: IncludeMode | None) -
     return documents, [Finding(file.path, *problem) for problem in problems]
 
 
-def _decoded(data: bytes) -> str:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UnusableError(line, "it is not UTF-8; save it as UTF-8") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _whole(file: MarkdownFile, front: FrontMatter) -> _Part:
-    name = front.name
-    if name is None:
-        name = default_name(file.relative, file.path.absolute().parent.name)
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise UnusableError(None, "its file name is not UTF-8; rename it") from None
-        name = one_line(name) or "document"
-    body = front.body.strip()
-    description = front.description or overview(body)
-    if front.patterns:
-        description = f"{description} (for files: {front.patterns})".lstrip()
-    return _Part(name, description, body)
-
-
-def _sections(whole: _Part, front: FrontMatter) -> tuple[list[_Part], int]:
-    """Return each section with a text of its own, or the whole, and the headings beyond the limit."""
-    parts: list[_Part] = []
+def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str, str, str]], int]:
+    """Return name, description and text of each section with a text, and the headings beyond the limit."""
+    parts: list[tuple[str, str, str]] = []
     names: Counter[str] = Counter()
-    sections, undivided = divide(whole.text)
+    sections, undivided = divide(body)
     for section in sections:
         if not section.body:
             continue
-        name = shorten(one_line("/".join((whole.name, *section.path))), NAME_LIMIT)
+        name = shorten(one_line("/".join((whole, *section.path))), NAME_LIMIT)
         names[name] += 1
-        description = overview(section.body) or one_line(section.path[-1] if section.path else whole.name)
-        part = _Part(name, description, f"{section.heading}\n\n{section.body}".strip())
-        if not section.path:
-            part = replace(part, description=front.description or part.description)
-        parts.append(part if names[name] == 1 else replace(part, name=f"{name} ({names[name]})"))
-    return parts or [whole], undivided
+        if names[name] > 1:
+            name = f"{name} ({names[name]})"
+        description = overview(section.body) or one_line(section.path[-1] if section.path else whole)
+        if not section.path and front.description:
+            description = front.description
+        parts.append((name, description, f"{section.heading}\n\n{section.body}".strip()))
+    return parts, undivided
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +213,7 @@ def divide(text: str) -> tuple[list[Section], int]:
     left = 0
     for line, code in _with_code_marked(text):
         heading = None if code else _SECTION_HEADING.match(line)
-        begins = heading is not None and bool(heading[2])
+        begins = heading is not None and bool(_title(heading[2]))
         if heading is not None and begins and len(parts) <= SECTIONS_LIMIT:
             parts.append((len(heading[1]), line, []))
         else:
@@ -289,11 +224,18 @@ def divide(text: str) -> tuple[list[Section], int]:
     above: tuple[str, ...] = ()
     for level, line, lines in parts:
         match = _SECTION_HEADING.match(line)
-        path = (match[2],) if match else ()
+        path = (_title(match[2]),) if match else ()
         if level == 1:
             above = path if several else ()
         sections.append(Section(above + path if level > 1 else path, line.strip(), "\n".join(lines).strip()))
     return sections, left
+
+
+def _title(heading: str) -> str:
+    """Return the text of a heading without the signs that close it."""
+    text = heading.rstrip(" \t")
+    unclosed = text.rstrip("#")
+    return (unclosed.rstrip(" \t") if unclosed[-1:] in (" ", "\t") else text)[:HEADING_LIMIT]
 
 
 def overview(text: str) -> str:
@@ -309,7 +251,7 @@ def overview(text: str) -> str:
         return ""
     heading = _HEADING.match(lines[0])
     if heading is not None:
-        return shorten(one_line(heading[1]), OVERVIEW_LIMIT)
+        return shorten(one_line(heading[1].rstrip(" \t#")), OVERVIEW_LIMIT)
     paragraph = one_line(" ".join(takewhile(lambda line: line.strip() and not _HEADING.match(line), lines)))
     return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
 

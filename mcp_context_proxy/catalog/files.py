@@ -14,10 +14,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 SUFFIXES: Final = (".md", ".markdown", ".mdc")
 
@@ -89,13 +88,6 @@ class _ExhaustedError(Exception):
     """The allowance is used up; the text says which part."""
 
 
-class _Type(Enum):
-    FILE = auto()
-    FOLDER = auto()
-    LINK = auto()
-    OTHER = auto()
-
-
 class FolderReader:
     """Reads one configured folder, or one configured file, and collects findings."""
 
@@ -110,7 +102,7 @@ class FolderReader:
             by_descriptor: Whether to walk descriptors or to compare real paths.
         """
         self._root, self._allowance = root, allowance
-        self._open = _DescriptorFolder.root if by_descriptor else _PathFolder.root
+        self._open = _DescriptorFolder if by_descriptor else _PathFolder
         self.findings: list[Finding] = []
         self.folders: list[Path] = []
         """Every folder that was read, the configured one first."""
@@ -118,59 +110,48 @@ class FolderReader:
     def files(self) -> Iterator[MarkdownFile]:
         """Yield every markdown file below the root, sorted by path; others become findings."""
         try:
-            yield from self._files()
+            missing = "there is no such folder; it is read as soon as there is one"
+            with self._findings_of(self._root, missing):
+                if stat.S_ISREG(self._root.stat().st_mode):
+                    yield self._read(self._root, self._root.name, os.open(self._root, _FLAGS))
+                else:
+                    with closing(self._open(self._root)) as folder:
+                        yield from self._walk(folder, ())
         except _ExhaustedError as error:
             self._find(self._root, f"{error}; the rest of this folder and of those after it is left out")
 
-    def _files(self) -> Iterator[MarkdownFile]:
-        try:
-            if stat.S_ISREG(self._root.stat().st_mode):
-                yield self._read(self._root, self._root.name, os.open(self._root, _FLAGS))
-                return
-            folder = self._open(self._root)
-        except UnsafePathError as error:
-            self._find(self._root, f"left out: {error}")
-        except FileNotFoundError:
-            self._find(self._root, "there is no such folder; it is read as soon as there is one")
-        except OSError as error:
-            self._find(self._root, f"cannot be read: {_reason(error)}")
-        else:
-            with self._findings_of(self._root), closing(folder):
-                yield from self._walk(folder, ())
-
     def _walk(self, folder: _OpenFolder, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
         self.folders.append(self._root.joinpath(*parts))
-        for name, kind in self._entries(folder):
+        for entry in self._entries(folder):
+            name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
             below, path = (*parts, name), self._root.joinpath(*parts, name)
             is_markdown = name.lower().endswith(SUFFIXES)
-            if not _is_utf8(name):  # not even opened: a watcher of this folder could not report it
-                if kind is _Type.FOLDER or is_markdown:
+            if not is_utf8(name):  # not even opened: a watcher of this folder could not report it
+                if is_folder or is_markdown:
                     self._find(path, "left out: its name is not UTF-8; rename it")
-            elif kind is _Type.FOLDER and len(below) > DEPTH_LIMIT:
+            elif is_folder and len(below) > DEPTH_LIMIT:
                 self._find(path, f"left out: it is more than {DEPTH_LIMIT} folders deep")
-            elif kind is _Type.FOLDER:
+            elif is_folder:
                 with self._findings_of(path), closing(folder.folder(name)) as inner:
                     yield from self._walk(inner, below)
             elif is_markdown:
                 with self._findings_of(path):
-                    if kind is _Type.LINK:
+                    if entry.is_symlink():
                         raise UnsafePathError("links are not followed")
-                    if kind is _Type.OTHER:  # not even opened: opening a device can have effects
+                    if not entry.is_file(follow_symlinks=False):  # opening a device can have effects
                         raise UnsafePathError("it is not a regular file")
                     yield self._read(path, "/".join(below), folder.file(name))
-            elif kind is _Type.LINK and "." not in name:
+            elif entry.is_symlink() and "." not in name:
                 self._find(path, "left out: links are not followed")
 
-    def _entries(self, folder: _OpenFolder) -> list[tuple[str, _Type]]:
-        """Return names and types of all entries that are not hidden, sorted by name."""
-        found: list[tuple[str, _Type]] = []
-        for entry in islice(folder.scan(), self._allowance.entries + 1):
-            self._allowance.entries -= 1
-            if not entry.name.startswith("."):
-                found.append((entry.name, _type_of(entry)))
+    def _entries(self, folder: _OpenFolder) -> list[os.DirEntry[str]]:
+        """Return all entries that are not hidden, sorted by name."""
+        found = list(islice(folder.scan(), self._allowance.entries + 1))
+        self._allowance.entries -= len(found)
         if self._allowance.entries < 0:
             raise _ExhaustedError(f"there are over {ENTRY_LIMIT:,} entries")
-        return sorted(found, key=lambda pair: pair[0])
+        shown = (entry for entry in found if not entry.name.startswith("."))
+        return sorted(shown, key=lambda entry: entry.name)
 
     def _read(self, path: Path, relative: str, descriptor: int) -> MarkdownFile:
         limit = self._allowance.file_bytes
@@ -193,12 +174,13 @@ class FolderReader:
         return MarkdownFile(path, relative, data)
 
     @contextmanager
-    def _findings_of(self, path: Path) -> Iterator[None]:
+    def _findings_of(self, path: Path, missing: str = "") -> Iterator[None]:
         """Turn errors into findings about a path; an entry that has just been removed was never there."""
         try:
             yield
         except FileNotFoundError:
-            pass
+            if missing:
+                self._find(path, missing)
         except UnsafePathError as error:
             self._find(path, f"left out: {error}")
         except OSError as error:
@@ -208,43 +190,18 @@ class FolderReader:
         self.findings.append(Finding(path, None, message))
 
 
-class _OpenFolder(Protocol):
-    """An open folder whose entries are reached through it alone."""
-
-    def scan(self) -> Iterator[os.DirEntry[str]]:
-        """Yield its entries."""
-        ...
-
-    def folder(self, name: str) -> _OpenFolder:
-        """Open a folder in it, which the caller closes."""
-        ...
-
-    def file(self, name: str) -> int:
-        """Return a descriptor of a file in it, which the caller closes."""
-        ...
-
-    def close(self) -> None:
-        """Close it."""
-        ...
-
-
-class _DescriptorFolder(_OpenFolder):
+class _DescriptorFolder:
     """A folder by descriptor: its entries are those of the folder that was opened, wherever it is now."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    @classmethod
-    def root(cls, path: Path) -> _OpenFolder:
-        """Open the configured folder."""
-        return cls(os.open(path, _FOLDER_FLAGS))
+    def __init__(self, path: Path | str, flags: int = 0, above: int | None = None) -> None:
+        self._descriptor = os.open(path, _FOLDER_FLAGS | flags, dir_fd=above)
 
     def scan(self) -> Iterator[os.DirEntry[str]]:
         with os.scandir(self._descriptor) as entries:
             yield from entries
 
-    def folder(self, name: str) -> _OpenFolder:
-        return _DescriptorFolder(os.open(name, _FOLDER_FLAGS | _NO_FOLLOW, dir_fd=self._descriptor))
+    def folder(self, name: str) -> _DescriptorFolder:
+        return _DescriptorFolder(name, _NO_FOLLOW, self._descriptor)
 
     def file(self, name: str) -> int:
         return os.open(name, _FLAGS | _NO_FOLLOW, dir_fd=self._descriptor)
@@ -253,24 +210,19 @@ class _DescriptorFolder(_OpenFolder):
         os.close(self._descriptor)
 
 
-class _PathFolder(_OpenFolder):
+class _PathFolder:
     """A folder by path: an entry counts only where its real path is the one it is listed under."""
 
-    def __init__(self, real: Path) -> None:
-        self._real = real
-
-    @classmethod
-    def root(cls, path: Path) -> _OpenFolder:
-        """Open the configured folder."""
+    def __init__(self, path: Path) -> None:
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        return cls(Path(os.path.realpath(path)))
+        self._real = Path(os.path.realpath(path))
 
     def scan(self) -> Iterator[os.DirEntry[str]]:
         with os.scandir(self._real) as entries:
             yield from entries
 
-    def folder(self, name: str) -> _OpenFolder:
+    def folder(self, name: str) -> _PathFolder:
         return _PathFolder(self._confined(name))
 
     def file(self, name: str) -> int:
@@ -299,20 +251,17 @@ class _PathFolder(_OpenFolder):
         return path
 
 
-def _is_utf8(name: str) -> bool:
+_OpenFolder: TypeAlias = _DescriptorFolder | _PathFolder
+"""An open folder whose entries are reached through it alone; callers close it and the files in it."""
+
+
+def is_utf8(name: str) -> bool:
+    """Return whether a file name can be written as UTF-8: those of other systems hold lone surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _type_of(entry: os.DirEntry[str]) -> _Type:
-    if entry.is_symlink():
-        return _Type.LINK
-    if entry.is_dir(follow_symlinks=False):
-        return _Type.FOLDER
-    return _Type.FILE if entry.is_file(follow_symlinks=False) else _Type.OTHER
 
 
 def _reason(error: OSError) -> str:

@@ -9,16 +9,17 @@ entries that are right still count.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, TypeAlias
 
 import yaml
 
-from mcp_context_proxy.items import IncludeMode, Kind
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.items import IncludeMode
+from mcp_context_proxy.protocol.strangers import one_line
 
 FRONT_MATTER_LIMIT: Final = 16 * 1024
 """Characters in which the closing line must come: more than any tool writes, and quickly parsed."""
@@ -44,8 +45,16 @@ _TOP_LEVEL_KEY: Final = re.compile(r"^(?=[A-Za-z_][\w-]*[ \t]*:)", re.MULTILINE)
 _NOT_PLAIN: Final = ("'", '"', "|", ">", "[", "{")
 """First characters of values that are no plain text: with a mistake in them they are not used."""
 _NOT_GIVEN: Final = frozenset({"", "~", "null", "Null", "NULL"})
-_COMMA: Final = re.compile(r",(?![^{]*\})")
-"""A comma between words, not between the braces of a pattern."""
+_MARK: Final = re.compile(r"[,{}]")
+
+WORDS_LIMIT: Final = 100
+"""Words of a list that are used: each is kept with every section of a file."""
+
+BRACKETS_LIMIT: Final = 200
+"""Brackets and braces in front matter: parsing a thousand that are nested takes seconds."""
+
+ENTRIES_LIMIT: Final = 100
+"""Entries that are parsed one by one where they cannot be parsed together: a rule has fewer than 20."""
 
 
 class Format(Enum):
@@ -74,11 +83,6 @@ def format_of(relative: str) -> Format:
     return Format.CURSOR if path.suffix == ".mdc" else _BY_NAME.get(path.name, Format.MARKDOWN)
 
 
-def default_kind(form: Format) -> Kind:
-    """Return the kind of documents of a format, where the configuration has none."""
-    return Kind.RULE if form is Format.CURSOR else Kind.REFERENCE
-
-
 def default_name(relative: str, folder: str) -> str:
     """Return the name of a document without its own: its path without suffix, or that of its folder.
 
@@ -92,13 +96,8 @@ def default_name(relative: str, folder: str) -> str:
     return str(path.parent) if path.parent.name else folder
 
 
-@dataclass(frozen=True, slots=True)
-class EntryProblem:
-    """A mistake in front matter."""
-
-    line: int
-    """1-based, in the file."""
-    message: str
+Problem: TypeAlias = tuple[int | None, str]
+"""A mistake with its line in the file, 1-based; None when it is about the file as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class FrontMatter:
     tags: tuple[str, ...] = ()
     patterns: str = ""
     """The files that it is about; empty when it names none."""
-    problems: tuple[EntryProblem, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
@@ -126,10 +125,8 @@ def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
         return FrontMatter(body=text)
     closing = _CLOSING.search(text, opening.end(), opening.end() + FRONT_MATTER_LIMIT)
     if closing is None:
-        problem = EntryProblem(
-            1, "the front matter is not closed by a line '---'; all of it is taken as text"
-        )
-        return FrontMatter(body=text, problems=(problem,))
+        message = "the front matter is not closed by a line '---'; all of it is taken as text"
+        return FrontMatter(body=text, problems=((1, message),))
     entries = _Entries()
     if not entries.read(text[opening.end() : closing.start()], loose=form is Format.CURSOR):
         return FrontMatter(body=text, problems=tuple(entries.problems))
@@ -146,7 +143,7 @@ def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
         priority=entries.priority(),
         tags=entries.words("tags"),
         patterns=patterns,
-        problems=tuple(sorted(dict.fromkeys(entries.problems), key=lambda problem: problem.line)),
+        problems=tuple(sorted(dict.fromkeys(entries.problems), key=lambda problem: problem[0] or 0)),
     )
 
 
@@ -155,7 +152,7 @@ class _Entries:
     """The values by key with their lines, and the problems met on the way."""
 
     nodes: dict[str, tuple[yaml.Node, int]] = field(default_factory=dict)
-    problems: list[EntryProblem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     def read(self, source: str, *, loose: bool) -> bool:
         """Parse the YAML between the two rules; False when it is text and no front matter at all.
@@ -163,6 +160,10 @@ class _Entries:
         With ``loose``, lines that are not YAML are no problem where they can be read: some editors write
         them.
         """
+        if source.count("[") + source.count("{") > BRACKETS_LIMIT:
+            message = f"the front matter has over {BRACKETS_LIMIT} brackets and is ignored"
+            self.problems.append((1, message))
+            return True
         try:
             node = yaml.compose(source, Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError) as error:
@@ -173,7 +174,7 @@ class _Entries:
             return True
         if not isinstance(node, yaml.MappingNode):
             message = "the front matter is not a list of 'key: value' lines; it is taken as text"
-            self.problems.append(EntryProblem(FIRST_LINE, message))
+            self.problems.append((FIRST_LINE, message))
             return False
         self._add(node, FIRST_LINE)
         return True
@@ -218,13 +219,18 @@ class _Entries:
     def words(self, key: str) -> tuple[str, ...]:
         """Return the words of a list, or of one text with commas; each once."""
         node = self.nodes.get(key, (None, 0))[0]
+        scalars: Iterable[str]
         if isinstance(node, yaml.SequenceNode):
             scalars = [item.value for item in node.value if isinstance(item, yaml.ScalarNode)]
             if len(scalars) < len(node.value):
                 self._problem(key, "must be a list of words; other values in it are ignored")
         else:
-            scalars = _COMMA.split(self._text(key) or "")
-        return tuple(dict.fromkeys(word for word in map(one_line, scalars) if word))
+            scalars = _divided(self._text(key) or "")
+        # Each once before it is cleaned as well: a list may repeat one long text by a reference.
+        words = dict.fromkeys(word for word in map(one_line, dict.fromkeys(scalars)) if word)
+        if len(words) > WORDS_LIMIT:
+            self._problem(key, f"has over {WORDS_LIMIT} words; the first {WORDS_LIMIT} are used")
+        return tuple(islice(words, WORDS_LIMIT))
 
     def _flag(self, key: str) -> bool | None:
         text = self._text(key)
@@ -246,13 +252,13 @@ class _Entries:
         return one_line(node.value) or None
 
     def _problem(self, key: str, message: str) -> None:
-        self.problems.append(EntryProblem(self.nodes[key][1], f"'{key}' in the front matter {message}"))
+        self.problems.append((self.nodes[key][1], f"'{key}' in the front matter {message}"))
 
     def _read_each(self, source: str) -> bool:
         """Parse each entry alone, so that a mistake harms no other; return whether all could be read."""
         starts = dict.fromkeys([0, *(match.start() for match in _TOP_LEVEL_KEY.finditer(source))])
-        complete = True
-        for start, end in pairwise([*starts, len(source)]):
+        complete = len(starts) <= ENTRIES_LIMIT
+        for start, end in pairwise([*starts, len(source)][: ENTRIES_LIMIT + 1]):
             line = FIRST_LINE + source.count("\n", 0, start)
             try:
                 node = yaml.compose(source[start:end], Loader=yaml.BaseLoader)
@@ -283,20 +289,30 @@ class _Entries:
         return True
 
 
-def _yaml_problem(error: Exception) -> EntryProblem:
+def _yaml_problem(error: Exception) -> Problem:
     advice = "the readable entries are used; put values with special characters in quotes"
     if not isinstance(error, yaml.MarkedYAMLError):
-        return EntryProblem(1, f"the front matter is not valid YAML; {advice}")
+        return 1, f"the front matter is not valid YAML; {advice}"
     # An unclosed value fails at the end of the text; the place to mend is where it was opened.
     unclosed = "end of stream" in (error.problem or "")
     mark = (error.context_mark if unclosed else None) or error.problem_mark
     line = mark.line + FIRST_LINE if mark is not None else 1
-    return EntryProblem(line, f"the front matter is not valid YAML ({error.problem}); {advice}")
+    return line, f"the front matter is not valid YAML ({error.problem}); {advice}"
 
 
-def one_line(text: str) -> str:
-    """Return clean text with single spaces and no line breaks."""
-    return " ".join(clean(text).split())
+def _divided(text: str) -> Iterator[str]:
+    """Divide a text at the commas between words, not at those between the braces of a pattern."""
+    begin, undecided = 0, list[int]()
+    for mark in chain(_MARK.finditer(text), (None,)):
+        if mark is not None and mark[0] == ",":
+            undecided.append(mark.start())
+            continue
+        # The brace after a comma decides: a closing one means that the comma is between braces.
+        for comma in undecided if mark is None or mark[0] == "{" else ():
+            yield text[begin:comma]
+            begin = comma + 1
+        undecided.clear()
+    yield text[begin:]
 
 
 def shorten(text: str, limit: int) -> str:

@@ -26,9 +26,9 @@ from mcp_context_proxy.cli.terminal import (
     findings,
     last_output,
     marked,
-    messages,
     results,
     strays,
+    working_folder,
 )
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.errors import ConfigError, ModelError
@@ -105,6 +105,7 @@ def check_command(ctx: click.Context, config_path: Path | None, strict: bool) ->
         console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
         ctx.exit(1)
     verdicts = [Verdict(Level.OK, "config", str(config.path)), _model(config), _store(config)]
+    verdicts += _folders(config)
     _show(console, verdicts)
     found = run(_check_proxy, config)
     _show(console, found)
@@ -131,6 +132,17 @@ def _store(config: Config) -> Verdict:
         return Verdict(Level.OK, "store", str(store.path or "in memory: nothing is kept"))
 
 
+def _folders(config: Config) -> Iterator[Verdict]:
+    """Yield the folders in which servers start: their programs may read files there."""
+    servers: dict[str, list[str]] = {}
+    for name, server in config.servers.items():
+        if server.enabled and (folder := working_folder(server)):
+            servers.setdefault(folder, []).append(name)
+    for folder, names in servers.items():
+        verb = "starts" if len(names) == 1 else "start"
+        yield Verdict(Level.OK, "folder", f"{', '.join(names)} {verb} in {folder}")
+
+
 async def _check_proxy(config: Config) -> list[Verdict]:
     from mcp_context_proxy import app
 
@@ -138,7 +150,7 @@ async def _check_proxy(config: Config) -> list[Verdict]:
     awake = {"start": "eager", "idle_timeout": None}
     servers = {name: server.model_copy(update=awake) for name, server in config.servers.items()}
     async with app.open_proxy(config.model_copy(update={"servers": servers})) as proxy:
-        seconds = await terminal.settle(proxy, messages())
+        seconds = await terminal.settle(proxy)
         verdicts = list(_documents(proxy))
         for name, server in config.servers.items():
             client = proxy.fleet.clients.get(name)
@@ -165,12 +177,12 @@ async def _check_proxy(config: Config) -> list[Verdict]:
 
 
 def _documents(proxy: Proxy) -> Iterator[Verdict]:
-    documents = proxy.library.documents
+    documents = proxy.library.loaded.documents
     if proxy.config.documents:
         rules = sum(document.kind is Kind.RULE for document in documents)
         found = f"{counted(rules, 'rule')}, {counted(len(documents) - rules, 'reference')}"
         yield Verdict(Level.OK if documents else Level.WARNING, "documents", found)
-    for finding in proxy.library.findings:
+    for finding in proxy.library.loaded.findings:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
 
@@ -244,11 +256,7 @@ def _counts(problems: int, warnings: int) -> str:
 def remedy_for(config: ServerConfig, cause: str, status: int | None = None, strays: bool = False) -> str:
     """Return the remedy for a failed server; empty if the cause says it already.
 
-    Args:
-        config: Of the server.
-        cause: Why it failed.
-        status: HTTP status of its URL.
-        strays: Whether it printed something to stdout that is no message.
+    `status` is the HTTP status of its URL. With `strays`, it printed something to stdout that is no message.
     """
     if status is not None and status >= 300:
         return _remedy_for_status(config, status)

@@ -8,19 +8,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import anyio
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config, run
-from mcp_context_proxy.cli.terminal import Terminal, counted, failure, messages, one_line, results
+from mcp_context_proxy.cli.options import (
+    configured,
+    echo_json,
+    expect_words,
+    json_option,
+    open_configured_store,
+    query_argument,
+    run,
+    shown,
+    terms_data,
+)
+from mcp_context_proxy.cli.terminal import Terminal, counted, moment, open_started_proxy, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.context.engine import Explanation
@@ -28,14 +37,11 @@ if TYPE_CHECKING:
 
 
 @click.command("context")
-@config_option
+@configured
 @click.argument("query")
 @click.option("--max-tokens", type=click.IntRange(1), help="Budget for all of it.  [default: as configured]")
-@click.option("--json", "as_json", is_flag=True, help="The request context as one JSON object.")
-@click.pass_context
-def context_command(
-    ctx: click.Context, config_path: Path | None, query: str, max_tokens: int | None, as_json: bool
-) -> None:
+@json_option
+def context_command(config: Config, query: str, max_tokens: int | None, as_json: bool) -> None:
     """Print the rules, references and tools for QUERY.
 
     With - for QUERY it is read from the standard input: as text, or as the JSON object with a `prompt` that
@@ -43,15 +49,14 @@ def context_command(
     """
     if query == "-":
         query = _prompt(sys.stdin.read())
-    if not query.strip():
-        raise click.UsageError("QUERY is empty: say in plain words what you want to do")
-    context, text = run(_build, load_config(ctx, config_path), query, max_tokens)
+    query = expect_words(query)
+    context, text = run(_build, config, query, max_tokens)
     if as_json:
         from mcp_context_proxy.context.records import as_data
 
         echo_json(as_data(context))
     elif text:
-        click.echo(text)
+        click.echo(shown(text))
 
 
 def _prompt(given: str) -> str:
@@ -65,65 +70,45 @@ def _prompt(given: str) -> str:
 
 
 async def _build(config: Config, query: str, max_tokens: int | None) -> tuple[RequestContext, str]:
-    from mcp_context_proxy import app
     from mcp_context_proxy.context.options import Overrides
     from mcp_context_proxy.server.rendering import context_text
 
-    console = messages()
-    async with app.open_proxy(config) as proxy:
-        await terminal.settle(proxy, console)
-        for name, client in proxy.fleet.clients.items():
-            if cause := failure(client):
-                console.say(f"server {name} has failed, its tools are unknown: {cause}")
-        await terminal.index(proxy, console)
+    async with open_started_proxy(config) as proxy:
         answer = await proxy.contexts.select(query, overrides=Overrides(max_tokens=max_tokens))
-        return answer.context, context_text(answer.context, answer.snapshot)
+        return answer.context, context_text(answer.context, answer.found.snapshot)
 
 
 @click.command("requests")
-@config_option
+@configured
 @click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--session", help="Only those of this session.")
 @click.option(
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="Number of latest requests."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.pass_context
+@json_option
 def requests_command(
-    ctx: click.Context,
-    config_path: Path | None,
-    request_id: str | None,
-    session: str | None,
-    limit: int,
-    as_json: bool,
+    config: Config, request_id: str | None, session: str | None, limit: int, as_json: bool
 ) -> None:
     """List the latest requests, or show what was chosen for the one with ID, how and why."""
-    from mcp_context_proxy.context.records import as_data
+    from mcp_context_proxy.context.records import RequestRecords, as_data
 
-    found = anyio.run(_read, load_config(ctx, config_path), request_id, session, limit)
-    if request_id is not None and not found:
-        raise click.ClickException(f"there is no request {request_id!r}, or it was forgotten")
-    if as_json:
-        echo_json({"requests": [as_data(one) for one in found]} if request_id is None else as_data(found[0]))
-    elif request_id is not None:
-        _show_one(results(), found[0])
-    else:
-        _show_all(results(), found)
-
-
-async def _read(
-    config: Config, request_id: str | None, session: str | None, limit: int
-) -> Sequence[RequestContext]:
-    from mcp_context_proxy import app
-    from mcp_context_proxy.context.records import RequestRecords
-    from mcp_context_proxy.store import open_store
-
-    with open_store(app.store_location(config)) as store:
+    console = results()
+    with open_configured_store(config) as store:
         records = RequestRecords(config.limits, store.requests)
         if request_id is None:
-            return await records.latest(limit, session)
-        found = await records.get(request_id)
-        return [] if found is None else [found]
+            found = anyio.run(records.latest, limit, session)
+            if as_json:
+                echo_json({"requests": [as_data(one) for one in found]})
+            else:
+                _show_all(console, found)
+            return
+        context = anyio.run(records.get, request_id)
+    if context is None:
+        raise click.ClickException(f"there is no request {request_id!r}, or it was forgotten")
+    if as_json:
+        echo_json(as_data(context))
+    else:
+        _show_one(console, context)
 
 
 def _show_all(console: Terminal, found: Sequence[RequestContext]) -> None:
@@ -132,7 +117,7 @@ def _show_all(console: Terminal, found: Sequence[RequestContext]) -> None:
     rows = [
         (
             Text(one.id, style="cyan"),
-            _moment(one.time),
+            moment(one.time),
             counted(len(one.items), "item"),
             f"{one.tokens:,} tokens",
             Text(one_line(one.query)),
@@ -146,7 +131,7 @@ def _show_one(console: Terminal, context: RequestContext) -> None:
     from mcp_context_proxy.context.search import filter_text
 
     console.say(Text(f'"{one_line(context.query)}"', style="bold"))
-    facts = [_moment(context.time), context.origin, f"about {context.tokens:,} tokens"]
+    facts = [moment(context.time), context.origin, f"about {context.tokens:,} tokens"]
     if context.session is not None:
         facts.append(f"session {context.session}")
     console.say(Text(", ".join(facts), style="dim"))
@@ -180,13 +165,9 @@ def _show_items(console: Terminal, title: str, items: Sequence[ContextItem]) -> 
     console.columns(rows, indent=2, right=(0, 4))
 
 
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
 @click.command("explain")
-@config_option
-@click.argument("query")
+@configured
+@query_argument
 @click.argument("name", metavar="TOOL")
 @click.option("--server", help="Server of the tool, if several have one of that name.")
 @click.option(
@@ -196,47 +177,24 @@ def _moment(seconds: float) -> str:
     show_default=True,
     help="Kind of the item.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.pass_context
+@json_option
 def explain_command(
-    ctx: click.Context,
-    config_path: Path | None,
-    query: str,
-    name: str,
-    server: str | None,
-    kind: str,
-    as_json: bool,
+    config: Config, query: str, name: str, server: str | None, kind: str, as_json: bool
 ) -> None:
     """Explain why TOOL is chosen for QUERY or not: its rank, each part of its score, its mode, the budget."""
-    if not query.strip():
-        raise click.UsageError("QUERY is empty: say in plain words what you want to do")
-    explained = run(_explain, load_config(ctx, config_path), query, Kind(kind), name, server)
+    explained = run(_explain, config, query, Kind(kind), name, server)
     if as_json:
-        echo_json(_data(explained))
-        return
-    _show(results(), explained)
+        data = asdict(explained)
+        if explained.score is not None:
+            data["score"]["terms"] = terms_data(explained.score.terms)
+        echo_json(data)
+    else:
+        _show(results(), explained)
 
 
 async def _explain(config: Config, query: str, kind: Kind, name: str, server: str | None) -> Explanation:
-    from mcp_context_proxy import app
-
-    console = messages()
-    async with app.open_proxy(config) as proxy:
-        await terminal.settle(proxy, console)
-        await terminal.index(proxy, console)
+    async with open_started_proxy(config) as proxy:
         return await proxy.contexts.explain(query, kind, name, server)
-
-
-def _data(explained: Explanation) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    data = asdict(explained)
-    if explained.score is not None:
-        terms = explained.score.terms
-        data["score"]["terms"] = [
-            {"field": field, "term": term, "added": added} for field, term, added in terms
-        ]
-    return data
 
 
 def _show(console: Terminal, explained: Explanation) -> None:

@@ -10,11 +10,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -25,16 +23,16 @@ from rich.text import Text
 from mcp_context_proxy import examples
 from mcp_context_proxy.cli import search
 from mcp_context_proxy.cli.options import innermost, run
-from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, one_line, results
+from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, results
 from mcp_context_proxy.config import default_path
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult, Tool
 
     from mcp_context_proxy.context.background_indexing import OnProgress
-    from mcp_context_proxy.embedding.tokens import TokenCounter
 
 
 SEARCHES: Final = (
@@ -57,6 +55,8 @@ DEADLINE_SECONDS: Final = 60.0
 """Time limit of the demo: it takes a few seconds, and must not hang on a broken machine."""
 
 PROGRAM: Final = "mcp-context-proxy"
+DATA: Final = "data"
+"""Folder of the example servers' data, in the temporary folder of the demo."""
 
 OWN_SERVER: Final = """\
 [servers.memory]
@@ -78,62 +78,45 @@ async def _demo(console: Terminal) -> None:
     began = anyio.current_time()
     console.say(Text(PROGRAM, style="bold"), ": one MCP server in front of many")
     console.note("Everything here is real and runs on this machine: no network, key or service.", style="dim")
-    with _stage() as stage, stage.log.open("w", encoding="utf-8") as log:
-        try:
-            with anyio.fail_after(DEADLINE_SECONDS):
-                await _play(console, stage, log)
-        except Exception as error:
-            cause = innermost(error)
-            if isinstance(cause, BrokenPipeError):
-                # The reader has gone; the proxy's pipes raise errors of their own.
-                raise cause from None
-            # boundary: whatever fails here, the proxy's own messages tell why
-            lines = stage.log.read_text(encoding="utf-8", errors="replace").splitlines()
-            reason = str(cause) or type(cause).__name__
-            raise DemoError("\n  ".join([f"the demo failed: {reason}", *lines[-LOG_SHOWN:]])) from error
-    _show_next(console, anyio.current_time() - began)
-
-
-async def _play(console: Terminal, stage: Stage, log: TextIO) -> None:
-    with ExitStack() as starting:
-        starting.enter_context(messages().status("Starting the proxy and the example servers"))
-        proxy = [sys.executable, "-m", "mcp_context_proxy", "--config", str(stage.config)]
-        async with _connected(proxy, stage, log) as client:
-            offers = await _offers(stage)
-            starting.close()
-            _show_servers(console, offers)
-            _show_lists(console, offers, (await client.list_tools()).tools)
-            await _show_searches(console, client)
-            await _show_calls(console, client)
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The temporary folder of one demo."""
-
-    folder: Path
-    config: Path
-    log: Path
-    """The proxy's output on stderr."""
-    data: Path
-    """Data of the example servers."""
-
-
-@contextmanager
-def _stage() -> Iterator[Stage]:
     try:
         temporary = tempfile.TemporaryDirectory(prefix="mcp-context-proxy-demo-", ignore_cleanup_errors=True)
     except OSError as error:
         raise DemoError(f"the demo needs a temporary folder, and cannot create one: {error}") from None
     with temporary as name:
         folder = Path(name)
-        stage = Stage(folder, folder / "config.toml", folder / "proxy.log", folder / "data")
-        stage.config.write_text(_config(stage), encoding="utf-8")
-        yield stage
+        log = folder / "proxy.log"
+        try:
+            with anyio.fail_after(DEADLINE_SECONDS), log.open("w", encoding="utf-8") as messages_of_proxy:
+                await _play(console, folder, messages_of_proxy)
+        except Exception as error:
+            cause = innermost(error)
+            if isinstance(cause, BrokenPipeError):
+                # The reader has gone; the proxy's pipes raise errors of their own.
+                raise cause from None
+            # boundary: whatever fails here, the proxy's own messages tell why
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            reason = str(cause) or type(cause).__name__
+            raise DemoError("\n  ".join([f"the demo failed: {reason}", *lines[-LOG_SHOWN:]])) from error
+    _show_next(console, anyio.current_time() - began)
 
 
-def _config(stage: Stage) -> str:
-    lines = ["[store]", f"path = {_toml(str(stage.folder / 'store.sqlite3'))}"]
+async def _play(console: Terminal, folder: Path, log: TextIO) -> None:
+    config = folder / "config.toml"
+    config.write_text(_config(folder), encoding="utf-8")
+    with ExitStack() as starting:
+        starting.enter_context(messages().status("Starting the proxy and the example servers"))
+        proxy = [sys.executable, "-m", "mcp_context_proxy", "--config", str(config)]
+        async with _connected(proxy, folder, log) as client:
+            offered = await _offered(folder)
+            starting.close()
+            _show_servers(console, offered)
+            _show_lists(console, offered, (await client.list_tools()).tools)
+            await _show_searches(console, client)
+            await _show_calls(console, client)
+
+
+def _config(folder: Path) -> str:
+    lines = ["[store]", f"path = {_toml(str(folder / 'store.sqlite3'))}"]
     # The output must not depend on the speed of the machine.
     lines += ["[limits]", f"indexing_wait_seconds = {DEADLINE_SECONDS:.1f}"]
     for name, (program, *args) in examples.servers().items():
@@ -141,11 +124,11 @@ def _config(stage: Stage) -> str:
             f"[servers.{name}]",
             f"command = {_toml(program)}",
             f"args = {_toml(args)}",
-            f"env = {{ {examples.DATA_VARIABLE} = {_toml(str(stage.data))} }}",
-            f"cwd = {_toml(str(stage.folder))}",
+            f"env = {{ {examples.DATA_VARIABLE} = {_toml(str(folder / DATA))} }}",
+            f"cwd = {_toml(str(folder))}",
         ]
-    for kind, folder in examples.documents().items():
-        lines += ["[[documents]]", f"kind = {_toml(kind)}", f"path = {_toml(str(folder))}"]
+    for kind, documents in examples.documents().items():
+        lines += ["[[documents]]", f"kind = {_toml(kind)}", f"path = {_toml(str(documents))}"]
     return "\n".join(lines) + "\n"
 
 
@@ -155,90 +138,74 @@ def _toml(value: str | list[str]) -> str:
 
 
 @asynccontextmanager
-async def _connected(command: Sequence[str], stage: Stage, log: TextIO) -> AsyncIterator[Client]:
+async def _connected(command: Sequence[str], folder: Path, log: TextIO) -> AsyncIterator[Client]:
     """Start a server and connect the SDK's client to it, as a host would."""
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
     program, *args = command
+    env = {**os.environ, examples.DATA_VARIABLE: str(folder / DATA)}
     # In the temporary folder: in the user's, a file named like a Python module would be imported instead.
-    server = StdioServerParameters(
-        command=program,
-        args=args,
-        env={**os.environ, examples.DATA_VARIABLE: str(stage.data)},
-        cwd=stage.folder,
-    )
+    server = StdioServerParameters(command=program, args=args, env=env, cwd=folder)
     async with Client(stdio_client(server, errlog=log)) as client:
         yield client
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The tools of one example server, as a directly connected host gets them."""
-
-    server: str
-    tools: tuple[Tool, ...]
-    tokens: int
-
-
-async def _offers(stage: Stage) -> list[Offer]:
-    """Connect to each server directly, as a host without a proxy does."""
-    found: dict[str, Offer] = {}
+async def _offered(folder: Path) -> dict[str, list[Tool]]:
+    """Return the tools of each server, as a host without a proxy gets them."""
+    found: dict[str, list[Tool]] = {}
 
     async def ask(name: str, command: Sequence[str]) -> None:
-        with (stage.folder / f"{name}.log").open("w", encoding="utf-8") as log:
-            async with _connected(command, stage, log) as client:
-                tools = tuple((await client.list_tools()).tools)
-        found[name] = Offer(name, tools, _tokens(tools))
+        with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
+            async with _connected(command, folder, log) as client:
+                found[name] = (await client.list_tools()).tools
 
     async with anyio.create_task_group() as group:
         for name, command in examples.servers().items():
             group.start_soon(ask, name, command)
-    return [found[name] for name in examples.SERVERS]
+    return {name: found[name] for name in examples.SERVERS}
 
 
-@cache
-def _counter() -> TokenCounter:
-    from mcp_context_proxy.embedding.tokens import TokenCounter
-
-    return TokenCounter()
-
-
-def _tokens(tools: Sequence[Tool]) -> int:
-    definitions = (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools)
-    return sum(
-        _counter().count(json.dumps(one, ensure_ascii=False, separators=(",", ":"))) for one in definitions
-    )
-
-
-def _show_servers(console: Terminal, offers: Sequence[Offer]) -> None:
+def _show_servers(console: Terminal, offered: Mapping[str, Sequence[Tool]]) -> None:
     console.section("1  Servers behind the proxy")
     rows = [
         (
-            Text(offer.server, style="cyan"),
-            counted(len(offer.tools), "tool"),
-            Text(", ".join(tool.name for tool in offer.tools), style="dim"),
+            Text(server, style="cyan"),
+            counted(len(tools), "tool"),
+            Text(", ".join(tool.name for tool in tools), style="dim"),
         )
-        for offer in offers
+        for server, tools in offered.items()
     ]
     console.columns(rows, indent=3, right=(1,))
 
 
-def _show_lists(console: Terminal, offers: Sequence[Offer], listed: Sequence[Tool]) -> None:
+def _show_lists(console: Terminal, offered: Mapping[str, Sequence[Tool]], listed: Sequence[Tool]) -> None:
+    from mcp_context_proxy.embedding.tokens import TokenCounter
+
     console.section("2  Definitions that the model reads with every request")
-    full, short = sum(offer.tokens for offer in offers), _tokens(listed)
+    counter, mark = TokenCounter(), "#" if console.options.ascii_only else "━"
+
+    def tokens(tools: Iterable[Tool]) -> int:
+        definitions = (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools)
+        return sum(
+            counter.count(json.dumps(one, ensure_ascii=False, separators=(",", ":"))) for one in definitions
+        )
+
+    everything = [tool for tools in offered.values() for tool in tools]
+    full, short = tokens(everything), tokens(listed)
     rows = [
-        ("Without the proxy", sum(len(offer.tools) for offer in offers), full),
-        ("With the proxy", len(listed), short),
+        (
+            label,
+            counted(number, "tool"),
+            f"about {cost:,} tokens",
+            Text(mark * max(1, round(BAR * cost / full)), style="green" if cost < full else "red"),
+        )
+        for label, number, cost in (
+            ("Without the proxy", len(everything), full),
+            ("With the proxy", len(listed), short),
+        )
     ]
-    console.columns(
-        [
-            (label, counted(number, "tool"), f"about {tokens:,} tokens", _bar(console, tokens, full))
-            for label, number, tokens in rows
-        ],
-        indent=3,
-        right=(1, 2),
-    )
+    console.columns(rows, indent=3, right=(1, 2))
     saved = 100 * (full - short) / full
     console.prose(
         f"{saved:.0f} % less: only {', '.join(tool.name for tool in listed)}. "
@@ -248,16 +215,11 @@ def _show_lists(console: Terminal, offers: Sequence[Offer], listed: Sequence[Too
     )
 
 
-def _bar(console: Terminal, tokens: int, longest: int) -> Text:
-    mark = "#" if console.options.ascii_only else "━"
-    return Text(mark * max(1, round(BAR * tokens / longest)), style="green" if tokens < longest else "red")
-
-
 async def _show_searches(console: Terminal, client: Client) -> None:
     console.section("3  Search: the model describes the tool it needs, in its own words")
     for query in SEARCHES:
         began = anyio.current_time()
-        with indexing(messages()) as report:
+        with indexing() as report:
 
             async def on_progress(
                 progress: float, total: float | None, message: str | None, report: OnProgress = report
@@ -271,24 +233,21 @@ async def _show_searches(console: Terminal, client: Client) -> None:
         data = answer.structured_content
         if answer.is_error or not isinstance(data, dict):
             raise DemoError(f"search_available_tools failed: {_text(answer)}")
-        _show_search(console, data, (anyio.current_time() - began) * 1000)
-
-
-def _show_search(console: Terminal, data: Mapping[str, Any], milliseconds: float) -> None:
-    indexed = ", including indexing" if data["query"] == SEARCHES[0] else ""
-    console.say()
-    console.say("   ", Text(f'"{data["query"]}"', style="bold"))
-    searched = f"Among {data['known']} tools, rules and references, in {milliseconds:,.0f} ms{indexed}."
-    console.prose(Text(searched, style="dim"), indent=3)
-    if data.get("note"):
-        console.prose(Text(data["note"], style="yellow"), indent=3)
-    found = data["results"] or data["near_misses"]
-    tools = [one for one in found if one["type"] == "tool"]
-    documents = [one for one in found if one["type"] != "tool"]
-    for rank, one in enumerate(tools[:SHOWN], 1):
-        search.show_one(console, rank, one)
-    for one in documents[:1]:
-        search.show_one(console, "+", one)
+        took = f"{(anyio.current_time() - began) * 1000:,.0f} ms"
+        took += ", including indexing" if query == SEARCHES[0] else ""
+        console.say()
+        console.say("   ", Text(f'"{query}"', style="bold"))
+        searched = f"Among {data['known']} tools, rules and references, in {took}."
+        console.prose(Text(searched, style="dim"), indent=3)
+        if data.get("note"):
+            console.prose(Text(data["note"], style="yellow"), indent=3)
+        found = data["results"] or data["near_misses"]
+        tools = [one for one in found if one["type"] == "tool"]
+        documents = [one for one in found if one["type"] != "tool"]
+        for rank, one in enumerate(tools[:SHOWN], 1):
+            search.show_one(console, rank, one)
+        for one in documents[:1]:
+            search.show_one(console, "+", one)
 
 
 async def _show_calls(console: Terminal, client: Client) -> None:

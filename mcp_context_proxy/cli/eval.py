@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import anyio.to_thread
 import click
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config, run
-from mcp_context_proxy.cli.terminal import Terminal, counted, messages, results
+from mcp_context_proxy.cli.options import config_option, echo_json, json_option, load_config, run
+from mcp_context_proxy.cli.terminal import Terminal, counted, open_started_proxy, results
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
+from mcp_context_proxy.evaluation.data import read_corpus, read_queries
+from mcp_context_proxy.evaluation.replay import in_random_order, replay
+from mcp_context_proxy.evaluation.run import (
+    Evaluation,
+    MeasureDifference,
+    Report,
+    compare_files,
+    evaluate,
+    write_run,
+)
 from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine, Method, SearchOptions
-
-if TYPE_CHECKING:
-    from mcp_context_proxy.evaluation.replay import ReplayStage
-    from mcp_context_proxy.evaluation.run import Evaluation, MeasureDifference, Report
-
+from mcp_context_proxy.retrieval.scoring import calibration_for
+from mcp_context_proxy.store import open_store
 
 FILE = click.Path(path_type=Path)
 
@@ -47,7 +54,7 @@ LABELS: Final = {
 @click.option(
     "--method", default="hybrid", show_default=True, type=click.Choice(METHODS), help="Scoring method."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@json_option
 @click.option("--run", "run_file", type=FILE, help="Write rankings to this file, one JSON line per query.")
 @click.option("--store", type=FILE, help="Keep the vectors of CORPUS in this file for later runs.")
 @click.pass_context
@@ -90,13 +97,16 @@ def eval_command(
         config = _named_config(ctx, config_path)
         evaluation = _of_corpus(config, files[0], files[1], chosen, top_k, store)
     if run_file is not None:
-        from mcp_context_proxy.evaluation.run import write_run
-
         write_run(run_file, evaluation.answers)
     if as_json:
         echo_json(asdict(evaluation.report))
-        return
-    _show(results(), evaluation.report)
+    else:
+        _show(results(), evaluation.report)
+
+
+def _expect(files: tuple[Path, ...], counts: tuple[int, ...], message: str) -> None:
+    if len(files) not in counts:
+        raise click.UsageError(f"{message}; {counted(len(files), 'file')} given")
 
 
 def _named_config(ctx: click.Context, config_path: Path | None) -> Config:
@@ -108,19 +118,13 @@ def _named_config(ctx: click.Context, config_path: Path | None) -> Config:
 def _replay(
     config: Config, files: tuple[Path, ...], shuffle: bool, top_k: int, store: Path | None, as_json: bool
 ) -> None:
-    from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-    from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
-    from mcp_context_proxy.evaluation.data import read_corpus, read_queries
-    from mcp_context_proxy.evaluation.replay import in_random_order, replay
-    from mcp_context_proxy.store import open_store
-
     snapshot, log = read_corpus(files[0]), read_queries(files[1])
     if len(log) < SHORTEST_LOG:
         raise click.UsageError(
             f"a log of {len(log)} queries is too short; at least {SHORTEST_LOG} are needed"
         )
     model = LazyModel(partial(open_model, config))
-    with open_store(store or "memory") as opened, terminal.indexing(messages(), "Replaying") as report:
+    with open_store(store or "memory") as opened, terminal.indexing("Replaying") as report:
         stages = replay(
             CachedEmbedder(model, opened.vectors),
             QueryEmbedder(model, remembered=len(log)),
@@ -132,25 +136,23 @@ def _replay(
         )
     if as_json:
         echo_json({"stages": [asdict(stage) for stage in stages]})
-        return
-    _show_stages(results(), stages)
-
-
-def _expect(files: tuple[Path, ...], counts: tuple[int, ...], message: str) -> None:
-    if len(files) not in counts:
-        raise click.UsageError(f"{message}; {counted(len(files), 'file')} given")
+    else:
+        console = results()
+        measured = next(iter(stages[0].measures.values())).difference.queries
+        console.say(f"{measured:,} queries measured, with the learned tier off and on")
+        console.say()
+        rows = [
+            (f"{stage.revealed:.0%}", f"{stage.used:,}", f"{stage.pairs:,}", name, *_cells(one))
+            for stage in stages
+            for name, one in stage.measures.items()
+        ]
+        head = ("used", "queries", "pairs", "", "off", "on", "difference", "95 % interval")
+        console.columns([head, *rows], right=(0, 1, 2, 4, 5, 6))
 
 
 def _of_corpus(
     config: Config, corpus: Path, queries_file: Path, method: Method, top_k: int, store: Path | None
 ) -> Evaluation:
-    from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-    from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
-    from mcp_context_proxy.evaluation.data import read_corpus, read_queries
-    from mcp_context_proxy.evaluation.run import evaluate
-    from mcp_context_proxy.retrieval.relevance import calibration_for
-    from mcp_context_proxy.store import open_store
-
     snapshot, queries = read_corpus(corpus), read_queries(queries_file)
     model = LazyModel(partial(open_model, config))
     with open_store(store or "memory") as opened:
@@ -160,38 +162,30 @@ def _of_corpus(
             QueryEmbedder(model, remembered=0),
             calibration=calibration_for(config.embedding),
         )
-        with terminal.indexing(messages()) as report:
+        with terminal.indexing() as report:
             engine.index(snapshot, report)
         return evaluate(engine, snapshot, queries, replace(ADAPTIVE, method=method), top_k)
 
 
 async def _of_servers(config: Config, queries_file: Path, method: Method, top_k: int) -> Evaluation:
-    from mcp_context_proxy import app
-    from mcp_context_proxy.evaluation.data import read_queries
-    from mcp_context_proxy.evaluation.run import evaluate
-
     queries = read_queries(queries_file)
     numbers = config.search.resolved("tools", config.embedding.packaged)
     options = SearchOptions(numbers.top_k, numbers.top_n, numbers.include_score, method=method)
-    console = messages()
-    async with app.open_proxy(config) as proxy:
-        await terminal.settle(proxy, console)
-        await terminal.index(proxy, console)
+    async with open_started_proxy(config) as proxy:
         measured = partial(evaluate, proxy.search.engine, proxy.catalog.snapshot, queries, options, top_k)
         return await anyio.to_thread.run_sync(measured)
 
 
 def _compare(files: tuple[Path, ...], as_json: bool) -> None:
-    from mcp_context_proxy.evaluation.data import read_queries
-    from mcp_context_proxy.evaluation.run import compare_files
-
     _expect(files, (2, 3), "--compare takes two runs, and optionally QUERIES")
     first, second, *queries = files
     found = compare_files(first, second, read_queries(queries[0]) if queries else None)
     if as_json:
         echo_json({name: asdict(difference) for name, difference in found.items()})
-        return
-    _show_differences(results(), found)
+    else:
+        rows = [(LABELS.get(name, name), *_cells(one)) for name, one in found.items()]
+        head = ("", "first", "second", "difference", "95 % interval")
+        results().columns([head, *rows], right=(1, 2, 3))
 
 
 def _show(console: Terminal, report: Report) -> None:
@@ -209,24 +203,6 @@ def _show(console: Terminal, report: Report) -> None:
     console.columns(rows, right=(1,))
     latency = report.latency_ms
     console.say(f"search p50 {latency.p50:.1f} ms, p95 {latency.p95:.1f} ms")
-
-
-def _show_stages(console: Terminal, stages: Sequence[ReplayStage]) -> None:
-    measured = next(iter(stages[0].measures.values())).difference.queries
-    console.say(f"{measured:,} queries measured, with the learned tier off and on")
-    console.say()
-    rows = [
-        (f"{stage.revealed:.0%}", f"{stage.used:,}", f"{stage.pairs:,}", name, *_cells(one))
-        for stage in stages
-        for name, one in stage.measures.items()
-    ]
-    head = ("used", "queries", "pairs", "", "off", "on", "difference", "95 % interval")
-    console.columns([head, *rows], right=(0, 1, 2, 4, 5, 6))
-
-
-def _show_differences(console: Terminal, found: Mapping[str, MeasureDifference]) -> None:
-    rows = [(LABELS.get(name, name), *_cells(one)) for name, one in found.items()]
-    console.columns([("", "first", "second", "difference", "95 % interval"), *rows], right=(1, 2, 3))
 
 
 def _cells(one: MeasureDifference) -> tuple[str, str, str, str]:

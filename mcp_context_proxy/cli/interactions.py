@@ -7,8 +7,8 @@ embedding. None of them starts a server.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import asdict
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,17 +19,19 @@ from rich.text import Text
 from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.cli.options import (
     config_option,
+    configured,
     echo_json,
-    load_config,
+    json_option,
     open_configured_store,
     open_group,
+    query_argument,
 )
-from mcp_context_proxy.cli.terminal import Terminal, counted, messages, one_line, results
+from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.interactions.memory import Recall
-    from mcp_context_proxy.interactions.recorder import Backfilled
+    pass
 
 
 MOST: Final = 1000
@@ -51,14 +53,12 @@ def interactions_command(ctx: click.Context, config_path: Path | None) -> None:
 
 
 @interactions_command.command("stats")
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-@click.pass_context
-def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
+@configured
+@json_option
+def stats(config: Config, as_json: bool) -> None:
     """Count the interactions by agent and type."""
     from mcp_context_proxy.store import InteractionScope
 
-    config = load_config(ctx, config_path)
     with open_configured_store(config) as store:
         total, kinds = store.interactions.count(InteractionScope()), store.interactions.kinds()
     if as_json:
@@ -74,12 +74,12 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
     if kinds:
         console.say()
         rows = [("count", "type", "latest", "agent")]
-        rows += [(f"{count:,}", kind, _moment(at), one_line(agent)) for agent, kind, count, at in kinds]
+        rows += [(f"{count:,}", kind, moment(at), one_line(agent)) for agent, kind, count, at in kinds]
         console.columns(rows, right=(0,))
 
 
 @interactions_command.command("forget")
-@config_option
+@configured
 @click.option("--agent", help="Forget those of this agent.")
 @click.option("--type", "kind", help="Forget those of this type: search, call, message.")
 @click.option(
@@ -87,10 +87,8 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
 )
 @click.option("--id", "interaction", type=click.IntRange(1), help="Forget this single interaction.")
 @click.option("--all", "everything", is_flag=True, help="Forget all interactions.")
-@click.pass_context
 def forget(
-    ctx: click.Context,
-    config_path: Path | None,
+    config: Config,
     agent: str | None,
     kind: str | None,
     days: float | None,
@@ -98,19 +96,17 @@ def forget(
     everything: bool,
 ) -> None:
     """Forget interactions for good: a single one, or all that match every given option."""
-    from mcp_context_proxy.interactions.memory import agent_named
-    from mcp_context_proxy.store import InteractionScope
+    from mcp_context_proxy.interactions.memory import scope_of
 
     narrowed = any(each is not None for each in (agent, kind, days))
     if sum((narrowed, interaction is not None, everything)) != 1:
         raise click.UsageError("give --id alone, or --all alone, or any of --agent, --type and --older-than")
-    with open_configured_store(load_config(ctx, config_path)) as store:
+    with open_configured_store(config) as store:
         if interaction is not None:
             gone = int(store.interactions.forget_one(interaction))
         else:
             before = None if days is None else time.time() - days * 86_400
-            whose = None if agent is None else agent_named(agent)
-            gone = store.interactions.forget(InteractionScope(whose, kind, before))
+            gone = store.interactions.forget(scope_of(agent, kind, before))
     results().say(f"Forgot {counted(gone, 'interaction')}.")
 
 
@@ -119,13 +115,9 @@ def _note_if_off(console: Terminal, config: Config) -> None:
         console.note("Interactions are not recorded: set enabled = true under [interactions] to record them.")
 
 
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
 @click.command("recall")
-@config_option
-@click.argument("query")
+@configured
+@query_argument
 @click.option("--agent", help="Only interactions of this agent.  [default: all agents]")
 @click.option("--type", "kind", help="Only interactions of this type: search, call, message, ...")
 @click.option("--top-k", type=click.IntRange(1, MOST), default=10, show_default=True, help="Results.")
@@ -136,42 +128,23 @@ def _moment(seconds: float) -> str:
     show_default=True,
     help="Factor of a score for each day of age.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-@click.pass_context
+@json_option
 def recall_command(
-    ctx: click.Context,
-    config_path: Path | None,
-    query: str,
-    agent: str | None,
-    kind: str | None,
-    top_k: int,
-    decay: float,
-    as_json: bool,
+    config: Config, query: str, agent: str | None, kind: str | None, top_k: int, decay: float, as_json: bool
 ) -> None:
     """Find searches, calls and messages of agents that are similar to QUERY."""
-    from mcp_context_proxy.app.parts import memory_of
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
+    from mcp_context_proxy.interactions.memory import InteractionMemory
     from mcp_context_proxy.server.rendering import recall_data
 
-    if not query.strip():
-        raise click.UsageError("QUERY is empty: describe the interaction")
-    config = load_config(ctx, config_path)
-    model = LazyModel(partial(open_model, config))
-    with open_configured_store(config) as store:
-        try:
-            memory = memory_of(config, store, model)
-            found = memory.semantic_search_interactions(query, agent, top_k, decay, kind)
-        finally:
-            model.close()
+    with open_configured_store(config) as store, closing(LazyModel(partial(open_model, config))) as model:
+        memory = InteractionMemory(model, store.interactions, config)
+        found = memory.semantic_search_interactions(query, agent, top_k, decay, kind)
     if as_json:
         echo_json({"query": query, **recall_data(found)})
         return
     console = results()
     _note_if_off(console, config)
-    _show_recalled(console, query, found)
-
-
-def _show_recalled(console: Terminal, query: str, found: Recall) -> None:
     if found.note is not None:
         console.note(f"Note: {found.note}")
     if not found.results:
@@ -179,14 +152,14 @@ def _show_recalled(console: Terminal, query: str, found: Recall) -> None:
     for one in found.results:
         interaction = one.interaction
         score = "-" if one.score is None else f"{one.score:.2f}"
-        facts = f"{interaction.interaction_type} of {interaction.agent_name}, {_moment(interaction.time)}"
+        facts = f"{interaction.interaction_type} of {interaction.agent_name}, {moment(interaction.time)}"
         number = Text(f"  #{interaction.id}", style="dim")
         console.say(Text(f"{score:>4}", style="bold"), f"  {one_line(facts)}", number)
         console.prose(one_line(interaction.content), indent=INDENT)
 
 
 @click.command("backfill")
-@config_option
+@configured
 @click.option(
     "--batch-size",
     type=click.IntRange(1, 1000),
@@ -194,39 +167,31 @@ def _show_recalled(console: Terminal, query: str, found: Recall) -> None:
     show_default=True,
     help="Interactions per request.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-@click.pass_context
-def backfill_command(ctx: click.Context, config_path: Path | None, batch_size: int, as_json: bool) -> None:
+@json_option
+def backfill_command(config: Config, batch_size: int, as_json: bool) -> None:
     """Embed the interactions that have no embedding of the current model.
 
     Each batch is stored at once: after an interruption, the next run continues.
     """
-    from mcp_context_proxy.app.parts import memory_of
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
+    from mcp_context_proxy.interactions.memory import InteractionMemory
     from mcp_context_proxy.interactions.recorder import backfill
 
-    config = load_config(ctx, config_path)
     # Tried each time: nobody waits here, and the failure of one batch is not that of all.
     model = LazyModel(partial(open_model, config), retry_seconds=0)
     model.get()
-    with open_configured_store(config) as store:
-        try:
-            memory = memory_of(config, store, model)
-            with terminal.indexing(messages(), "Embedding") as report:
-                done = backfill(memory, batch_size, report)
-        finally:
-            model.close()
+    with open_configured_store(config) as store, closing(model), terminal.indexing("Embedding") as report:
+        done = backfill(InteractionMemory(model, store.interactions, config), batch_size, report)
     if as_json:
         echo_json(asdict(done))
     else:
-        _show_backfill(results(), done)
+        console = results()
+        console.say(f"Embedded {counted(done.embedded, 'interaction')}.")
+        if done.failed:
+            console.note(f"{counted(done.failed, 'error')}; the last one: {done.error}")
+        if done.left:
+            console.note(
+                f"{counted(done.left, 'interaction')} not tried, because the model failed each time."
+            )
     if done.failed or done.left:
-        ctx.exit(1)
-
-
-def _show_backfill(console: Terminal, done: Backfilled) -> None:
-    console.say(f"Embedded {counted(done.embedded, 'interaction')}.")
-    if done.failed:
-        console.note(f"{counted(done.failed, 'error')}; the last one: {done.error}")
-    if done.left:
-        console.note(f"{counted(done.left, 'interaction')} not tried, because the model failed each time.")
+        raise click.exceptions.Exit(1)

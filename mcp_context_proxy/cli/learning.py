@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,19 +12,22 @@ import click
 
 from mcp_context_proxy.cli.options import (
     config_option,
+    configured,
     echo_json,
-    load_config,
+    json_option,
     open_configured_store,
     open_group,
 )
-from mcp_context_proxy.cli.terminal import Terminal, counted, one_line, results
+from mcp_context_proxy.cli.terminal import counted, results
+from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import DataFileError
+from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder
     from mcp_context_proxy.items import ToolKey
     from mcp_context_proxy.learning.tier import LearnedTier
-    from mcp_context_proxy.store import Pair, ToolSessionStore
+    from mcp_context_proxy.store import ToolSessionStore
 
 
 FILE = click.Path(path_type=Path)
@@ -43,20 +47,27 @@ def learning_command(ctx: click.Context, config_path: Path | None) -> None:
 
 
 @learning_command.command("stats")
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-@click.pass_context
-def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
+@configured
+@json_option
+def stats(config: Config, as_json: bool) -> None:
     """Show the number of learned pairs, and the most certain ones."""
-    import time
-
-    with _opened(ctx, config_path) as (tier, _, _, enabled):
+    with _opened(config) as (tier, _, _, enabled):
         now = time.time()
         best = sorted(tier.pairs, key=lambda pair: -pair.confidence_at(now))
         tools = len({pair.tool for pair in best})
         if as_json:
             uses = sum(pair.uses for pair in best)
-            shown = [_data(pair, now) for pair in best[:SHOWN]]
+            shown = [
+                {
+                    "query": pair.query,
+                    "server": pair.tool[0],
+                    "tool": pair.tool[1],
+                    "confidence": round(pair.confidence_at(now), 4),
+                    "uses": pair.uses,
+                    "last": pair.last,
+                }
+                for pair in best[:SHOWN]
+            ]
             echo_json({"enabled": enabled, "pairs": len(best), "tools": tools, "uses": uses, "best": shown})
             return
         console = results()
@@ -66,18 +77,22 @@ def stats(ctx: click.Context, config_path: Path | None, as_json: bool) -> None:
         console.say(f"{counted(len(best), 'pair')} of queries and tools, for {counted(tools, 'tool')}.")
         if not enabled:
             console.say("Learning is switched off, so they have no effect.")
-        _show(console, best[:SHOWN], now)
+        console.say()
+        rows = [("confidence", "uses", "tool", "query")]
+        for pair in best[:SHOWN]:
+            query = "(text not kept)" if pair.query is None else one_line(pair.query)
+            rows.append((f"{pair.confidence_at(now):.2f}", str(pair.uses), "__".join(pair.tool), query))
+        console.columns(rows, right=(0, 1))
 
 
 @learning_command.command("export")
-@config_option
+@configured
 @click.argument("file", type=FILE, required=False)
-@click.pass_context
-def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> None:
+def export(config: Config, file: Path | None) -> None:
     """Write all pairs to FILE or to stdout, one JSON object per line."""
-    from mcp_context_proxy.learning.pair_store import exported
+    from mcp_context_proxy.learning.pair_index import exported
 
-    with _opened(ctx, config_path) as (tier, _, _, _):
+    with _opened(config) as (tier, _, _, _):
         text = b"".join(line + b"\n" for line in exported(tier.pairs))
     if file is None:
         click.echo(text, nl=False)
@@ -89,19 +104,18 @@ def export(ctx: click.Context, config_path: Path | None, file: Path | None) -> N
 
 
 @learning_command.command("import")
-@config_option
+@configured
 @click.argument("file", type=FILE)
-@click.pass_context
-def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
+def import_(config: Config, file: Path) -> None:
     """Add the pairs in FILE.
 
     If a pair is known already, the more certain one is kept.
     """
     from mcp_context_proxy.evaluation.data import read_lines
-    from mcp_context_proxy.learning.pair_store import PairLine, imported
+    from mcp_context_proxy.learning.pair_index import PairLine, imported
 
     lines = [line for _, line in read_lines(file, PairLine)]
-    with _opened(ctx, config_path) as (tier, model, _, _):
+    with _opened(config) as (tier, model, _, _):
         try:
             taken = imported(lines, model)
         except ValueError as error:
@@ -115,18 +129,15 @@ def import_(ctx: click.Context, config_path: Path | None, file: Path) -> None:
 
 
 @learning_command.command("forget")
-@config_option
+@configured
 @click.option("--tool", help="Forget the pairs of this tool, by the name that hosts see or its own.")
 @click.option("--query", help="Forget the pairs of this query, and of queries with the same meaning.")
 @click.option("--all", "everything", is_flag=True, help="Forget all pairs.")
-@click.pass_context
-def forget(
-    ctx: click.Context, config_path: Path | None, tool: str | None, query: str | None, everything: bool
-) -> None:
+def forget(config: Config, tool: str | None, query: str | None, everything: bool) -> None:
     """Forget the pairs of a tool or a query, or all of them."""
     if sum((tool is not None, query is not None, everything)) != 1:
         raise click.UsageError("give exactly one of --tool, --query and --all")
-    with _opened(ctx, config_path) as (tier, model, sessions, _):
+    with _opened(config) as (tier, model, sessions, _):
         if query is not None:
             gone = tier.forget_query(model.vectors([query])[1][0], query)
         else:
@@ -136,9 +147,7 @@ def forget(
 
 
 @contextmanager
-def _opened(
-    ctx: click.Context, config_path: Path | None
-) -> Iterator[tuple[LearnedTier, QueryEmbedder, ToolSessionStore, bool]]:
+def _opened(config: Config) -> Iterator[tuple[LearnedTier, QueryEmbedder, ToolSessionStore, bool]]:
     """Open the learned tier, the model and the tool sessions; also tells whether learning is on."""
     from functools import partial
 
@@ -146,37 +155,11 @@ def _opened(
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
     from mcp_context_proxy.learning.tier import LearnedTier
 
-    config = load_config(ctx, config_path)
-    lazy = LazyModel(partial(open_model, config))
-    model = QueryEmbedder(lazy)
-    with open_configured_store(config) as store:
-        learning = config.learning
-        try:
-            tier = LearnedTier(model, store.learned, learning.store_queries)
-            yield tier, model, store.tool_sessions, learning.enabled
-        finally:
-            lazy.close()
+    with open_configured_store(config) as store, closing(LazyModel(partial(open_model, config))) as lazy:
+        model, learning = QueryEmbedder(lazy), config.learning
+        tier = LearnedTier(model, store.learned, learning.store_queries)
+        yield tier, model, store.tool_sessions, learning.enabled
 
 
 def _is_meant(key: ToolKey, tool: str | None) -> bool:
     return tool in ("__".join(key), key[1])
-
-
-def _data(pair: Pair, now: float) -> dict[str, object]:
-    return {
-        "query": pair.query,
-        "server": pair.tool[0],
-        "tool": pair.tool[1],
-        "confidence": round(pair.confidence_at(now), 4),
-        "uses": pair.uses,
-        "last": pair.last,
-    }
-
-
-def _show(console: Terminal, pairs: list[Pair], now: float) -> None:
-    console.say()
-    rows = [("confidence", "uses", "tool", "query")]
-    for pair in pairs:
-        query = "(text not kept)" if pair.query is None else one_line(pair.query)
-        rows.append((f"{pair.confidence_at(now):.2f}", str(pair.uses), "__".join(pair.tool), query))
-    console.columns(rows, right=(0, 1))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import webbrowser
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 import click
 
-from mcp_context_proxy.cli.options import config_option, load_config, run
+from mcp_context_proxy.cli.options import configured, run, shown
 from mcp_context_proxy.config import Config, ServerConfig
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.oauth.credentials import OAuthCredentials
+    from mcp_context_proxy.oauth.login import LoginOffer
 
 LOGIN_SECONDS: Final = 600.0
 """Time limit for a person to log in."""
@@ -19,21 +22,20 @@ LOGIN_SECONDS: Final = 600.0
 
 @click.command("login")
 @click.argument("server")
-@config_option
+@configured
 @click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
-@click.pass_context
-def login_command(ctx: click.Context, server: str, config_path: Path | None, no_browser: bool) -> None:
+def login_command(config: Config, server: str, no_browser: bool) -> None:
     """Log in to SERVER, a server at a URL that requires it (OAuth).
 
     Opens a browser and waits until it is redirected to a port of this machine. The token is kept in a file
     that only you can read. A running proxy uses it at its next attempt to connect to the server.
     """
-    config = _remote(load_config(ctx, config_path), server)
-    if any(name.lower() == "authorization" for name in config.headers):
+    remote = _remote(config, server)
+    if any(name.lower() == "authorization" for name in remote.headers):
         raise click.ClickException(
             f"servers.{server}.headers sets Authorization already; remove it to log in instead"
         )
-    run(_log_in, config, not no_browser)
+    run(_log_in, remote, not no_browser)
 
 
 def _remote(config: Config, name: str) -> ServerConfig:
@@ -52,38 +54,62 @@ async def _log_in(config: ServerConfig, with_browser: bool) -> None:
 
     await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
-    from mcp_context_proxy.oauth import login
+    from mcp_context_proxy.oauth import login, loopback
     from mcp_context_proxy.oauth.credentials import CredentialFile
 
     file = CredentialFile(config)
     if config.oauth is not None and config.oauth.grant == "client_credentials":
         credentials = await login.log_in_as_client(config)
     else:
+        before = await anyio.to_thread.run_sync(file.read)
+        surprising = False
 
-        async def send(address: str) -> None:
-            click.echo(f"Open this address to log in to {config.name}:\n\n  {address}\n")
-            if with_browser:
+        async def tell(offer: LoginOffer) -> None:
+            nonlocal surprising
+            surprising = _tell(config, offer, before)
+
+        async def show(address: str) -> None:
+            click.echo(f"Open this address to log in to {config.name}:\n\n  {shown(address)}\n")
+            if with_browser and not surprising:
                 await anyio.to_thread.run_sync(webbrowser.open, address)
 
         port = 0 if config.oauth is None else config.oauth.redirect_port
-        async with login.listening(config.name, port) as waiting:
+        async with loopback.listening(config.name, port) as waiting:
             with anyio.move_on_after(LOGIN_SECONDS) as scope:
-                person = login.Person(waiting.redirect_uri, send, waiting.answer)
-                credentials = await login.log_in(config, person)
+                credentials = await login.log_in(config, waiting, show, tell)
         if scope.cancelled_caught:
             raise AuthorizationError(config.name, f"nobody logged in within {LOGIN_SECONDS:g} s")
     async with file.locked():
         await anyio.to_thread.run_sync(file.write, credentials)
-    click.echo(f"Logged in to {config.name} at {credentials.issuer}. The token is kept in {file.path}.")
+    click.echo(
+        f"Logged in to {config.name} at {shown(credentials.issuer)}. The token is kept in {file.path}."
+    )
+
+
+def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | None) -> bool:
+    """Print where a login leads and what it asks for; return whether that has changed since the last one."""
+    from mcp_context_proxy.oauth.token_endpoint import REASON_SHOWN, scopes_beyond
+    from mcp_context_proxy.protocol.strangers import one_line
+
+    issuer = one_line(offer.issuer, REASON_SHOWN)
+    scopes = f"the scopes {one_line(offer.scope, REASON_SHOWN)}" if offer.scope else "no particular scope"
+    click.echo(f"{config.name} wants a login at {issuer}, and asks for {scopes}.")
+    changes = []
+    if before is not None and before.issuer != offer.issuer:
+        changes.append(f"the last login was at {one_line(before.issuer, REASON_SHOWN)}")
+    if before is not None and before.scope and (more := scopes_beyond(offer.scope, before.scope)):
+        changes.append(f"the last login did not have the scopes {more}")
+    for change in changes:
+        click.echo(f"WARNING: {change}. Open the address only if you expected that.", err=True)
+    return bool(changes)
 
 
 @click.command("logout")
 @click.argument("server")
-@config_option
-@click.pass_context
-def logout_command(ctx: click.Context, server: str, config_path: Path | None) -> None:
+@configured
+def logout_command(config: Config, server: str) -> None:
     """Forget the login to SERVER: revoke its token if possible, and delete it."""
-    run(_log_out, _remote(load_config(ctx, config_path), server))
+    run(_log_out, _remote(config, server))
 
 
 async def _log_out(config: ServerConfig) -> None:

@@ -18,10 +18,12 @@ from typing import Final
 import click
 
 from mcp_context_proxy import __version__
+from mcp_context_proxy.cli.options import config_option, shown
 from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.system.process import ignore_sighup
+from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.system.process import close_to_others, ignore_sighup
 
 COMMANDS: Final = {
     "serve": ("Daily use", "serve", "Serve hosts over stdio, or over HTTP with --http. The default command."),
@@ -33,11 +35,7 @@ COMMANDS: Final = {
     "demo": ("Understand", "demo", "Show the proxy at work in front of example servers."),
     "explain": ("Understand", "contexts", "Explain why a tool is selected for a query, or why not."),
     "requests": ("Understand", "contexts", "Show the items selected for earlier requests, and why."),
-    "stats": (
-        "Understand",
-        "stats",
-        "Show how often tools and searches are used, and the saved tokens.",
-    ),
+    "stats": ("Understand", "stats", "Show how often tools and searches are used, and the saved tokens."),
     "eval": ("Understand", "eval", "Measure how well search finds the tools that queries need."),
     "learning": ("Learn", "learning", "Show, export, import or forget the pairs learned from use."),
     "recall": ("Learn", "interactions", "Search earlier searches, calls and messages of agents."),
@@ -116,7 +114,7 @@ class LazyGroup(click.Group):
         except click.UsageError:
             raise
         except (ContextProxyError, click.ClickException) as error:
-            click.echo(f"mcp-context-proxy: {error}", err=True)
+            click.echo(f"mcp-context-proxy: {shown(str(error))}", err=True)
             ctx.exit(EXIT_FAILURE)
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
@@ -127,22 +125,17 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True)
+@config_option
 @click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help="A config.toml, or a host's JSON file with mcpServers.",
-)
-@click.option(
-    "--log-level",
-    default=None,
-    help="Level of the messages on stderr: debug, info, warning (the default of serve), error.",
+    "--log-level", help="Level of the messages on stderr: debug, info, warning (the default of serve), error."
 )
 @click.version_option(__version__, prog_name="mcp-context-proxy")
 @click.pass_context
 def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> None:
     """One MCP server in front of many: shows the model only the tools that the current request needs."""
     os.environ.setdefault(NUMPY_THREADS, "1")
+    # Before any server starts; other commands start servers as well.
+    close_to_others()
     serving = ctx.invoked_subcommand in {None, "serve"}
     if serving:
         ignore_sighup()
@@ -155,11 +148,7 @@ def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> 
 
 
 def configure_logging(level: str) -> None:
-    """Log to stderr from `level` up.
-
-    Raises:
-        click.BadParameter: there is no such level.
-    """
+    """Log to stderr from `level` up; raise a usage error if there is no such level."""
     if level.lower() not in (*LEVELS, SILENT):
         raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
     handler = logging.StreamHandler(sys.stderr)
@@ -186,7 +175,7 @@ class _PrintableFormatter(logging.Formatter):
         text = f"mcp-context-proxy: {level}{super().format(record)}"
         if record.name == "root" or record.name.startswith("mcp."):
             text = SESSION_ID.sub("[session]", text)
-        return text if text.isprintable() else "".join(map(_printable, text))
+        return text if text.isascii() and text.isprintable() else clean("".join(map(_printable, text)))
 
 
 def _printable(char: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -12,27 +13,41 @@ import anyio
 import click
 
 from mcp_context_proxy.config import Config, load
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.protocol.text import clean
 
 if TYPE_CHECKING:
     from mcp_context_proxy.store import Store
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+REDACTOR: Final = "mcp_context_proxy.redactor"
+"""Key of the redactor of the loaded configuration among the facts of a call of the command line."""
 
 STOPPED_BY: Final = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command: the servers it started must not outlive it. Ctrl-C is among them because
 asyncio cancels for it only once, and code that swallows that cancellation lets the command go on."""
 
 
-def config_option(command: F) -> F:
-    """Accept ``--config`` after the command, too; it overrides the one before the command."""
-    return click.option(
-        "--config",
-        "config_path",
-        type=click.Path(path_type=Path),
-        default=None,
-        help="A config.toml, or a host's JSON file with mcpServers.",
-    )(command)
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="A config.toml, or a host's JSON file with mcpServers.",
+)
+"""Accepted after a command, too, where it overrides the one before the command."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def expect_words(query: str) -> str:
+    """Return a query; raise a usage error if it is empty."""
+    if not query.strip():
+        raise click.UsageError("QUERY is empty: say in plain words what you want to do")
+    return query
+
+
+query_argument = click.argument("query", callback=lambda _ctx, _option, query: expect_words(query))
 
 
 def open_group(ctx: click.Context, config_path: Path | None, default: click.Command) -> None:
@@ -46,14 +61,35 @@ def open_group(ctx: click.Context, config_path: Path | None, default: click.Comm
 def load_config(
     ctx: click.Context, config_path: Path | None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
-    """Load the configuration named on the command line, or the user's own.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
+    """Load the configuration named on the command line, or the user's own; raises `ConfigError`."""
     root = ctx.find_root().obj
     path = config_path or (root if isinstance(root, Path) else None)
-    return load(path, overrides=overrides or {})
+    config = load(path, overrides=overrides or {})
+    ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
+    return config
+
+
+def shown(text: str) -> str:
+    """Return a text as any output of a command shows it: clean, and without the configuration's secrets.
+
+    Servers choose names and texts, and may repeat in them what they were given.
+    """
+    text = clean(text)
+    context = click.get_current_context(silent=True)
+    redact = None if context is None else context.find_root().meta.get(REDACTOR)
+    return text if redact is None else clean(redact(text))
+
+
+def configured(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as its first argument, the configuration for which it is called."""
+
+    @config_option
+    @click.pass_context
+    @functools.wraps(command)
+    def load_and_run(ctx: click.Context, /, config_path: Path | None, **options: Any) -> None:
+        command(load_config(ctx, config_path), **options)
+
+    return load_and_run
 
 
 def open_configured_store(config: Config) -> Store:
@@ -65,25 +101,49 @@ def open_configured_store(config: Config) -> Store:
 
 
 def echo_json(data: Mapping[str, Any]) -> None:
-    """Print one indented JSON object on stdout; raw JSON in it stays unchanged."""
+    """Print one indented JSON object on stdout, as `shown`."""
     import msgspec
 
     from mcp_context_proxy.protocol import envelope
+    from mcp_context_proxy.protocol.strangers import shown_json
 
-    click.echo(msgspec.json.format(envelope.encode(data), indent=2))
+    redact = click.get_current_context().find_root().meta.get(REDACTOR)
+    encoded = shown_json(envelope.encode(data), bytes if redact is None else redact.json)
+    click.echo(msgspec.json.format(encoded, indent=2))
+
+
+def terms_data(terms: Iterable[tuple[str, str, float]]) -> list[dict[str, Any]]:
+    """Return the terms of a score for JSON: each with its field, and the number that it has added."""
+    return [{"field": field, "term": term, "added": added} for field, term, added in terms]
 
 
 def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
-    """Run an asynchronous function; Ctrl-C or a signal cancels it and waits for its clean-up.
+    """Run an asynchronous function, and raise its own error, not wrapped by task groups.
 
-    Raises:
-        KeyboardInterrupt: a signal ended it.
-        BaseException: the function's own error, not wrapped by task groups.
+    Ctrl-C or a signal cancels it, waits for its clean-up, and raises `KeyboardInterrupt`.
     """
+    results: list[T] = []
+
+    async def run_until_signal() -> None:
+        async with anyio.create_task_group() as group:
+            if STOPPED_BY:
+                group.start_soon(cancel_on_signal, group.cancel_scope)
+            results.append(await function(*args))
+            group.cancel_scope.cancel()
+
+    async def cancel_on_signal(scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(*STOPPED_BY) as signals:
+            async for _ in signals:
+                scope.cancel()
+                return
+
     try:
-        return anyio.run(_run_until_signal, function, args)
+        anyio.run(run_until_signal)
     except BaseExceptionGroup as group:
         raise innermost(group) from None
+    if not results:
+        raise KeyboardInterrupt
+    return results[0]
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -91,22 +151,3 @@ def innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-async def _run_until_signal(function: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
-    results: list[T] = []
-    async with anyio.create_task_group() as group:
-        if STOPPED_BY:
-            group.start_soon(_cancel_on_signal, group.cancel_scope)
-        results.append(await function(*args))
-        group.cancel_scope.cancel()
-    if not results:
-        raise KeyboardInterrupt
-    return results[0]
-
-
-async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(*STOPPED_BY) as signals:
-        async for _ in signals:
-            scope.cancel()
-            return

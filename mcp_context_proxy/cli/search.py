@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from msgspec import inspect
 from rich.text import Text
 
-from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config, run
-from mcp_context_proxy.cli.terminal import Terminal, counted, failure, messages, one_line, results
+from mcp_context_proxy.cli.options import configured, echo_json, json_option, query_argument, run, terms_data
+from mcp_context_proxy.cli.terminal import Terminal, counted, failures, open_started_proxy, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.item_metadata import described
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server import rendering
@@ -64,11 +63,7 @@ def _option(name: str, of: inspect.Metadata, default: object) -> Callable[[Comma
 
 
 def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
-    """Return the search filters for the options that were given.
-
-    Raises:
-        click.BadParameter: the server is not in the configuration, or is switched off.
-    """
+    """Return the search filters for the options that were given; the server must be in the configuration."""
     server = given["server"]
     if server in config.servers and not config.servers[server].enabled:
         raise click.BadParameter(f"server {server!r} is switched off", param_hint="--server")
@@ -83,8 +78,8 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
 
 
 @click.command("search")
-@config_option
-@click.argument("query")
+@configured
+@query_argument
 @click.option("--top", type=click.IntRange(1), help="Number of results.  [default: as configured]")
 @click.option(
     "--kind",
@@ -99,13 +94,11 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
     help="Let another model put the best tools in order, or not.  [default: as configured]",
 )
 @narrowing_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.option("--explain", is_flag=True, help="Show the parts of each score.")
-@click.pass_context
 def search_command(
-    ctx: click.Context,
+    config: Config,
     /,
-    config_path: Path | None,
     query: str,
     top: int | None,
     kinds: tuple[str, ...],
@@ -115,9 +108,6 @@ def search_command(
     **narrowing: Any,
 ) -> None:
     """Search the tools, rules and references behind the proxy for QUERY."""
-    if not query.strip():
-        raise click.UsageError("QUERY is empty: say in plain words what you want to do")
-    config = load_config(ctx, config_path)
     filters = filters_of(config, narrowing)
     try:
         answer, failed = run(_search, config, query, frozenset(map(Kind, kinds)), filters, top, rerank)
@@ -138,17 +128,10 @@ async def _search(
     top: int | None,
     rerank: bool | None,
 ) -> tuple[SearchAnswer, dict[str, str]]:
-    from mcp_context_proxy import app
     from mcp_context_proxy.context.options import DomainOverrides, Overrides
     from mcp_context_proxy.context.search import Scope
 
-    console = messages()
-    async with app.open_proxy(config) as proxy:
-        await terminal.settle(proxy, console)
-        failed = {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
-        for name, cause in failed.items():
-            console.say(Text(f"server {name} has failed and was not searched: {cause}", style="yellow"))
-        await terminal.index(proxy, console)
+    async with open_started_proxy(config) as proxy:
         if filters.needs_figures and proxy.statistics.usage is not None:
             await proxy.statistics.usage.refresh()
         number = DomainOverrides(top_n=top)
@@ -160,7 +143,7 @@ async def _search(
             remember=False,
             rerank=proxy.search.reranker.mode if rerank is None else "always" if rerank else "never",
         )
-    return answer, failed
+        return answer, failures(proxy)
 
 
 def _data(answer: SearchAnswer, failed: dict[str, str], explain: bool) -> dict[str, Any]:
@@ -186,15 +169,15 @@ def _data(answer: SearchAnswer, failed: dict[str, str], explain: bool) -> dict[s
 def _item_data(result: Result, explain: bool) -> dict[str, Any]:
     data = dict(rendering.item_data(result, with_schema=True)) | described(result.item)
     if explain:
-        terms = [{"field": field, "term": term, "added": added} for field, term, added in result.terms]
         data |= {
             "learned": result.learned,
+            "used_before_for": None if result.support is None else result.support.query,
             "novelty": result.novelty,
             "cosine": result.cosine,
             "lexical": result.lexical,
             "need": result.need,
             "serves": result.serves,
-            "terms": terms,
+            "terms": terms_data(result.terms),
             "chunk": result.chunk,
             "matched": result.matched,
         }
@@ -255,6 +238,13 @@ def _explain(console: Terminal, result: Result) -> None:
     console.say(f"similarity {similarity}, words {result.lexical:.2f}{need}{learned}{new}", indent=INDENT)
     rows = [(f"{added:.2f}", field, term) for field, term, added in result.terms]
     console.columns(rows, indent=INDENT + 2, right=(0,))
-    for label, text in (("serves", result.serves), ("query", result.matched), ("text", result.chunk)):
+    past = None if result.support is None else result.support.query
+    told = (
+        ("serves", result.serves),
+        ("query", result.matched),
+        ("used before for", past),
+        ("text", result.chunk),
+    )
+    for label, text in told:
         if text:
             console.prose(Text(f"{label}: {one_line(text)}", style="dim"), INDENT, hanging=len(label) + 2)

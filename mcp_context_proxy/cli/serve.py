@@ -12,7 +12,7 @@ import anyio
 import click
 
 from mcp_context_proxy.cli.options import config_option, innermost, load_config
-from mcp_context_proxy.config import HttpConfig, load
+from mcp_context_proxy.config import load
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that one can listen on but not connect to, and the one of this machine to connect to instead."""
@@ -88,7 +88,11 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     settings = load_config(ctx, config_path).http
     if port is not None:
         settings = settings.model_copy(update={"port": port, "api_port": None})
-    bases = _possible_bases(settings)
+    name = EVERY_ADDRESS.get(settings.host, settings.host)
+    host = f"[{name}]" if ":" in name else name
+    # On the port beside stdio, or on the HTTP front.
+    beside = [] if settings.api_port is None else [f"127.0.0.1:{settings.api_port}"]
+    bases = [*beside, f"{host}:{settings.port}"]
     base = next(filter(_has_page, bases), None)
     if base is None:
         raise click.ClickException(
@@ -97,14 +101,6 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
         )
     token = credentials_for(settings).token
     click.echo(f"http://{base}/ui" + (f"#token={quote(token, safe='')}" if token else ""))
-
-
-def _possible_bases(settings: HttpConfig) -> list[str]:
-    """Return where the page can be: on the port beside stdio, or on the HTTP front."""
-    name = EVERY_ADDRESS.get(settings.host, settings.host)
-    host = f"[{name}]" if ":" in name else name
-    beside = [] if settings.api_port is None else [f"127.0.0.1:{settings.api_port}"]
-    return [*beside, f"{host}:{settings.port}"]
 
 
 def _has_page(base: str) -> bool:

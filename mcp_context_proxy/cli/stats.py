@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import config_option, echo_json, load_config, open_configured_store
-from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, one_line, results
+from mcp_context_proxy.cli.options import configured, echo_json, json_option, open_configured_store, shown
+from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
+from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.statistics.report import SearchFigures, ToolStatistics
@@ -31,14 +31,11 @@ FAILING: Final = 0.1
 
 
 @click.command("stats")
-@config_option
+@configured
 @click.option("--period", default="30d", show_default=True, help="Hours or days, such as 24h or 7d.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Tools to list.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all tools, on stdout.")
-@click.pass_context
-def stats_command(
-    ctx: click.Context, config_path: Path | None, period: str, limit: int, as_json: bool
-) -> None:
+@json_option
+def stats_command(config: Config, period: str, limit: int, as_json: bool) -> None:
     """Show how often tools and searches are used, the saved tokens, and the tools that were never called."""
     from mcp_context_proxy.statistics.figures import seconds_of
     from mcp_context_proxy.statistics.report import Reports
@@ -47,7 +44,7 @@ def stats_command(
         seconds = seconds_of(period)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--period") from None
-    config, now = load_config(ctx, config_path), time.time()
+    now = time.time()
     with open_configured_store(config) as store:
         reports = Reports(store.statistics)
         tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)
@@ -108,13 +105,13 @@ def _show_tools(console: Terminal, tools: Sequence[ToolStatistics], limit: int, 
 
 
 def _facts(report: ToolStatistics, now: float, wide: bool) -> list[Text]:
-    failing = 1 - report.success_rate
+    failing, ago = 1 - report.success_rate, now - report.last_used
     size = (_bytes(report.result_bytes), "-" if report.tokens is None else f"{report.tokens:,}")
     texts = (
         _duration(report.latency.p50_ms),
         _duration(report.latency.p95_ms),
         *(size if wide else ()),
-        _ago(now - report.last_used),
+        "just now" if ago < 60 else f"{_span(ago, short=True)} ago",
     )
     failed = Text(_percent(failing) if report.errors else "-", style="red" if failing >= FAILING else "")
     return [Text(f"{report.calls:,}"), failed, *map(Text, texts)]
@@ -122,7 +119,7 @@ def _facts(report: ToolStatistics, now: float, wide: bool) -> list[Text]:
 
 def _name(server: str, tool: str, room: int) -> Text:
     """Return a tool's name, cut in the middle if it is too long: names differ at their ends."""
-    name = one_line(f"{server}__{tool}")
+    name = shown(one_line(f"{server}__{tool}"))
     if len(name) > room:
         name = f"{name[: room // 2]}\N{HORIZONTAL ELLIPSIS}{name[room // 2 + 1 - room :]}"
     return Text(name, style="cyan")
@@ -218,10 +215,6 @@ def _bytes(size: float) -> str:
     if size < 1000:
         return f"{size:.0f} B"
     return f"{size / 1000:.1f} kB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"
-
-
-def _ago(seconds: float) -> str:
-    return "just now" if seconds < 60 else f"{_span(seconds, short=True)} ago"
 
 
 def _span(seconds: float, short: bool = False) -> str:

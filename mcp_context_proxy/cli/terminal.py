@@ -1,7 +1,7 @@
 """Output for a person: text layout, facts about servers without their secrets, and progress.
 
 Results go to stdout, everything else to stderr. Without a terminal the output is plain text, and a name is
-never cut. Texts of servers come from strangers: they are cleaned of control characters, and are never markup.
+never cut. Everything is cleaned and redacted as it is printed (`shown`), and is never markup.
 
 The environment and the headers of a server are never shown. In texts about it, values that came from
 variables, credentials in URLs, and arguments with the name of a secret are replaced.
@@ -13,8 +13,9 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
 import anyio
@@ -22,11 +23,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.cli.options import shown
+from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor, secret_arguments, secrets_of
+from mcp_context_proxy.config.settings import LAUNCH
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.lifecycle import ServerState
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -66,25 +69,28 @@ class Terminal(Console):
 
     def say(self, *parts: Cell, indent: int = 0) -> None:
         """Print one line, however long."""
+        self._line(indent, *map(_text, parts))
+
+    def _line(self, indent: int, *parts: Cell) -> None:
         self.print(Text.assemble(" " * indent, *parts), soft_wrap=True)
 
     def short(self, text: Cell, indent: int = 0) -> None:
         """Print one line, cut to the width."""
         cut = _text(text)
         cut.truncate(max(self.width - indent, USEFUL), overflow="ellipsis")
-        self.say(cut, indent=indent)
+        self._line(indent, cut)
 
     def prose(self, text: Cell, indent: int = 0, hanging: int = 0) -> None:
         """Print a wrapped paragraph; lines after the first are moved in by `hanging`."""
         whole = _text(text)
         first = whole.wrap(self, max(self.width - indent, USEFUL))[0]
         first.rstrip()
-        self.say(first, indent=indent)
+        self._line(indent, first)
         rest = whole[len(first) :]
         for part in rest.wrap(self, max(self.width - indent - hanging, USEFUL)):
             part.rstrip()
             if words := part[len(part.plain) - len(part.plain.lstrip()) :]:
-                self.say(words, indent=indent + hanging)
+                self._line(indent + hanging, words)
 
     def note(self, text: str, style: str = "yellow") -> None:
         """Print a paragraph that stands out."""
@@ -102,15 +108,10 @@ class Terminal(Console):
         right: Sequence[int] = (),
         useful: int = USEFUL,
     ) -> None:
-        """Print aligned columns. The last one gets the remaining room and is cut there.
+        """Print aligned columns, those of `right` flush right; without rows nothing is printed.
 
-        If too little room remains to say anything, it gets lines of its own. Without rows nothing is printed.
-
-        Args:
-            rows: Of the same number of cells each.
-            indent: Spaces before each row.
-            right: Columns that are set flush right.
-            useful: Cells below which the last column is too narrow.
+        The last one gets the remaining room and is cut there. With less room than `useful` cells, it gets
+        lines of its own.
         """
         table = [[_text(cell) for cell in row] for row in rows]
         if not table:
@@ -129,7 +130,7 @@ class Terminal(Console):
                 row[-1].truncate(room, overflow="ellipsis")
                 line = Text.assemble(line, padding, row[-1])
             line.rstrip()
-            self.say(line, indent=indent)
+            self._line(indent, line)
             if stacked:
                 self.short(row[-1], indent + GAP)
 
@@ -144,18 +145,22 @@ def messages() -> Terminal:
     return Terminal(sys.stderr)
 
 
-def one_line(text: str) -> str:
-    """Return a stranger's text without control characters, on one line."""
-    return " ".join(clean(text).split())
-
-
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 tool`` and ``1,024 tools``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def moment(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as the local date and time."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
 def _text(cell: Cell) -> Text:
-    return Text(cell) if isinstance(cell, str) else cell.copy()
+    """Return a cell as `shown`; one that had to be changed keeps only the style of the whole."""
+    if isinstance(cell, str):
+        return Text(shown(cell))
+    plain = shown(cell.plain)
+    return cell.copy() if plain == cell.plain else Text(plain, style=cell.style)
 
 
 _REDACTED: Final = r"\[redacted [^\]]*\]"
@@ -179,6 +184,17 @@ def address(config: ServerConfig) -> str:
     return redacted(config, shlex.join([config.command or "", *shown]).replace(f"'{HIDDEN}'", HIDDEN))
 
 
+def working_folder(config: ServerConfig) -> str:
+    """Return the folder in which a server's program starts, as a person reads it; empty for a URL."""
+    if config.command is None:
+        return ""
+    try:
+        folder = redacted(config, one_line(str(config.folder)))
+    except OSError as error:
+        return f"a folder that cannot be used ({error.strerror})"
+    return f"{folder} (where the host starts the proxy)" if config.cwd == LAUNCH else folder
+
+
 def failure(client: DownstreamClient) -> str:
     """Return why a server is not ready; empty if it is ready, or was never started."""
     if client.state in {ServerState.READY, ServerState.ASLEEP}:
@@ -199,7 +215,7 @@ def last_output(client: DownstreamClient) -> tuple[str, ...]:
 
 def strays(client: DownstreamClient) -> tuple[str, ...]:
     """Return the first lines of a server on stdout that are no messages."""
-    return tuple(redacted(client.config, line) for line in client.strays)
+    return tuple(redacted(client.config, line) for line in client.output.strays)
 
 
 def marked(strays: Iterable[str]) -> Iterator[str]:
@@ -215,7 +231,22 @@ def findings(proxy: Proxy) -> Iterator[tuple[str, str]]:
         yield (server, one_line(message)) if known else ("", one_line(finding))
 
 
-async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
+@asynccontextmanager
+async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIterator[Proxy]:
+    """Open a proxy, wait for its servers, report those that have failed, and index its items."""
+    from mcp_context_proxy import app
+
+    async with app.open_proxy(config) as proxy:
+        await settle(proxy)
+        for name, cause in failures(proxy).items():
+            failed = f"Server {name} has failed, and its items are unknown: {cause}"
+            messages().say(Text(failed, style="yellow"))
+        if indexed:
+            await index(proxy)
+        yield proxy
+
+
+async def settle(proxy: Proxy) -> dict[str, float]:
     """Wait until each server is ready or has failed once; return the seconds it took, by server."""
     began = anyio.current_time()
     waiting = dict.fromkeys(proxy.fleet.clients)
@@ -228,7 +259,7 @@ async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
         more = len(waiting) - NAMED
         return f"Starting {named} and {more} more" if more > 0 else f"Starting {named}"
 
-    with console.status(progress()) as status:
+    with messages().status(progress()) as status:
 
         async def wait(client: DownstreamClient) -> None:
             await client.wait_first_connect()
@@ -243,15 +274,16 @@ async def settle(proxy: Proxy, console: Console) -> dict[str, float]:
     return seconds
 
 
-async def index(proxy: Proxy, console: Console) -> None:
+async def index(proxy: Proxy) -> None:
     """Index the whole catalog."""
-    with indexing(console) as report:
+    with indexing() as report:
         await proxy.searcher.index(proxy.catalog.snapshot, report)
 
 
 @contextmanager
-def indexing(console: Console, label: str = "Indexing") -> Iterator[OnProgress]:
+def indexing(label: str = "Indexing") -> Iterator[OnProgress]:
     """Show a bar until the work is done; yields a function of the texts done, and of all texts."""
+    console = messages()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=None)

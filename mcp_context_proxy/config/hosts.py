@@ -1,11 +1,7 @@
-"""Converts the JSON files of hosts to our tables, and expands environment variables in values.
+"""Converts the JSON files of hosts to our tables.
 
 Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Code writes ``servers``, or
 ``mcp.servers`` in its settings. The rest of such a file belongs to the host and is ignored.
-
-Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
-literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
-the variable is unset or empty.
 """
 
 from __future__ import annotations
@@ -13,19 +9,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, dotted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
 Warn: TypeAlias = Callable[[str], None]
 """Receives a sentence about an entry that is skipped without being a mistake."""
-
-MAX_NAME: Final = 32
-"""Longest name of a server: half of the characters that hosts allow for a tool name."""
-_NAME: Final = re.compile(r"(?!.*__)[A-Za-z0-9_-]{1,32}", re.ASCII)
 
 _PLACES: Final[tuple[KeyPath, ...]] = (
     ("mcpServers",),
@@ -57,11 +50,6 @@ _OURSELVES: Final = re.compile(
 )
 """Our program or package as a word. It does not match a module of the package, such as an example server, nor
 a file in a folder that happens to have our name."""
-
-
-def is_name(name: str) -> bool:
-    """Return whether a server may have this name, which becomes part of every exposed name."""
-    return _NAME.fullmatch(name) is not None
 
 
 def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[ConfigProblem]]:
@@ -107,8 +95,8 @@ def _given_twice(source: ConfigSource, place: KeyPath) -> list[ConfigProblem]:
 
 def names_for(written: Iterable[str]) -> dict[str, str]:
     """Map each name in a host's file to an allowed and unique one; allowed names stay."""
-    wishes = {name: name if is_name(name) else _allowed(name) for name in written}
-    taken = {name for name in wishes if is_name(name)}
+    wishes = {name: name if SERVER_NAME.fullmatch(name) else _allowed(name) for name in written}
+    taken = {name for name in wishes if SERVER_NAME.fullmatch(name)}
     names = {}
     for name, wish in wishes.items():
         rivals = sum(other == wish for other in wishes.values())
@@ -118,13 +106,13 @@ def names_for(written: Iterable[str]) -> dict[str, str]:
 
 def _allowed(name: str) -> str:
     text = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
-    return re.sub(r"_{2,}", "_", text)[:MAX_NAME].strip("-") or _distinct("server", name)
+    return re.sub(r"_{2,}", "_", text)[:SERVER_NAME_CHARACTERS].strip("-") or _distinct("server", name)
 
 
 def _distinct(wish: str, name: str) -> str:
     """Add a suffix made of the original name, so that it does not depend on the order of the file."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{wish[: MAX_NAME - 9]}-{digest}"
+    return f"{wish[: SERVER_NAME_CHARACTERS - 9]}-{digest}"
 
 
 def _entry(
@@ -188,65 +176,3 @@ def _at(tables: Mapping[str, Any], place: KeyPath) -> Any:
     for part in place:
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-_REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
-_VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
-_HOST_VARIABLE: Final = re.compile(
-    r"workspaceFolder\w*|userHome|cwd|pathSeparator|file([A-Z]\w*)?|config:.*|command:.*"
-)
-"""References that only VS Code can replace."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandedValue:
-    """A text with expanded variables, or the problems in it."""
-
-    text: str
-    variables: tuple[tuple[str, str], ...]
-    """Name and value of each variable that was used."""
-    problems: tuple[str, ...]
-
-
-def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
-    """Expand every variable in a text."""
-    variables: list[tuple[str, str]] = []
-    problems: list[str] = []
-
-    def value_of(match: re.Match[str]) -> str:
-        if match["escape"]:
-            return "${"
-        if match["open"]:
-            problems.append("'${' has no matching '}'; write '$${' for a literal '${'")
-            return ""
-        return _lookup(match["body"], environ, variables, problems)
-
-    return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))
-
-
-def _lookup(
-    body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[str]
-) -> str:
-    found = _VARIABLE.fullmatch(body)
-    if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
-        problems.append(_foreign(body))
-        return ""
-    name, default = found["name"], found["default"]
-    value = environ.get(name)
-    if value or (value is not None and default is None):
-        variables.append((name, value))
-        return value
-    if default is None:
-        problems.append(f"environment variable {name} is not set; set it, or write ${{{name}:-default}}")
-    return default or ""
-
-
-def _foreign(body: str) -> str:
-    if body.startswith("input:"):
-        return (
-            f"${{{body}}} asks the user in VS Code, which is not possible here; "
-            f"put the value in an environment variable and write ${{env:NAME}}"
-        )
-    if _HOST_VARIABLE.fullmatch(body):
-        return f"${{{body}}} is known only to the editor; write the value, or use an environment variable"
-    return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"

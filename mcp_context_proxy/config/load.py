@@ -2,7 +2,12 @@
 
 The steps are: find and read the file, convert the entries of a host's file, apply overrides, expand
 variables, resolve paths, validate. Loading starts nothing and changes nothing on disk. The working directory
-is never searched for a configuration: a repository that somebody opens must not be able to start programs.
+is never searched for a configuration, and no server starts there unless its ``cwd`` says so: a repository
+that somebody opens must not be able to start programs.
+
+Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
+literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
+the variable is unset or empty.
 """
 
 from __future__ import annotations
@@ -10,20 +15,29 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
 from pydantic import ValidationError
 
-from mcp_context_proxy.config.hosts import Warn, expand, from_host
-from mcp_context_proxy.config.settings import Config, Limits, ServerConfig
+from mcp_context_proxy.config.hosts import Warn, from_host
+from mcp_context_proxy.config.settings import (
+    LAUNCH,
+    SERVER_NAME,
+    SERVER_NAME_CHARACTERS,
+    Config,
+    Limits,
+    ServerConfig,
+)
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, changeable_by_others, dotted, read
-from mcp_context_proxy.config.validation_messages import contradictions, mistakes
+from mcp_context_proxy.config.validation_messages import mistakes, unknown_key
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
 logger = logging.getLogger(__name__)
@@ -180,9 +194,14 @@ class _Draft:
             if isinstance(table, dict) and "endpoint" not in table:
                 self._resolve((name, "model"), table, "model")
         for name, server in _tables(self.tables.get("servers")):
-            self._resolve(("servers", name, "cwd"), server, "cwd")
-            if isinstance(server.get("command"), str) and server["command"].startswith("~"):
-                server["command"] = str(expand_home(server["command"], self.environ))
+            if server.get("cwd") == "":
+                server["cwd"] = "."
+            if server.get("cwd") != LAUNCH:
+                self._resolve(("servers", name, "cwd"), server, "cwd")
+            command = server.get("command")
+            # A command without a folder is looked for on the PATH.
+            if isinstance(command, str) and (command.startswith("~") or Path(command).name != command):
+                self._resolve(("servers", name, "command"), server, "command")
 
     def _resolve_documents(self) -> None:
         documents = self.tables.get("documents")
@@ -221,7 +240,9 @@ class _Draft:
     def _complete(self, name: str, server: Any) -> Any:
         if not isinstance(server, dict):
             return server
-        return server | {"name": name, "secrets": tuple(self.secrets.get(name, {}).items())}
+        given = server | {"name": name, "secrets": tuple(self.secrets.get(name, {}).items())}
+        # Never where the host was started: a repository that somebody opens would decide what a server runs.
+        return {"cwd": str(self.source.file.parent)} | given if "command" in server else given
 
     def _add(self, path: KeyPath, message: str) -> None:
         if any(path[: len(overridden)] == overridden for overridden in self.overridden):
@@ -267,3 +288,207 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+_REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
+_VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+_HOST_VARIABLE: Final = re.compile(
+    r"workspaceFolder\w*|userHome|cwd|pathSeparator|file([A-Z]\w*)?|config:.*|command:.*"
+)
+"""References that only VS Code can replace."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedValue:
+    """A text with expanded variables, or the problems in it."""
+
+    text: str
+    variables: tuple[tuple[str, str], ...]
+    """Name and value of each variable that was used."""
+    problems: tuple[str, ...]
+
+
+def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
+    """Expand every variable in a text."""
+    variables: list[tuple[str, str]] = []
+    problems: list[str] = []
+
+    def value_of(match: re.Match[str]) -> str:
+        if match["escape"]:
+            return "${"
+        if match["open"]:
+            problems.append("'${' has no matching '}'; write '$${' for a literal '${'")
+            return ""
+        return _lookup(match["body"], environ, variables, problems)
+
+    return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))
+
+
+def _lookup(
+    body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[str]
+) -> str:
+    found = _VARIABLE.fullmatch(body)
+    if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
+        problems.append(_foreign(body))
+        return ""
+    name, default = found["name"], found["default"]
+    value = environ.get(name)
+    if value or (value is not None and default is None):
+        variables.append((name, value))
+        return value
+    if default is None:
+        problems.append(f"environment variable {name} is not set; set it, or write ${{{name}:-default}}")
+    return default or ""
+
+
+def _foreign(body: str) -> str:
+    if body.startswith("input:"):
+        return (
+            f"${{{body}}} asks the user in VS Code, which is not possible here; "
+            f"put the value in an environment variable and write ${{env:NAME}}"
+        )
+    if _HOST_VARIABLE.fullmatch(body):
+        return f"${{{body}}} is known only to the editor; write the value, or use an environment variable"
+    return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"
+
+
+_COMMAND_KEYS: Final = ("args", "env", "cwd")
+_URL_KEYS: Final = ("headers", "oauth")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = re.compile(r"([!-~]([\t -~]*[!-~])?)?")
+_OTHER_MODEL_KEYS: Final = ("pooling", "max_tokens", "query_prefix", "passage_prefix")
+
+
+def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield path and message of each mistake that spans keys."""
+    for key in Config.derived & tables.keys():
+        yield (key,), unknown_key(key, Config.keys())
+    if isinstance(embedding := tables.get("embedding"), Mapping):
+        for path, message in _check_embedding(embedding):
+            yield ("embedding", *path), message
+    if isinstance(rerank := tables.get("rerank"), Mapping):
+        for path, message in _check_endpoint(rerank, "rerank"):
+            yield ("rerank", *path), message
+    yield from _check_working_set(tables)
+    servers = tables.get("servers")
+    for name, server in servers.items() if isinstance(servers, Mapping) else ():
+        if not SERVER_NAME.fullmatch(name):
+            yield (
+                ("servers", name),
+                f"a server's name is 1 to {SERVER_NAME_CHARACTERS} of A-Z a-z 0-9 _ - and has no '__', "
+                "because it becomes part of its tools' names",
+            )
+        if isinstance(server, Mapping):
+            for path, message in _check_server(server):
+                yield ("servers", name, *path), message
+
+
+def _check_working_set(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    learning, statistics = tables.get("learning"), tables.get("statistics")
+    if not isinstance(learning, Mapping) or not learning.get("working_set_tokens"):
+        return
+    key = ("learning", "working_set_tokens")
+    if learning.get("enabled") is False:
+        yield key, "has no effect with learning.enabled = false"
+    elif isinstance(statistics, Mapping) and statistics.get("enabled") is False:
+        yield key, "needs statistics.enabled, because the statistics know the cost of a tool"
+
+
+def _check_embedding(embedding: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    yield from _check_endpoint(embedding, "embedding")
+    if "endpoint" not in embedding and "model" not in embedding:
+        for key in _OTHER_MODEL_KEYS:
+            if key in embedding:
+                yield (key,), "has no effect on the packaged model; name another one with model"
+
+
+def _check_endpoint(table: Mapping[str, Any], name: str) -> Iterator[tuple[KeyPath, str]]:
+    endpoint = table.get("endpoint")
+    if endpoint is None:
+        if "api_key" in table:
+            yield ("api_key",), "has no effect without an endpoint"
+        return
+    if isinstance(key := table.get("api_key"), str) and (reason := _unsendable(key)):
+        yield ("api_key",), reason
+    if "model" not in table:
+        yield ("endpoint",), f"needs {name}.model, too: the name of the model at the endpoint"
+    if isinstance(endpoint, str):
+        for _, message in _check_url(endpoint):
+            yield ("endpoint",), message
+        if "@" in endpoint or "?" in endpoint:
+            yield ("endpoint",), "must hold neither a user nor a query; a key belongs in api_key"
+
+
+def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    for key in ServerConfig.derived & server.keys():
+        yield (key,), unknown_key(key, ServerConfig.keys())
+    command, url = "command" in server, "url" in server
+    if command and url:
+        yield (), "has both command and url; keep one of them"
+    elif not command and not url:
+        yield (), "has neither command nor url; a server needs one of them"
+    else:
+        yield from _check_kind(
+            server, _URL_KEYS if command else _COMMAND_KEYS, "command" if command else "url"
+        )
+        yield from _check_transport(server.get("transport"), command)
+    yield from _check_headers(server.get("headers"))
+    yield from _check_oauth(server)
+    if isinstance(server.get("url"), str):
+        yield from _check_url(server["url"])
+
+
+def _check_kind(
+    server: Mapping[str, Any], others: tuple[str, ...], kind: str
+) -> Iterator[tuple[KeyPath, str]]:
+    for key in others:
+        if server.get(key):
+            yield (key,), f"has no effect on a server with a {kind}"
+
+
+def _check_headers(headers: Any) -> Iterator[tuple[KeyPath, str]]:
+    for name, value in headers.items() if isinstance(headers, Mapping) else ():
+        if not _HEADER_NAME.fullmatch(name):
+            yield ("headers", name), "cannot be the name of a header"
+        elif isinstance(value, str) and (reason := _unsendable(value)):
+            yield ("headers", name), reason
+
+
+def _unsendable(value: str) -> str | None:
+    """Return why a header cannot carry a value, or None."""
+    if _HEADER_VALUE.fullmatch(value):
+        return None
+    if _HEADER_VALUE.fullmatch(value.strip()):
+        return "begins or ends with a space or a line break, which a header cannot carry; remove it"
+    return "has a character that a header cannot carry; only ASCII without line breaks is allowed"
+
+
+def _check_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    oauth, headers = server.get("oauth"), server.get("headers")
+    if not isinstance(oauth, Mapping):
+        return
+    if isinstance(headers, Mapping) and any(str(name).lower() == "authorization" for name in headers):
+        yield ("oauth",), "has no effect beside headers.Authorization; keep one of them"
+    if oauth.get("grant") == "client_credentials":
+        for key in ("client_id", "client_secret", "issuer"):
+            if key not in oauth:
+                yield ("oauth",), f"client_credentials needs {key}"
+    elif "client_secret" in oauth and "issuer" not in oauth:
+        yield ("oauth",), "client_secret needs issuer, so that it is sent nowhere else"
+
+
+def _check_transport(transport: Any, command: bool) -> Iterator[tuple[KeyPath, str]]:
+    if command and transport in ("http", "sse"):
+        yield ("transport",), f"{transport} needs a url, but the server has a command"
+    elif not command and transport == "stdio":
+        yield ("transport",), "stdio needs a command, but the server has a url"
+
+
+def _check_url(url: str) -> Iterator[tuple[KeyPath, str]]:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        yield ("url",), "must begin with http:// or https:// and name a host"

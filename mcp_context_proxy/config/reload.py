@@ -24,7 +24,7 @@ import watchfiles
 from pydantic import BaseModel
 
 from mcp_context_proxy.config.secrets import NOTICE
-from mcp_context_proxy.config.settings import Config, Reload, ServerConfig
+from mcp_context_proxy.config.settings import LAUNCH, Config, Reload, ServerConfig
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
@@ -133,6 +133,8 @@ def connection_key(server: ServerConfig) -> str:
     # The values of secrets show in the keys that they were expanded into.
     live = {name for name, field in ServerConfig.model_fields.items() if Reload.LIVE in field.metadata}
     facts = server.model_dump(mode="json", exclude=live)
+    # In 0.1.0 no folder meant that of the launch; what was stored then for such a server still counts.
+    facts["cwd"] = {LAUNCH: None, None: "~"}.get(facts["cwd"], facts["cwd"])
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
 
 

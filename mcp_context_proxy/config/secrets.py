@@ -26,14 +26,19 @@ LEARNED: Final = 32
 
 _SPARED_IN_URLS: Final = ("", "/", "!'()*", ";,/?:@&=+$#!'()*")
 """Characters that Python's and JavaScript's functions for URL encoding leave unchanged."""
+_INVALID_IN_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _PERCENT: Final = re.compile("%[0-9A-F]{2}")
 
 _LOOKS_SECRET: Final = re.compile(
-    r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+    r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16})"
     r"|(?<=Bearer )[\w.~+/=-]{16,}",
 )
-"""Tokens of well-known services, JSON web tokens, bearer tokens."""
+"""Tokens of well-known services, bearer tokens."""
+_JSON_WEB_TOKEN: Final = re.compile(
+    r"(?<![\w-])(?=[\w-]++\.[\w-]{10,}+\.[\w-])((?:(?!\beyJ[\w-]{10})[\w-])*+)eyJ[\w-]++\.[\w-]++\.[\w-]++"
+)
+"""A token, with what stands before it in the same run of characters as the group. Each run is read once, from
+its beginning: from each ``eyJ`` in it, it would take time in the square of its length."""
 
 NOTICE: Final = 35
 """A log level that is shown like a warning and not called one, such as for the address that is served."""
@@ -75,7 +80,7 @@ class Redactor:
         for form, shown in self._known():
             if form in text:
                 text = text.replace(form, shown)
-        return _LOOKS_SECRET.sub("[redacted]", text)
+        return _LOOKS_SECRET.sub("[redacted]", _JSON_WEB_TOKEN.sub(r"\1[redacted]", text))
 
     def json(self, data: bytes) -> bytes:
         """Return encoded JSON with the known secrets replaced."""
@@ -117,6 +122,8 @@ def _forms(value: str) -> Iterator[str]:
     lines = [line for line in value.splitlines() if line.strip() != value.strip()]
     for plain in (value, *lines):
         yield plain
+        # A tool that is named like a secret gets a name of valid characters.
+        yield _INVALID_IN_NAME.sub("_", plain)
         # Invisible characters are removed from many texts before their secrets are.
         yield "".join(filter(str.isprintable, plain))
         yield from _in_urls(plain)

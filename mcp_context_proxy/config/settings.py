@@ -7,6 +7,8 @@ proxy applies a change (`Reload`).
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -120,6 +122,11 @@ class Limits(BaseModel):
 
     ask_seconds: Annotated[Seconds, Reload.RESTART] = 600.0
     """Time for a person to answer a server's request; the timeout of the call is paused meanwhile."""
+    questions_per_call: Count = 10
+    """Requests that a server may make of its client during one call: each costs a person's patience or a
+    model's tokens."""
+    sampling_tokens: Count = 4096
+    """Tokens that one of them may have the client's model write; more is cut down to this."""
     parked_calls: Annotated[Count, Reload.RESTART] = 256
     """Calls of modern clients that wait for such an answer; further requests of servers are refused."""
     lanes_per_server: Count = 32
@@ -205,7 +212,15 @@ class Limits(BaseModel):
     """Characters kept of one interaction: a long message, and more than the packaged model embeds."""
 
 
+SERVER_NAME_CHARACTERS: Final = 32
+"""Longest name of a server: half of the characters that hosts allow for a tool name."""
+SERVER_NAME: Final = re.compile(rf"(?!.*__)[A-Za-z0-9_-]{{1,{SERVER_NAME_CHARACTERS}}}", re.ASCII)
+"""Names that a server may have; they become part of the names of its tools."""
+
 Transport: TypeAlias = Literal["stdio", "http", "sse"]
+
+LAUNCH: Final = "launch"
+"""Value of ``cwd`` for the folder in which the host starts the proxy."""
 
 
 class OAuthConfig(Table):
@@ -222,6 +237,8 @@ class OAuthConfig(Table):
     """Scopes, separated by spaces; by default those that the server names."""
     redirect_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
     """Local port that the browser returns to; 0 takes any free one."""
+    assume_pkce: Flag = False
+    """Whether a login goes on at an authorization server that does not say that it supports PKCE."""
 
 
 class ToolConfig(Table):
@@ -242,7 +259,9 @@ class ServerConfig(Table):
     command: Text | None = None
     args: tuple[str, ...] = Field(default=(), repr=False)
     env: dict[str, str] = Field(default={}, repr=False)
-    cwd: Path | None = None
+    cwd: Path | Literal["launch"] | None = None
+    """Working folder, by default the folder of the configuration. The folder in which a host starts the proxy
+    is often a repository, whose files would decide what ``npx`` or ``python -m`` run."""
     url: str | None = Field(default=None, repr=False)
     headers: dict[str, str] = Field(default={}, repr=False)
     transport: Transport = "stdio"
@@ -284,6 +303,20 @@ class ServerConfig(Table):
         # Nearly all HTTP+SSE servers are at this path, and no known server of streamable HTTP is.
         of_sse = isinstance(url, str) and url.partition("?")[0].rstrip("/").endswith("/sse")
         return data | {"transport": "sse" if of_sse else "http"}
+
+    @property
+    def folder(self) -> Path:
+        """Working folder of the program; the home folder for a configuration that is no file.
+
+        Raises:
+            OSError: the folder in which the proxy was started no longer exists.
+        """
+        if self.cwd == LAUNCH:
+            return Path.cwd()
+        if self.cwd is not None:
+            return Path(self.cwd)
+        home = Path("~").expanduser()
+        return home if home.is_absolute() else Path(home.root or os.sep)
 
     def include_of(self, tool_name: str) -> IncludeMode:
         """Return the include mode of a tool: its own setting, or the server's."""

@@ -50,12 +50,7 @@ class BackgroundIndexing:
     """Indexes the snapshots that searches want, one at a time."""
 
     def __init__(self, engine: Engine, open_model: Callable[[], object]) -> None:
-        """Prepare to index.
-
-        Args:
-            engine: Owns the indexes.
-            open_model: Loads the model, in a thread, while words are indexed.
-        """
+        """Index nothing yet; ``open_model`` is called in a thread, while words are indexed."""
         self._engine, self._open_model = engine, open_model
         self._wanted: _Wanted | None = None
         self._asked, self._begun = anyio.Event(), anyio.Event()
@@ -67,19 +62,20 @@ class BackgroundIndexing:
 
     async def run(self) -> None:
         """Index in a thread until cancelled; a newer snapshot cuts off an older one."""
+
+        async def load_model() -> None:
+            await self._begun.wait()
+            # The search that needs the model gets the same error, and the log has it.
+            with contextlib.suppress(ModelError):
+                await in_thread(self._open_model, abandon_on_cancel=True)
+
         async with anyio.create_task_group() as group:
-            group.start_soon(self._load_model)
+            group.start_soon(load_model)
             while True:
                 await self._asked.wait()
                 self._asked = anyio.Event()
                 if self._wanted is not None:
                     await self._index_wanted(self._wanted)
-
-    async def _load_model(self) -> None:
-        await self._begun.wait()
-        # The search that needs the model gets the same error, and the log has it.
-        with contextlib.suppress(ModelError):
-            await in_thread(self._open_model, abandon_on_cancel=True)
 
     async def _index_wanted(self, wanted: _Wanted) -> None:
         def superseded() -> bool:
@@ -115,23 +111,20 @@ class BackgroundIndexing:
     ) -> None:
         """Wait for the index of a snapshot.
 
-        Args:
-            snapshot: The catalog.
-            until: Deadline of the search, by the clock of the event loop.
-            patience: Seconds after which no search waits for this snapshot any more.
-            on_progress: Called with the progress meanwhile.
+        The search waits ``until`` its deadline, by the clock of the event loop; after ``patience`` seconds no
+        search waits for this snapshot any more.
         """
         self.prepare(snapshot)
         if self._engine.indexed(snapshot) or self._wanted is None:
             return
-        listeners = [on_progress] if on_progress is not None else []
-        self._listeners += listeners
+        if on_progress is not None:
+            self._listeners.append(on_progress)
         try:
             with anyio.move_on_at(min(until, self._wanted.since + patience)):
                 await self._wanted.ended.wait()
         finally:
-            for listener in listeners:
-                self._listeners.remove(listener)
+            if on_progress is not None:
+                self._listeners.remove(on_progress)
 
     async def index(
         self, snapshot: Snapshot, on_progress: OnProgress | None, limiter: anyio.CapacityLimiter

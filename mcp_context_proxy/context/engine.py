@@ -28,6 +28,7 @@ from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessio
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
@@ -49,13 +50,11 @@ class RemovedItem:
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """Current context of a session."""
+    """Current context of a session; see `SessionContext`."""
 
     id: str
     kind: str
-    """The owner: a ``connection`` or a ``handle``."""
     created: float
-    """Seconds since 1970."""
     query: str | None
     items: tuple[ContextItem, ...]
     removed: tuple[RemovedItem, ...]
@@ -64,10 +63,11 @@ class SessionState:
 
 
 class ContextEngine:
-    """Contexts of agents, sessions and requests."""
+    """Contexts of agents, sessions and requests. An unknown item is an `UnknownItemError`."""
 
     def __init__(
         self,
+        *,
         catalog: Snapshots,
         searcher: Searcher,
         sessions: Sessions,
@@ -78,27 +78,14 @@ class ContextEngine:
         reranker: Reranker | None = None,
         working_set: WorkingSet | None = None,
     ) -> None:
-        """Connect the parts.
-
-        Args:
-            catalog: All items: the agent's level.
-            searcher: Searches for a query.
-            sessions: All sessions.
-            records: Records of request contexts.
-            options: The agent's options.
-            costs: Estimates tokens.
-            expander: Finds the items that come with selected ones.
-            reranker: Asks another model about the order of the best tools; None for no model.
-            working_set: Tools that are part of every context.
-        """
-        self._reranker = reranker
-        self._catalog, self._searcher, self._sessions = catalog, searcher, sessions
-        self._records, self._costs = records, costs
+        """Connect the parts; ``options`` are those of the configuration."""
+        self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
+        self.sessions, self.records = sessions, records
         self.configure(options)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
     def configure(self, options: ContextOptions) -> None:
-        """Apply other options of the agent."""
+        """Apply other options of the configuration."""
         self._options, self.expand_results = options, options.expand_results
 
     async def build(
@@ -139,7 +126,7 @@ class ContextEngine:
             origin: Cause of the request.
             scope: Limits of the search; None for everything that the session has not removed.
             remember: Record the request; False to only look.
-            on_progress: Called with the progress of indexing if the search has to wait for it.
+            on_progress: Called if the search has to wait for indexing.
             rerank: When to ask another model for the order of the best tools; by default as configured, and
                 never for a list, which has an order of its own, or without `remember`.
             client: Model of the client, where it may be asked.
@@ -149,6 +136,7 @@ class ContextEngine:
         Raises:
             UnknownFilterError: a server, category or tag in the scope does not exist.
         """
+        query = clean(query)
         levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
         changes = [level for level in levels if level != NO_OVERRIDES]
         options = overridden(self._options, *changes) if changes else self._options
@@ -175,9 +163,9 @@ class ContextEngine:
             rerank = "never"
         answer = await self._complete(selection, snapshot, rerank, client)
         if remember:
-            self._records.add(answer.context)
+            self.records.add(answer.context)
             if session is not None:
-                self._sessions.register(session)
+                self.sessions.register(session)
                 session.asked(answer.context.id, query)
         return answer
 
@@ -188,7 +176,6 @@ class ContextEngine:
         rerank: RerankMode | None,
         client: RerankerModel | None,
     ) -> SearchAnswer:
-        """Search, rerank if that is wanted, and complete the selection."""
         selector, off_loop, reranker = self._selector, self._searcher.off_loop, self._reranker
         if reranker is None or (rerank or reranker.mode) == "never":
             return await off_loop(partial(selector.select, selection, snapshot))
@@ -207,30 +194,22 @@ class ContextEngine:
         session: SessionContext | None = None,
         overrides: Overrides = NO_OVERRIDES,
     ) -> Explanation:
-        """Explain why an item is in the context of a query or not, without a record.
-
-        Raises:
-            UnknownItemError: there is no such item.
-        """
+        """Explain why an item is in the context of a query or not, without a record."""
         as_configured = None if self._reranker is None else self._reranker.mode
         answer = await self.select(query, session, overrides, remember=False, rerank=as_configured)
-        context, snapshot = answer.context, answer.snapshot
+        context, snapshot = answer.context, answer.found.snapshot
         item = context_session.resolve(snapshot, kind, name, server)
 
         def explained() -> Explanation:
             ranking = self._searcher.rank(query, kind, snapshot, context.options)
-            return explain(item, context, ranking, self._costs.of(item))
+            return _explain(item, context, ranking, self._costs.of(item))
 
         return await self._searcher.off_loop(explained)
 
     async def related(
         self, kind: Kind, name: str, server: str | None = None, limit: int = RELATED
     ) -> list[ContextItem]:
-        """Return the items most similar to one, most similar first.
-
-        Raises:
-            UnknownItemError: there is no such item.
-        """
+        """Return the items most similar to one, most similar first."""
         snapshot = await self._searcher.ready(self._catalog)
         item = context_session.resolve(snapshot, kind, name, server)
         return await self._searcher.off_loop(partial(self._selector.related, item, snapshot, limit))
@@ -245,18 +224,6 @@ class ContextEngine:
         selection = Selection(query="", origin="context", options=self._options, session=view)
         selection.add(item for item in await self.items(session) if item.type in kinds)
         return selection.context()
-
-    def register(self, session: SessionContext) -> None:
-        """List a session until its owner drops it."""
-        self._sessions.register(session)
-
-    def find_session(self, session_id: str) -> SessionContext | None:
-        """Return the session with a public id; None if there is none, or it has ended."""
-        return self._sessions.get(session_id)
-
-    async def sessions(self) -> list[SessionState]:
-        """Return every session, oldest first."""
-        return [await self.state(session) for session in list(self._sessions)]
 
     async def state(self, session: SessionContext) -> SessionState:
         """Return the current context of a session."""
@@ -278,32 +245,22 @@ class ContextEngine:
         return await self._searcher.off_loop(lambda: tuple(listed()))
 
     def add(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
-        """Add an item to a session by hand, whatever its include mode.
-
-        Raises:
-            UnknownItemError: there is no such item.
-        """
-        context_session.add(session, context_session.resolve(self._catalog.snapshot, kind, name, server))
+        """Add an item to a session by hand, whatever its include mode."""
+        snapshot = self._catalog.snapshot
+        context_session.add(session, context_session.resolve_in(session, snapshot, kind, name, server))
 
     def remove(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
-        """Remove an item from all contexts of a session, until it is added again.
-
-        Raises:
-            UnknownItemError: there is no such item.
-        """
-        context_session.remove(session, context_session.resolve(self._catalog.snapshot, kind, name, server))
+        """Remove an item from all contexts of a session, until it is added again."""
+        snapshot = self._catalog.snapshot
+        context_session.remove(session, context_session.resolve_in(session, snapshot, kind, name, server))
 
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
         """Return the latest request contexts of a session (by public id) or of all, newest first."""
-        return await self._records.latest(limit, session)
-
-    async def requests_of(self, owner: str | None, limit: int = 50) -> list[RequestContext]:
-        """Return the latest request contexts of one owner, newest first."""
-        return await self._records.latest_of(owner, limit)
+        return await self.records.latest(limit, session)
 
     async def request(self, request_id: str) -> RequestContext | None:
         """Return a request context; None if it is unknown or forgotten."""
-        return await self._records.get(request_id)
+        return await self.records.get(request_id)
 
     async def tokens_behind(self) -> int | None:
         """Return the estimated tokens of the whole catalog; None while they are being counted."""
@@ -337,11 +294,9 @@ class Explanation:
     selected: Mode | None
     """How it came into the context; None if it did not."""
     reason: str
-    """One sentence for a person."""
     rank: int | None
-    """Position among the ranked items of its domain; None if it is not ranked."""
+    """Position among the ``ranked`` items of its domain; None if it is not ranked."""
     ranked: int
-    """Number of ranked items."""
     score: Score | None
     tokens: int
     options: DomainOptions
@@ -350,15 +305,8 @@ class Explanation:
     """Outcome of reranking; ``rank`` is the position before it."""
 
 
-def explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) -> Explanation:
-    """Explain an item.
-
-    Args:
-        item: An item of the catalog.
-        context: The context for the query.
-        ranking: Ranking of the item's whole domain for the query.
-        tokens: Cost of the item.
-    """
+def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) -> Explanation:
+    """Explain an item by the context for a query and the ranking of the item's whole domain."""
     kind, name = key_of(item)
     ordered = (*ranking.results, *ranking.near_misses, *ranking.others)
     place = next((at for at, result in enumerate(ordered) if key_of(result.item) == (kind, name)), None)

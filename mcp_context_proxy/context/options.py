@@ -113,8 +113,6 @@ def configured(config: Config) -> ContextOptions:
 def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:
     """Return the options after each level, in order, has overridden the ones before it."""
     for level in levels:
-        if level == NO_OVERRIDES:
-            continue
         own = {field.name for field in fields(Overrides)} - {"tools", "documents"}
         changed = {name: value for name in own if (value := getattr(level, name)) is not None}
         options = replace(

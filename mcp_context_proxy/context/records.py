@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Literal, TypeAlias
@@ -21,7 +21,9 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import JSON, Kind, Tool
+from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.rerank.reranker import Reranking
+from mcp_context_proxy.retrieval.results import USED_BEFORE
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import BatchWriter, RequestRow, RequestStore, SearchRow
 from mcp_context_proxy.system.clock import time_of_day
@@ -89,7 +91,6 @@ class RequestContext:
     items: tuple[ContextItem, ...]
     """The session's items first, then the selected ones, best first."""
     options: ContextOptions
-    """Options in force."""
     dropped: tuple[ContextItem, ...] = ()
     """Selected items that did not fit into `ContextOptions.max_tokens`."""
     near_misses: tuple[ContextItem, ...] = ()
@@ -105,7 +106,6 @@ class RequestContext:
     filters: dict[str, JSON] = field(default_factory=dict)
     """Search filters that were set, by name."""
     seconds: float = 0.0
-    """Time it took to build."""
     owner: str | None = None
     """Digest of the credentials of the MCP client; None without any, and for requests of others."""
 
@@ -131,6 +131,9 @@ IN_MEMORY = 200
 
 GATHERING_SECONDS = 0.5
 """Delay of a write: it goes into one transaction with its successors, and after the response."""
+
+QUOTED = "used before for '"
+"""Begins a reason of earlier versions that quotes a query of another session, up to its end."""
 
 UNWRITTEN = 1_000
 """Request contexts that wait for the store, some megabytes; of more, the oldest are dropped."""
@@ -182,9 +185,7 @@ class RequestRecords:
     async def latest(self, limit: int, session: str | None = None) -> list[RequestContext]:
         """Return the latest request contexts, newest first, also of other proxies that share the store.
 
-        Args:
-            limit: Number of request contexts.
-            session: Public id of a session; None for all sessions.
+        ``session`` is the public id of one session; None for all sessions.
         """
         recent = (one for one in self.recent() if session is None or one.session == session)
         return await self._with_stored(recent, limit, lambda store: store.latest(limit, session))
@@ -224,9 +225,22 @@ class RequestRecords:
 def _decoded(row: RequestRow) -> RequestContext | None:
     """Decode a stored request context; None if another version wrote it and this one cannot read it."""
     try:
-        return msgspec.json.decode(row.context, type=RequestContext)
+        context = msgspec.json.decode(row.context, type=RequestContext)
     except msgspec.DecodeError:
         return None
+    return replace(
+        context,
+        query=clean(context.query),
+        items=tuple(map(_unquoted, context.items)),
+        dropped=tuple(map(_unquoted, context.dropped)),
+        near_misses=tuple(map(_unquoted, context.near_misses)),
+    )
+
+
+def _unquoted(item: ContextItem) -> ContextItem:
+    """Return an item without the past query that earlier versions quoted as a reason; models read records."""
+    before, quoted, _ = item.why.partition(QUOTED)
+    return replace(item, why=before + USED_BEFORE) if quoted else item
 
 
 STATISTICS_QUERY_CHARACTERS = 1_000
@@ -237,12 +251,7 @@ class SearchStatistics:
     """Counts searches and the use of their results. Does not block."""
 
     def __init__(self, usage: UsageRecorder, keep_queries: bool) -> None:
-        """Prepare to count.
-
-        Args:
-            usage: Recorder of the statistics.
-            keep_queries: Keep the text of queries, or else only their hash.
-        """
+        """Prepare to count; without ``keep_queries`` only the hash of a query is kept."""
         self._usage, self._keep_queries = usage, keep_queries
 
     def served(self, context: RequestContext) -> None:

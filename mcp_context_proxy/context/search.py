@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Final, Generic, TypeVar
 
 import anyio
@@ -62,11 +61,6 @@ class Found:
         return len(self.snapshot.tools) + len(self.snapshot.documents)
 
     @property
-    def considered(self) -> int:
-        """Number of items that meet the filters."""
-        return self.tools.considered + (self.documents.considered if self.documents else 0)
-
-    @property
     def results(self) -> tuple[Result, ...]:
         """Selected items: tools, best first, then documents, then items that come with them."""
         return self.tools.results + (self.documents.results if self.documents else ()) + self.brought
@@ -90,8 +84,9 @@ class Found:
         if self.wanted == NO_FILTERS or self.results or not (applied := self.wanted.applied()):
             return None
         asked = ", ".join(f"{name} {filter_text(value)}" for name, value in applied.items())
-        if self.considered:
-            items = "1 item" if self.considered == 1 else f"{self.considered:,} items"
+        considered = self.tools.considered + (self.documents.considered if self.documents else 0)
+        if considered:
+            items = "1 item" if considered == 1 else f"{considered:,} items"
             note = f"Nothing fits among the {items} that the filters leave ({asked})."
         else:
             note = f"No item meets the filters ({asked})."
@@ -140,8 +135,10 @@ class ResultCache(Generic[Answer]):
             if answer is not None and self._clock() - since >= SECONDS:
                 del self._answers[question]
                 answer = None
-            self.lookups.count(hits=0 if answer is None else 1, of=1)
-            if answer is not None:
+            if answer is None:
+                self.lookups.misses += 1
+            else:
+                self.lookups.hits += 1
                 self._answers.move_to_end(question)
             return answer
 
@@ -199,44 +196,29 @@ class Searcher:
         open_model: Callable[[], object],
         figures: Callable[[], Figures] = dict,
     ) -> None:
-        """Prepare to search.
-
-        Args:
-            engine: Finds and ranks.
-            config: Has the search options.
-            wait_for_starting_servers: Takes a timeout in seconds.
-            open_model: Loads the model, in a thread, while the search waits for other things.
-            figures: Returns how earlier calls went.
-        """
+        """Prepare to search; ``open_model`` is called in a thread, while a search waits for other things."""
         self._engine, self._figures = engine, figures
         self._wait_for_starting_servers = wait_for_starting_servers
+        self._has_waited = False
         self.remembered = ResultCache[Found]()
-        self.configure(config)
+        self.config = config
+        """The configuration in force; a reload assigns another."""
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
-        self._indexing = BackgroundIndexing(engine, open_model)
-
-    def configure(self, config: Config) -> None:
-        """Apply a configuration."""
-        self._patience = config.limits.indexing_wait_seconds
-        self._servers = {name: server for name, server in config.servers.items() if server.enabled}
-
-    async def run(self) -> None:
-        """Index in the background until cancelled."""
-        await self._indexing.run()
-
-    def prepare(self, snapshot: Snapshot) -> None:
-        """Have a snapshot indexed in the background."""
-        self._indexing.prepare(snapshot)
+        self.indexing = BackgroundIndexing(engine, open_model)
 
     async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
         """Return the snapshot to search, after a short wait for starting servers and for indexing."""
-        until = anyio.current_time() + self._patience
+        patience = self.config.limits.indexing_wait_seconds
+        until = anyio.current_time() + patience
         if not self._engine.indexed(catalog.snapshot):
-            self._indexing.begin()
-        await self._wait_for_starting_servers(STARTING_PATIENCE_SECONDS)
+            self.indexing.begin()
+        if catalog.snapshot.unlisted or not self._has_waited:
+            # The first search waits for documents, too, which a start reads beside it.
+            await self._wait_for_starting_servers(STARTING_PATIENCE_SECONDS)
+            self._has_waited = True
         snapshot = catalog.snapshot
         if not self._engine.indexed(snapshot):
-            await self._indexing.wait(snapshot, until, self._patience, on_progress)
+            await self.indexing.wait(snapshot, until, patience, on_progress)
         return snapshot
 
     async def check(self, wanted: SearchFilters, snapshot: Snapshot) -> None:
@@ -245,12 +227,12 @@ class Searcher:
         Raises:
             UnknownFilterError: one does not.
         """
+
+        def checked() -> None:
+            servers = {name: one for name, one in self.config.servers.items() if one.enabled}
+            search_filters.check(wanted, snapshot, servers, self._engine.index_of(snapshot).has_label)
+
         if wanted != NO_FILTERS:
-
-            def checked() -> None:
-                has_label = self._engine.index_of(snapshot).has_label
-                search_filters.check(wanted, snapshot, self._servers, has_label)
-
             await self.off_loop(checked)
 
     async def off_loop(self, function: Callable[[], T]) -> T:
@@ -269,14 +251,8 @@ class Searcher:
     ) -> Found:
         """Search a snapshot as far as it is indexed. Blocks.
 
-        Args:
-            query: In the user's or model's words.
-            snapshot: The catalog.
-            options: How much is selected.
-            scope: Limits of the search.
-            history: Earlier queries, latest first.
-            depth: Number of tools that are ranked at least, whether they are selected or not.
-            explore: Raise tools that are new.
+        At least ``depth`` tools are ranked, whether they are selected or not. ``history`` has earlier
+        queries, latest first; ``explore`` raises tools that are new.
         """
         filters = self.filters(scope)
         question = (query, options, filters, scope.filters, history, depth, explore)
@@ -289,8 +265,12 @@ class Searcher:
             found = replace(found, wanted=scope.filters)
             if not found.results and scope.filters.applied():
                 plain = Filters(kinds=scope.kinds, without=scope.without)
-                unfiltered = self._find(query, snapshot, options, plain, history)
-                found = replace(found, excluded=self._excluded(unfiltered, scope.filters))
+                unfiltered, figures = self._find(query, snapshot, options, plain, history), self._figures()
+                excluded = []
+                for result in unfiltered.results:
+                    if failed := search_filters.failed_by(result.item, scope.filters, figures):
+                        excluded.append(Excluded(result, tuple(failed)))
+                found = replace(found, excluded=tuple(excluded[:EXCLUDED_NAMED]))
         # A response that may be better in a moment, or that a change has overtaken, is not cached.
         if state is not None and found.note is None and self._engine.state(snapshot) == state:
             self.remembered.put(state, question, found)
@@ -324,7 +304,7 @@ class Searcher:
 
         return Found(
             tools=ranked(tools, replace(tool_search(options.tools), depth=depth, explore=explore)),
-            documents=ranked(documents, document_search(options.documents)) if with_documents else None,
+            documents=ranked(documents, _document_search(options.documents)) if with_documents else None,
             snapshot=snapshot,
             filters=filters,
         )
@@ -333,18 +313,10 @@ class Searcher:
         """Return how much use has taught about such requests; None if it is unknown. Blocks."""
         return self._engine.confidence(query, snapshot)
 
-    def _excluded(self, unfiltered: Found, wanted: SearchFilters) -> tuple[Excluded, ...]:
-        figures = self._figures()
-        judged = (
-            Excluded(result, tuple(search_filters.failed_by(result.item, wanted, figures)))
-            for result in unfiltered.results
-        )
-        return tuple(islice((one for one in judged if one.failed), EXCLUDED_NAMED))
-
     def rank(self, query: str, kind: Kind, snapshot: Snapshot, options: ContextOptions) -> Ranking:
         """Rank all items of a kind's domain that have anything in common with a query. Blocks."""
         kinds = TOOL_ONLY if kind is Kind.TOOL else DOCUMENT_KINDS
-        wanted = tool_search(options.tools) if kind is Kind.TOOL else document_search(options.documents)
+        wanted = tool_search(options.tools) if kind is Kind.TOOL else _document_search(options.documents)
         everything = len(snapshot.tools) + len(snapshot.documents)
         return self._engine.search(
             query, snapshot, Filters(kinds=kinds), replace(wanted, depth=everything), wait=False
@@ -359,16 +331,15 @@ class Searcher:
 
     async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
         """Index a snapshot to the end, ahead of the first search."""
-        await self._indexing.index(snapshot, on_progress, self._limiter)
+        await self.indexing.index(snapshot, on_progress, self._limiter)
 
 
 def tool_search(options: DomainOptions) -> SearchOptions:
-    """Return the engine's options for tools."""
+    """Return the options of the engine for tools."""
     include_score = math.inf if options.include_score is None else options.include_score
     return SearchOptions(top_k=options.top_k, top_n=options.top_n, include_score=include_score)
 
 
-def document_search(options: DomainOptions) -> SearchOptions:
-    """Return the engine's options for rules and references."""
+def _document_search(options: DomainOptions) -> SearchOptions:
     # A document that hardly fits costs a model more than a tool that does: it is read, not skipped.
     return replace(tool_search(options), share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)

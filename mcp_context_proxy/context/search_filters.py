@@ -6,14 +6,13 @@ rate let tools through that were hardly ever called, unless the search is strict
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.config import ServerConfig, ToolConfig
-from mcp_context_proxy.errors import UnknownFilterError
+from mcp_context_proxy.errors import UnknownFilterError, nearest_names
 from mcp_context_proxy.items import JSON, Item, Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import (
@@ -40,12 +39,9 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 def _meta(description: str, *, model: str | None = None, off: str | None = None) -> Meta:
-    """Describe a filter for people.
+    """Describe a filter for the command line and the OpenAPI document.
 
-    Args:
-        description: Help of the command line, and description in the OpenAPI document.
-        model: Shorter description in the schema of the meta tool.
-        off: Option of the command line for False.
+    ``model`` is a shorter description for the meta tool, ``off`` the option of the command line for False.
     """
     return Meta(description=description, extra={"model": model, "off": off})
 
@@ -162,9 +158,6 @@ def failed_by(item: Item, wanted: SearchFilters, figures: Figures) -> list[str]:
     return [name for name, one in wanted.each() if not engine_filters(one, figures).allow(item)]
 
 
-NEAREST: Final = 3
-"""Known values named in the error about an unknown one."""
-
 NAME_CHARACTERS: Final = 100
 """Length to which an unknown value is cut in the error about it."""
 
@@ -177,11 +170,8 @@ def check(
 ) -> None:
     """Check that every name in the filters exists: a typing mistake must not look like an empty catalog.
 
-    Args:
-        wanted: The filters of a search.
-        snapshot: The catalog.
-        servers: The configured servers, whose settings count even while they are not connected.
-        has_label: Tells quickly whether an indexed item has a label; all items are read only if none has.
+    The settings of ``servers`` count even while they are not connected. ``has_label`` tells quickly whether
+    an indexed item has a label; all items are read only if none has.
 
     Raises:
         UnknownFilterError: a server, category or tag does not exist; names the nearest ones.
@@ -200,7 +190,12 @@ def check(
     if wanted.language is not None:
         named.append(("language", wanted.language))
     missing = [(kind, tag) for kind, tag in named if not has_label(tag_label(folded(tag)))]
-    tags = set(_tags(snapshot, servers)) if missing else set()
+    if not missing:
+        return
+    tags = {folded(tag) for one in _settings(servers) for tag in one.tags}
+    for source in snapshot.sources:
+        for item in source.items:
+            tags |= set(metadata_of(item).all_tags)
     for kind, tag in missing:
         if folded(tag) not in tags:
             raise _unknown(kind, tag, sorted(tags & LANGUAGES if kind == "language" else tags))
@@ -208,14 +203,7 @@ def check(
 
 def _unknown(kind: str, value: str, known: Iterable[str]) -> UnknownFilterError:
     value, known = value[:NAME_CHARACTERS], list(known)
-    return UnknownFilterError(kind, value, difflib.get_close_matches(folded(value), known, n=NEAREST), known)
-
-
-def _tags(snapshot: Snapshot, servers: Mapping[str, ServerConfig]) -> Iterator[str]:
-    yield from (folded(tag) for one in _settings(servers) for tag in one.tags)
-    for source in snapshot.sources:
-        for item in source.items:
-            yield from metadata_of(item).all_tags
+    return UnknownFilterError(kind, value, nearest_names(folded(value), known), known)
 
 
 def _settings(servers: Mapping[str, ServerConfig]) -> Iterator[ServerConfig | ToolConfig]:

@@ -137,11 +137,6 @@ class SearchAnswer:
     """Results of the search, without those over budget; the session's items if the search failed."""
 
     @property
-    def snapshot(self) -> Snapshot:
-        """The catalog that was searched."""
-        return self.found.snapshot
-
-    @property
     def tool_names(self) -> list[str]:
         """Exposed names of the tools selected for the query, beside those of the session."""
         tools = self.context.of(Kind.TOOL)
@@ -157,6 +152,7 @@ class Selector:
         self._searcher, self._expander, self._costs = searcher, expander, costs
         self._working_set = working_set
         self._standing: tuple[Snapshot | None, tuple[tuple[Item, Mode], ...]] = (None, ())
+        """Items of every session, looked up once for each snapshot."""
 
     def select(self, selection: Selection, snapshot: Snapshot) -> SearchAnswer:
         """Search, and complete a selection with the results."""
@@ -207,7 +203,7 @@ class Selector:
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         """Yield the items that a session has for any query."""
-        for item, mode in session_items(snapshot, self._standing_in(snapshot), session):
+        for item, mode in self._of_session(snapshot, session):
             yield self._item(item, mode, None, self._why(item, mode))
 
     def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[ContextItem]:
@@ -215,13 +211,12 @@ class Selector:
         near = self._expander.related(item, snapshot, limit)
         return [self._item(one.item, one.mode, one.score, one.why) for one in near]
 
-    def _standing_in(self, snapshot: Snapshot) -> tuple[tuple[Item, Mode], ...]:
-        """Return the items of every session, looked up once for each snapshot."""
-        known, items = self._standing
+    def _of_session(self, snapshot: Snapshot, session: SessionView) -> Iterator[tuple[Item, Mode]]:
+        known, standing = self._standing
         if known is not snapshot:
-            items = tuple(standing_items(snapshot, self._working_set))
-            self._standing = (snapshot, items)
-        return items
+            standing = tuple(standing_items(snapshot, self._working_set))
+            self._standing = (snapshot, standing)
+        return session_items(snapshot, standing, session)
 
     def _fill(self, selection: Selection, snapshot: Snapshot, ranking: Ranking) -> Iterator[ContextItem]:
         """Yield tools for the rest of the budget: the best first, then by name.
@@ -257,7 +252,7 @@ class Selector:
         filters = self._searcher.filters(selection.scope)
         results = tuple(
             Result(item, 0.0, None, 0.0, 0.0, item.description, (), self._why(item, mode))
-            for item, mode in session_items(snapshot, self._standing_in(snapshot), selection.session)
+            for item, mode in self._of_session(snapshot, selection.session)
             if filters.allow(item)
         )
         note = f"The search failed ({selection.failure}); these are the items of every request."
@@ -294,12 +289,15 @@ def _served(found: Found, companions: list[Companion], selection: Selection) -> 
         results = tuple(result for result in ranking.results if key_of(result.item) not in dropped)
         return replace(ranking, results=results)
 
-    expanded = (one for one in companions if one.mode is Mode.EXPANSION and key_of(one.item) not in known)
     return replace(
         found,
         tools=within(found.tools),
         documents=None if found.documents is None else within(found.documents),
-        brought=tuple(one.result() for one in expanded),
+        brought=tuple(
+            Result(one.item, one.score or 0.0, one.score, 0.0, 0.0, one.item.description, (), one.why)
+            for one in companions
+            if one.mode is Mode.EXPANSION and key_of(one.item) not in known
+        ),
     )
 
 
@@ -319,11 +317,6 @@ class Companion:
     score: float | None
     why: str
 
-    def result(self) -> Result:
-        """Return it in the form of a search result."""
-        score = self.score or 0.0
-        return Result(self.item, score, self.score, 0.0, 0.0, self.item.description, (), self.why)
-
 
 class ContextExpander:
     """Finds the items that come with selected ones.
@@ -333,17 +326,8 @@ class ContextExpander:
     """
 
     def __init__(self, expander: Expander, rules: Mapping[str, Sequence[str]]) -> None:
-        """Prepare to expand.
-
-        Args:
-            expander: Finds similar items.
-            rules: Names of items, each with the names of those that come with it.
-        """
-        self._expander, self._rules = expander, rules
-
-    def configure(self, rules: Mapping[str, Sequence[str]]) -> None:
-        """Apply other rules."""
-        self._rules = rules
+        """Prepare to expand; ``rules`` are names of items, each with the names of those that come with it."""
+        self._expander, self.rules = expander, rules
 
     def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[Companion]:
         """Return the items most similar to one, most similar first."""
@@ -366,8 +350,11 @@ class ContextExpander:
 
         used = [tool for name in session.used if (tool := snapshot.tools.get(name)) is not None]
         companions = [Companion(tool, Mode.RETAINED, None, "called a moment ago") for tool in used]
-        if self._rules:
-            companions += self._by_rule(found, snapshot)
+        for item in found if self.rules else ():
+            name = key_of(item)[1]
+            for target in self.rules.get(name, self.rules.get(item.name, ())):
+                for brought in _named(target, item, snapshot):
+                    companions.append(Companion(brought, Mode.EXPANSION, RULE_SCORE, f"comes with {name}"))
         if expansion.depth:
             near = self._expander.expand(found, selection.query, snapshot, expansion, allowed)
             companions += [_near(one.item, one.cosine, one.via) for one in near]
@@ -376,20 +363,13 @@ class ContextExpander:
             for one in self._expander.suggested(text, snapshot, expansion, allowed):
                 why = f"the result of {called} is about it: {one.cosine:.2f}"
                 companions.append(Companion(one.item, Mode.EXPANSION, round(one.cosine, 4), why))
-        if not companions:
-            return []
         known = {key_of(item) for item in found}
-        # The first reason that is allowed counts, at the place of the first mention.
-        once = {key_of(one.item): one for one in reversed(companions) if allowed(one.item)}
-        first = dict.fromkeys(key_of(one.item) for one in companions)
-        return [once[key] for key in first if key in once and key not in known]
-
-    def _by_rule(self, found: Iterable[Item], snapshot: Snapshot) -> Iterator[Companion]:
-        for item in found:
-            name = key_of(item)[1]
-            for target in self._rules.get(name, self._rules.get(item.name, ())):
-                for brought in _named(target, item, snapshot):
-                    yield Companion(brought, Mode.EXPANSION, RULE_SCORE, f"comes with {name}")
+        once: dict[ItemKey, Companion] = {}
+        for companion in companions:
+            key = key_of(companion.item)
+            if key not in known and allowed(companion.item):
+                once.setdefault(key, companion)  # the first reason counts
+        return list(once.values())
 
 
 def _near(item: Item, cosine: float, via: Item | None) -> Companion:

@@ -7,11 +7,10 @@ keyed to a modern connection.
 
 from __future__ import annotations
 
-import difflib
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -19,20 +18,21 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from mcp_context_proxy.catalog import names
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
 from mcp_context_proxy.context.records import Mode
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.errors import UnknownItemError
+from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool, uri_of
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
-from mcp_context_proxy.protocol.validation import reaches
+from mcp_context_proxy.protocol.validation import covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.clock import time_of_day
 
 ID_BYTES = 8
-"""Length of a session's public id: it is shown in lists and grants nothing."""
+"""Length of a session's public id: it is shown in lists, records and logs, and grants nothing."""
 
 HISTORY_KEPT = 20
 """Remembered queries and calls: each step back has half the weight, so more would change nothing."""
@@ -42,6 +42,9 @@ HISTORY_CHARACTERS = 500
 
 USED_KEPT = 100
 """Called tools that are remembered."""
+
+NAMES_KEPT = 1000
+"""Own names whose server is remembered; nobody calls more."""
 
 DEFAULT_LOG_LEVEL = "debug"
 """Log level of a client that never set one: it gets every message, as if there were no proxy."""
@@ -68,6 +71,8 @@ class SessionView:
     """Recent queries and calls, latest first."""
     answer: tuple[str, str] | None = None
     """Exposed name of the tool called last, and the text of its result."""
+    meant: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Servers of own names; see `SessionContext.meant`."""
 
 
 NO_SESSION = SessionView()
@@ -82,7 +87,6 @@ class SessionContext:
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(ID_BYTES))
-    """Public id, for lists, records and logs."""
     created: float = field(default_factory=time_of_day)
     """Seconds since 1970."""
     query: str | None = None
@@ -98,13 +102,15 @@ class SessionContext:
     latest_request: str | None = None
     """Id of the latest request context."""
     requests: int = 0
-    """Number of request contexts so far."""
     used: dict[str, int] = field(default_factory=dict)
     """Value of ``requests`` at the last call of each tool, by exposed name."""
     history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_KEPT))
     """Queries and calls, latest first."""
     answer: tuple[str, str] | None = None
     """Exposed name of the tool called last, and the text of its result; None where results are not read."""
+
+    meant: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Server that each kind of item and own name meant when the client first used it."""
 
     @property
     def kind(self) -> str:
@@ -122,6 +128,20 @@ class SessionContext:
         self.requests += 1
         self.history.appendleft(query[:HISTORY_CHARACTERS])
 
+    def means(self, kind: str, name: str, server: str) -> None:
+        """Note the server that a name leads to, unless the name states its server.
+
+        Raises:
+            ChangedMeaningError: the name led to another server before.
+        """
+        if names.is_full(name):
+            return
+        before = self.meant.setdefault((kind, name), server)
+        if before != server:
+            raise ChangedMeaningError(kind, name, before, server)
+        if len(self.meant) > NAMES_KEPT:
+            del self.meant[next(iter(self.meant))]
+
     def called(self, tool: Tool, result: bytes, expand_results: bool) -> None:
         """Note a call: the tool stays selected for a while, and its result may bring others.
 
@@ -137,12 +157,7 @@ class SessionContext:
         self.answer = None if text is None else (tool.exposed_name, text)
 
     def view(self, retained: int = 0, history: int = 0) -> SessionView:
-        """Return the state now.
-
-        Args:
-            retained: Number of latest requests; the view has the tools called since.
-            history: Number of queries and calls in the view.
-        """
+        """Return the state now, with the tools called in the latest ``retained`` requests."""
         since = self.requests - retained
         return SessionView(
             id=self.id,
@@ -151,6 +166,7 @@ class SessionContext:
             used=tuple(name for name, at in reversed(self.used.items()) if at > since),
             history=tuple(islice(self.history, history)),
             answer=self.answer,
+            meant=dict(self.meant) if self.added else {},
         )
 
 
@@ -195,7 +211,7 @@ class Session(SessionContext):
 
     def subscribes(self, uri: str) -> bool:
         """Return whether the client subscribed to this resource, or to one that contains it."""
-        return any(uri == each or uri.startswith(each.rstrip("/") + "/") for each in self.subscriptions)
+        return covers(self.subscriptions, uri)
 
     def wants_level(self, level: str | None) -> bool:
         """Return whether a log message of that level is for the client."""
@@ -213,7 +229,7 @@ class Sessions:
         self._sessions[session.id] = session
 
     def get(self, session_id: str) -> SessionContext | None:
-        """Return the session with a public id; None if there is none, or it has ended."""
+        """Return the session with a public id; None if it has ended."""
         return self._sessions.get(session_id)
 
     def __iter__(self) -> Iterator[SessionContext]:
@@ -236,7 +252,7 @@ class Handle(SessionContext):
 
     @property
     def kind(self) -> str:
-        """The owner of the session."""
+        """A ``handle``."""
         return "handle"
 
 
@@ -283,41 +299,6 @@ QUERY_CHARACTERS = 4000
 """Length to which a query is cut: the model reads 256 word pieces of each sentence, and people type less."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """Query of a list request."""
-
-    text: str = ""
-    """Text to search for; empty if the list only has tools that the session was shown before."""
-    session: SessionContext | None = None
-    """Session whose items are listed too."""
-    explicit: bool = True
-    """True if the request itself names the query or the session. A session's own query only adds to the base
-    list."""
-
-
-def query_of(
-    params: Members, session: Session | None, handles: Handles, principal: str | None = None
-) -> Query | None:
-    """Return the query by which a list request is filtered; None for the base list.
-
-    The query in ``_meta`` comes first, then the context handle in it, then the handshake-era session. A query
-    in the request is the only form that both eras and every cache on the way allow.
-
-    Raises:
-        RequestError: the context handle is unknown or was forgotten.
-    """
-    text = envelope.text(eras.meta_of(params).get(eras.QUERY_KEY))
-    handle = handle_of(params, handles, principal)
-    if text is not None and text.strip():
-        return Query(text[:QUERY_CHARACTERS], handle or session)
-    if handle is not None:
-        return Query("", handle)
-    if session is not None and session.changed:
-        return Query("", session, explicit=False)
-    return None
-
-
 def handle_of(params: Members, handles: Handles, principal: str | None = None) -> Handle | None:
     """Return the context handle that a request names in its ``_meta``; None if it names none.
 
@@ -338,16 +319,16 @@ def session_items(
 ) -> Iterator[tuple[Item, Mode]]:
     """Yield the items of a session for any query; items of a server that is away return with it.
 
-    Args:
-        snapshot: The catalog.
-        standing: The `standing_items` of the snapshot.
-        session: The items added and removed by hand.
+    ``standing`` are the `standing_items` of the snapshot.
     """
     for item, mode in standing:
         if (key := key_of(item)) not in session.removed and key not in session.added:
             yield item, mode
     for key in session.added:
-        if (found := item_by(snapshot, key)) is not None:
+        found = item_by(snapshot, key)
+        if isinstance(found, Tool) and session.meant.get(key, found.server) != found.server:
+            continue  # the name is another server's by now
+        if found is not None:
             yield found, Mode.MANUAL
 
 
@@ -370,33 +351,43 @@ def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
 
 
 def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None) -> Item:
-    """Return an item by name: for a tool the exposed name, or its own name if that is unique on `server`.
+    """Return an item by name; see `catalog.names` for the names that a tool has.
 
     Raises:
-        UnknownItemError: no item has that name, or several tools have.
+        UnknownItemError: no item has that name, or it cannot be told which tool is meant.
     """
-    exact = item_by(snapshot, (kind, name))
-    if exact is not None and (server is None or (isinstance(exact, Tool) and exact.server == server)):
-        return exact
     if kind is not Kind.TOOL:
-        names = [document.name for document in snapshot.documents.values() if document.kind is kind]
-        raise UnknownItemError(str(kind), name, difflib.get_close_matches(name, names, n=3))
-    same = [tool for tool in snapshot.tools.values() if tool.name == name and server in (None, tool.server)]
-    if len(same) == 1:
-        return same[0]
-    raise UnknownItemError(str(kind), name, [tool.exposed_name for tool in same] or _near(snapshot, name))
+        document = item_by(snapshot, (kind, name))
+        if document is not None and server is None:
+            return document
+        known = [document.name for document in snapshot.documents.values() if document.kind is kind]
+        raise UnknownItemError(str(kind), name, names.nearest(name, known))
+    return names.tool_named(snapshot, name, server)
 
 
-def _near(snapshot: Snapshot, name: str) -> list[str]:
-    """Return tools with a similar name, whether exposed or the server's own."""
-    exposed = {tool.name: tool.exposed_name for tool in snapshot.tools.values()}
-    exposed |= {each: each for each in snapshot.tools}
-    return list(dict.fromkeys(exposed[near] for near in difflib.get_close_matches(name, exposed, n=3)))
+def resolve_in(
+    session: SessionContext, snapshot: Snapshot, kind: Kind, name: str, server: str | None = None
+) -> Item:
+    """Return an item by name as `resolve` does, and let its own name mean the same server from now on.
+
+    Raises:
+        UnknownItemError: see `resolve`; or the name meant another server before.
+    """
+    item = resolve(snapshot, kind, name, server)
+    if isinstance(item, Tool) and server is None:
+        session.means(Kind.TOOL, name, item.server)
+    return item
 
 
 def add(session: SessionContext, item: Item) -> None:
-    """Add an item by hand; an ``always`` item that was not removed is there already and stays ``always``."""
+    """Add an item by hand; an ``always`` item that was not removed is there already and stays ``always``.
+
+    Raises:
+        ChangedMeaningError: the name under which a tool is exposed meant another server before.
+    """
     key = key_of(item)
+    if isinstance(item, Tool):
+        session.means(Kind.TOOL, item.exposed_name, item.server)
     if item.include is IncludeMode.ALWAYS and key not in session.removed:
         return
     session.removed.discard(key)

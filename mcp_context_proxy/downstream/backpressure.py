@@ -53,7 +53,6 @@ class Backpressure:
 
 
 gate = Backpressure()
-"""The gate of this process."""
 
 
 class Bucket:
@@ -63,15 +62,19 @@ class Bucket:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left, self._at = float(burst), clock()
         self.refused = 0
-        """Events that did not pass."""
 
     def take(self) -> bool:
         """Return whether one more event may pass now."""
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
-        if self._left < 1:
+        if self.is_empty:
             self.refused += 1
             return False
         self._left -= 1
         return True
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no event may pass now."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        return self._left < 1

@@ -6,32 +6,35 @@ the server is reported to the callers of this server alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import anyio
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.secrets import Redactor, secrets_of
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connect import Connected
 from mcp_context_proxy.downstream.dedicated import DedicatedConnections
-from mcp_context_proxy.downstream.era_negotiation import Introduction
+from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Unprobed
 from mcp_context_proxy.downstream.inbound import (
     CAPABILITY_OF,
-    Inbound,
+    ELICITATION_COMPLETE,
+    LOG_MESSAGE,
+    PROGRESS,
+    RESOURCE_UPDATED,
+    Admission,
     OnEvent,
-    ServerNotifications,
     answer,
     party_of,
     redacted_params,
+    shown_params,
 )
-from mcp_context_proxy.downstream.jsonrpc import Peer
+from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.lifecycle import ServerLifecycle, ServerState, StartLimiter
-from mcp_context_proxy.downstream.link import PLAIN, Link, Notify, Outgoing, Party
-from mcp_context_proxy.downstream.listing import STALE, Lists, ServerListing
-from mcp_context_proxy.downstream.output import Output
-from mcp_context_proxy.downstream.subscriptions import ClientSubscriptions
+from mcp_context_proxy.downstream.link import PLAIN, Ask, Link, Notify, Outgoing, Party
+from mcp_context_proxy.downstream.listing import STALE, ServerListing
+from mcp_context_proxy.downstream.subscriptions import WATCHED
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
@@ -41,9 +44,11 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
 )
 from mcp_context_proxy.items import IndexedChunk
-from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.nesting import PART_BYTES
+from mcp_context_proxy.protocol.strangers import said, said_json, shown_json
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_thread
@@ -58,80 +63,57 @@ REDACTED_IN_LOOP_BYTES = 256 * 1024
 """Size up to which a result is redacted on the event loop: each secret has some forty forms to look for."""
 
 
-class DownstreamClient:
+class DownstreamClient(ServerLifecycle):
     """The proxy's client to one downstream server."""
 
     def __init__(
         self,
         config: ServerConfig,
         limits: Limits,
+        *,
         on_change: Callable[[], None],
-        on_event: OnEvent | None = None,
-        store: ListingStore | None = None,
+        on_state: Callable[[], None],
+        on_event: OnEvent,
+        store: ListingStore,
+        unprobed: Unprobed,
     ) -> None:
         """Prepare a client; nothing is started until `run`.
 
-        `on_change` is called, without blocking, whenever the listing changed. `on_event` takes notifications
-        that belong to no request, such as an updated resource. The store remembers the listings of lazy
-        servers, and the servers not to be probed.
+        `on_event` takes notifications that belong to no request, such as an updated resource. See
+        `ServerLifecycle` for the other arguments.
         """
-        self.config, self.name, self._limits = config, config.name, limits
-        self.tool_embeddings: dict[str, list[IndexedChunk]] = {}
-        """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""
-        self.subscriptions = ClientSubscriptions()
-        """Log level and resource subscriptions requested by clients."""
-        self._redact = Redactor(secrets_of(config))
-        self._output = Output(config.name, limits, self._redact)
-        self._lists = Lists(config.name, limits, self._redact, on_change)
-        self._notifications = ServerNotifications(self._lists.take_change_notice, self._redact, on_event)
-        self._dedicated = DedicatedConnections(config, limits, self._redact, self._notifications)
-        self._lifecycle = ServerLifecycle(
+        super().__init__(
             config,
             limits,
-            output=self._output,
-            redact=self._redact,
-            lists=self._lists,
-            subscriptions=self.subscriptions,
-            inbound=Inbound(self._take_notification, self._answer),
-            in_use=self._in_use,
+            on_change=on_change,
+            on_state=on_state,
             store=store,
+            unprobed=unprobed,
+            inbound=Inbound(self._take_notification, self._answer, SHARED_CAPABILITIES),
         )
+        self.tool_embeddings: dict[str, list[IndexedChunk]] = {}
+        """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""
+        self._dedicated = DedicatedConnections(config, limits, self._redact, self._route)
+        self._on_event = on_event
+        self._admission = Admission(config.name)
         self._pending, self._pending_bytes = 0, 0
-        """Requests without a response, and the size of their params."""
         self._none_pending = anyio.Event()
         self._stop = anyio.Event()
 
     @property
-    def state(self) -> ServerState:
-        """State of the shared connection."""
-        return self._lifecycle.state
-
-    @property
-    def cause(self) -> str:
-        """Cause of the latest failure of the connection; empty once the server is ready."""
-        return self._lifecycle.cause
-
-    @property
-    def introduction(self) -> Introduction | None:
-        """Introduction of the server; None before it was ever connected."""
-        return self._lifecycle.introduction
-
-    @property
     def era(self) -> Era | None:
         """Era that the server speaks; None before it was ever connected."""
-        introduction = self._lifecycle.introduction
-        return None if introduction is None else introduction.era
+        return None if self.introduction is None else self.introduction.era
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds for everything that the server sends."""
+        return self._limits
 
     @property
     def link(self) -> Link | None:
         """The shared connection; None while there is none."""
-        connected = self._lifecycle.connected
-        return None if connected is None else connected.link
-
-    @property
-    def restarts(self) -> int:
-        """Number of times that the server was connected again."""
-        return self._lifecycle.restarts
+        return None if self.connected is None else self.connected.link
 
     @property
     def listing(self) -> ServerListing:
@@ -144,45 +126,26 @@ class DownstreamClient:
         return STALE in self.listing.findings
 
     @property
-    def stderr(self) -> tuple[str, ...]:
-        """The last lines the server wrote to stderr, oldest first."""
-        return self._lifecycle.stderr
-
-    @property
-    def strays(self) -> tuple[str, ...]:
-        """The first lines the server wrote to stdout that are no messages, oldest first."""
-        return self._output.strays.lines
-
-    def unavailable(self) -> ServerUnavailableError:
-        """Return the error of a call while there is no connection: state, cause and last output."""
-        return self._lifecycle.unavailable()
-
-    async def load_listing(self) -> None:
-        """Restore the cached listing of a lazy server, which then need not be started to be searched."""
-        await self._lifecycle.load()
+    def in_use(self) -> bool:
+        """True while the server must not be put to sleep."""
+        return self._pending > 0 or self._dedicated.kept or super().in_use
 
     async def run(self, starts: StartLimiter) -> None:
         """Own the connections until `stop`."""
         try:
             await self.load_listing()
             async with anyio.create_task_group() as group:
-                group.start_soon(self._lifecycle.run, starts)
+                group.start_soon(self.keep_connected, starts)
                 group.start_soon(self._dedicated.run)
                 await self._stop.wait()
                 group.cancel_scope.cancel()
         finally:
-            self._lifecycle.transition(ServerState.STOPPED)
-
-    async def wait_first_connect(self) -> None:
-        """Wait until the first attempt to connect has succeeded or failed."""
-        await self._lifecycle.first_attempt_over.wait()
+            self._transition(ServerState.STOPPED)
 
     def configure(self, config: ServerConfig, limits: Limits) -> None:
         """Follow a configuration with the same connection settings; open connections stay open."""
-        self.config, self._limits = config, limits
-        self._lists.configure(limits)
+        super().configure(config, limits)
         self._dedicated.configure(config, limits)
-        self._lifecycle.configure(config, limits)
 
     async def drain(self, seconds: float) -> None:
         """Wait until no request is pending or the client is stopped, no longer than `seconds`."""
@@ -197,7 +160,7 @@ class DownstreamClient:
         self._none_pending.set()
 
     async def call(self, method: str, params: Members, outgoing: Outgoing = PLAIN) -> bytes:
-        """Send one request and return its encoded result unchanged, except for secrets in an error.
+        """Send one request and return its encoded result as it came, unless it reports an error.
 
         A request that the server may have read is never sent again.
 
@@ -216,42 +179,46 @@ class DownstreamClient:
         outgoing = replace(
             outgoing,
             timeout=self.config.call_timeout if outgoing.timeout is None else outgoing.timeout,
-            on_notification=self._redacting(outgoing.on_notification),
+            on_notification=self._bounded(outgoing.on_notification),
+            ask=self._noting(outgoing.ask, outgoing.party),
         )
         self._pending, self._pending_bytes = self._pending + 1, self._pending_bytes + size
         if outgoing.on_counted is not None:
             outgoing.on_counted()
         try:
-            connected = self._lifecycle.connected or await self._connected()
+            connected = self.connected or await self._connected()
             try:
                 result = await self._send(connected, method, params, outgoing)
             except DisconnectedError:
                 # The request was not sent, or was refused because its session had expired.
                 if self._is_shared(connected, outgoing):
                     with anyio.move_on_after(self.config.connect_timeout):
-                        await self._lifecycle.wait_lost(connected)
+                        await self._wait_lost(connected)
                     connected = await self._connected()
                 result = await self._send(connected, method, params, outgoing)
-            self._lifecycle.has_answered = True
-            if nests_deeper(result, limits.nesting_results):
-                reason = f"with a result nested deeper than {limits.nesting_results} levels"
-                raise BadAnswerError(self.name, reason)
+            self._has_answered = True
+            large = len(result) > PART_BYTES
+            fault = await in_thread(_fault_of, result, limits) if large else _fault_of(result, limits)
+            if fault is not None:
+                raise BadAnswerError(self.name, fault)
             return await self._redacted_result(result) if b'"isError"' in result else result
         except DownstreamError as error:
+            if isinstance(error, RemoteError) and error.code == eras.URL_ELICITATION_REQUIRED:
+                self._admission.expect_completions(error.data, outgoing.party)
             raise redacted(error, self._redact) from None
         finally:
             self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
-            self._lifecycle.idle.last_used = anyio.current_time()
+            self._idle.last_used = anyio.current_time()
             if not self._pending:
                 self._none_pending.set()
 
     async def _connected(self) -> Connected:
         """Return the shared connection; wait for the attempt to connect, if there is one to wait for."""
-        if self._lifecycle.connected is None:
-            await self._lifecycle.wake(self.config.connect_timeout)
-        if self._lifecycle.connected is None:
-            raise self._lifecycle.unavailable()
-        return self._lifecycle.connected
+        if self.connected is None:
+            await self.wake(self.config.connect_timeout)
+        if self.connected is None:
+            raise self.unavailable()
+        return self.connected
 
     def _is_shared(self, connected: Connected, outgoing: Outgoing) -> bool:
         """Return whether a request goes over the connection that all share."""
@@ -265,21 +232,41 @@ class DownstreamClient:
         async with self._dedicated.acquire(outgoing) as link:
             return await link.request(method, params, outgoing)
 
-    def _redacting(self, take: Notify | None) -> Notify | None:
+    def _bounded(self, take: Notify | None) -> Notify | None:
+        """Return a taker of the notifications of one request: of bounded size and rate, without secrets."""
         if take is None:
             return None
-        return lambda method, params: take(method, redacted_params(params, self._redact))
+
+        def bounded(method: str, params: Members) -> None:
+            if method in (PROGRESS, LOG_MESSAGE) and self._admission.admits(method, params):
+                take(method, shown_params(self.name, method, params, self._redact))
+
+        return bounded
+
+    def _noting(self, ask: Ask | None, party: Party | None) -> Ask | None:
+        """Return a way to ask that notes the elicitations whose completion the party may be told of."""
+        if ask is None or party is None or not party.lasting:
+            return ask
+
+        async def noting(method: str, params: Members) -> bytes:
+            self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
+            return await ask(method, params)
+
+        return noting
 
     async def _redacted_result(self, result: bytes) -> bytes:
-        """Remove secrets from a result that reports an error, as a URL with its key may be in one.
+        """Remove secrets and hidden characters from a result that reports an error.
 
         Any other result is left alone: a proxy that edits data gets it wrong sooner or later.
         """
         if bytes(envelope.members(result).get("isError", b"")) != b"true":
             return result
         if len(result) < REDACTED_IN_LOOP_BYTES:
-            return self._redact.json(result)
-        return await in_thread(self._redact.json, result)
+            return self._shown_failure(result)
+        return await in_thread(self._shown_failure, result)
+
+    def _shown_failure(self, result: bytes) -> bytes:
+        return shown_json(result, self._redact.json)
 
     async def watch(self, uri: str, params: Members, outgoing: Outgoing) -> None:
         """Subscribe a session to updates of a resource.
@@ -288,6 +275,8 @@ class DownstreamClient:
             DownstreamError: the server refuses, or cannot be reached.
         """
         handshake = self.era is Era.HANDSHAKE
+        if not self.subscriptions.has_room_for(uri):
+            raise ServerUnavailableError(self.name, "busy", f"{WATCHED:,} of its resources are subscribed to")
         if handshake and self._dedicated.needed_by(outgoing):
             await self.call("resources/subscribe", params, outgoing)
         send = handshake and uri not in self.subscriptions.watched
@@ -297,26 +286,57 @@ class DownstreamClient:
         await self.wake()
         await self.subscriptions.wait_confirmed(uri)
 
-    async def wake(self) -> None:
-        """Have a sleeping server connected, without waiting for it."""
-        await self._lifecycle.wake(0)
-
     async def notify(self, party: Party, method: str) -> None:
         """Pass a client's notification on, over the connections that serve the client's session alone."""
-        if self._dedicated.keeps_shared(party) and self.link is not None:
+        if self._dedicated.keeper is party and self.link is not None:
             await self.link.notify(method)
         await self._dedicated.notify(party, method)
 
     def end(self, party: Party) -> None:
         """Close the connections of a session that has ended."""
         self._dedicated.end(party)
-
-    def _in_use(self) -> bool:
-        return self._pending > 0 or bool(self.subscriptions.watched) or self._dedicated.kept
+        self._admission.end(party)
 
     def _take_notification(self, method: str, params: Members) -> None:
         link = self.link
-        self._notifications.take(method, params, () if link is None else link.in_flight)
+        self._route(method, params, () if link is None else link.in_flight)
+
+    def _route(
+        self, method: str, params: Members, in_flight: Sequence[Outgoing], owner: Party | None = None
+    ) -> None:
+        """Route a notification from a connection with these pending requests; `owner` if it is not shared."""
+        if self._lists.take_change_notice(method):
+            return
+        if method not in (LOG_MESSAGE, RESOURCE_UPDATED, ELICITATION_COMPLETE):
+            return
+        if owner is not None:
+            parties = frozenset({owner})
+        else:
+            parties = frozenset(sent.party for sent in in_flight if sent.party is not None)
+        if method == LOG_MESSAGE:
+            takers = [
+                sent.on_notification for sent in in_flight if sent.party in parties and sent.on_notification
+            ]
+            if len(parties) == 1 and takers:
+                # A log message of one party alone belongs to the latest of its calls.
+                takers[-1](method, params)
+                return
+        if not self._admission.admits(method, params):
+            return
+        if method == RESOURCE_UPDATED and not self.subscriptions.covers(envelope.text(params.get("uri"))):
+            # Nobody subscribed to it at this server.
+            return
+        if method == ELICITATION_COMPLETE:
+            asked = self._admission.completed(params)
+            if asked is None:
+                return
+            parties = frozenset({asked})
+        # The copies do not keep the whole message in memory.
+        if method == LOG_MESSAGE:
+            params = shown_params(self.name, method, params, self._redact)
+        else:
+            params = redacted_params(params, self._redact)
+        self._on_event(self.name, method, params, parties)
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
         if method in CAPABILITY_OF:
@@ -325,15 +345,26 @@ class DownstreamClient:
 
 
 def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
-    """Return the same error without the secrets that the server's own words may hold."""
+    """Return the same error with the server's own words as they may be shown."""
     match error:
         case RemoteError():
-            data = Raw(redact.json(bytes(error.data))) if isinstance(error.data, Raw) else error.data
-            return RemoteError(error.server, error.code, redact(error.remote_message), data)
+            data = error.data
+            if isinstance(data, Raw):
+                data = Raw(said_json(bytes(data), redact.json))
+            return RemoteError(error.server, error.code, said(error.remote_message, redact), data)
         case BadAnswerError():
-            return BadAnswerError(error.server, redact(error.what), error.http_status)
+            return BadAnswerError(error.server, said(error.what, redact), error.http_status)
         case CallInterruptedError():
-            return CallInterruptedError(error.server, error.subject, redact(error.cause))
+            return CallInterruptedError(error.server, error.subject, said(error.cause, redact))
         case ServerUnavailableError():
-            return ServerUnavailableError(error.server, error.state, redact(error.cause), error.stderr)
+            return ServerUnavailableError(error.server, error.state, said(error.cause, redact), error.stderr)
     return error
+
+
+def _fault_of(result: bytes, limits: Limits) -> str | None:
+    """Return why a result is not taken; None if it is. A large one needs a worker thread."""
+    if nests_deeper(result, limits.nesting_results):
+        return f"with a result nested deeper than {limits.nesting_results} levels"
+    if envelope.holds_a_flood(result):
+        return f"with a result of more than {envelope.MOST_ENTRIES:,} members"
+    return None

@@ -16,11 +16,10 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import era_negotiation
 from mcp_context_proxy.downstream.era_negotiation import Introduction
-from mcp_context_proxy.downstream.inbound import Inbound
-from mcp_context_proxy.downstream.jsonrpc import Peer, ServerRequests
+from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer, ServerRequests
 from mcp_context_proxy.downstream.link import Channel, Link, Outgoing
-from mcp_context_proxy.downstream.output import Output
-from mcp_context_proxy.downstream.stdio import open_stdio
+from mcp_context_proxy.downstream.stdio import open_sdk_channel, open_stdio
 from mcp_context_proxy.errors import (
     AuthorizationError,
     BadAnswerError,
@@ -114,16 +113,7 @@ async def _connect_duplex(
 ) -> AsyncIterator[Connected]:
     """Connect over a transport on which both sides send at any time."""
     async with anyio.create_task_group() as group:
-        peer = Peer(
-            config.name,
-            group=group,
-            call_seconds=config.call_timeout,
-            call_max_seconds=limits.call_max_seconds,
-            ask_seconds=limits.ask_seconds,
-            answer=inbound.answer,
-            on_notification=inbound.on_notification,
-            strays=output.strays,
-        )
+        peer = Peer(config, limits, group, inbound, output.add_stray)
         loss = Loss()
 
         async def watch(channel: Channel) -> None:
@@ -154,28 +144,28 @@ async def _connect_duplex(
 def _open_channel(
     config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, peer: Peer
 ) -> AbstractAsyncContextManager[Channel]:
-    if config.transport == "stdio" and sys.platform != "win32":
-        return open_stdio(config, limits, output, peer.receive)
     if config.transport == "http":
         from mcp_context_proxy.downstream.http_session import open_session_http  # noqa: PLC0415 - as below
 
         return open_session_http(config, limits, auth, peer)
     if config.transport == "sse":
-        from mcp_context_proxy.downstream.sse import open_sse  # noqa: PLC0415 - imports the SDK
+        from mcp_context_proxy.downstream.http_session import open_sse  # noqa: PLC0415 - imports the SDK
 
         return open_sse(config, limits, auth, peer)
-    from mcp_context_proxy.downstream.sdk_stdio import open_sdk_channel  # noqa: PLC0415 - imports the SDK
-
-    return open_sdk_channel(config, peer.receive)
+    if sys.platform == "win32":
+        return open_sdk_channel(config, peer.receive)
+    return open_stdio(config, limits, output, peer.receive)
 
 
 @asynccontextmanager
 async def _connect_modern(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, inbound: Inbound, seconds: float
 ) -> AsyncIterator[Connected]:
-    from mcp_context_proxy.downstream.http_modern import open_modern_http  # noqa: PLC0415 - imports the SDK
+    from mcp_context_proxy.downstream.http_client import client_of  # noqa: PLC0415 - as below
+    from mcp_context_proxy.downstream.http_modern import ModernHttp  # noqa: PLC0415 - imports the SDK
 
-    async with open_modern_http(config, limits, auth, inbound.on_notification) as link:
+    async with await client_of(config, limits, auth) as client:
+        link = ModernHttp(config, limits, client, inbound.on_notification)
         yield Connected(link, await era_negotiation.discover(link, seconds), Loss())
 
 
@@ -213,24 +203,23 @@ async def _connect_in_its_era(
             connected = await stack.enter_async_context(modern)
         else:
             if late:
-                slow = await _answers_probe_now(config, limits, auth)
+                slow = await _answers_probe_now(config, limits, auth, inbound)
                 introduction = replace(connected.introduction, ignores_probe=not slow, slow=slow)
                 connected = replace(connected, introduction=introduction)
         yield connected
 
 
-async def _answers_probe_now(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> bool:
+async def _answers_probe_now(
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, inbound: Inbound
+) -> bool:
     """Probe a server at a URL again; return whether it was only slow before."""
-    from mcp_context_proxy.downstream.http_modern import open_modern_http  # noqa: PLC0415 - imports the SDK
-
-    async with open_modern_http(config, limits, auth, lambda method, params: None) as link:
-        try:
-            await era_negotiation.discover(link, limits.probe_seconds)
-        except (RemoteError, BadAnswerError):
+    try:
+        async with _connect_modern(config, limits, auth, inbound, limits.probe_seconds):
             return True
-        except DownstreamError:
-            return False
+    except (RemoteError, BadAnswerError):
         return True
+    except DownstreamError:
+        return False
 
 
 def _wants_credentials(error: Exception) -> bool:

@@ -25,10 +25,9 @@ from msgspec import Raw
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connect import Connected, connect, describe
-from mcp_context_proxy.downstream.inbound import CAPABILITY_OF, Inbound, ServerNotifications, answer
-from mcp_context_proxy.downstream.jsonrpc import Peer
+from mcp_context_proxy.downstream.inbound import CAPABILITY_OF, Output, Route, answer
+from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.link import Link, Outgoing, Party
-from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError, SessionForgottenError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
@@ -71,15 +70,13 @@ class DedicatedConnection:
 class DedicatedConnections:
     """The dedicated connections to one server, and the decision who needs one."""
 
-    def __init__(
-        self, config: ServerConfig, limits: Limits, redact: Redactor, notifications: ServerNotifications
-    ) -> None:
-        self._redact, self._notifications = redact, notifications
+    def __init__(self, config: ServerConfig, limits: Limits, redact: Redactor, route: Route) -> None:
+        self._redact, self._route = redact, route
         self._connections: list[DedicatedConnection] = []
         self._group: TaskGroup | None = None
         self._asked: set[str] = set()
         """Capabilities that the server has made use of."""
-        self._keeper: Party | None = None
+        self.keeper: Party | None = None
         """The session that keeps the shared connection as its own."""
         self.configure(config, limits)
 
@@ -93,7 +90,7 @@ class DedicatedConnections:
     def _note_need(self) -> None:
         isolation = self._config.isolation
         self.may_be_needed = isolation == "session" or (
-            isolation == "auto" and (bool(self._asked) or self._keeper is not None)
+            isolation == "auto" and (bool(self._asked) or self.keeper is not None)
         )
         """False while every request goes over the shared connection."""
 
@@ -119,8 +116,8 @@ class DedicatedConnections:
         """
         if self._config.isolation == "auto":
             self._asked.add(CAPABILITY_OF.get(method, method))
-            if self._keeper is None and party is not None and party.lasting:
-                self._keeper = party
+            if self.keeper is None and party is not None and party.lasting:
+                self.keeper = party
             self._note_need()
 
     def needed_by(self, outgoing: Outgoing) -> bool:
@@ -130,8 +127,8 @@ class DedicatedConnections:
             return False
         if self._config.isolation == "session":
             return True
-        if self._keeper is not None:
-            return party is not self._keeper
+        if self.keeper is not None:
+            return party is not self.keeper
         return bool(self._asked) and not self._asked.isdisjoint(capabilities_to_ask(outgoing))
 
     @asynccontextmanager
@@ -195,6 +192,11 @@ class DedicatedConnections:
         output = Output(self._config.name, self._limits, self._redact)
         inbound = self._inbound(dedicated)
         seconds = self._config.connect_timeout
+
+        async def end_when_lost(connected: Connected) -> None:
+            await connected.loss.happened.wait()
+            dedicated.ending.set()
+
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
                 async with connect(self._config, self._limits, output, self._redact, inbound) as connected:
@@ -202,7 +204,10 @@ class DedicatedConnections:
                     scope.deadline = float("inf")
                     dedicated.connected = connected
                     dedicated.opened.set()
-                    await _first(dedicated.ending, connected.loss.happened)
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(end_when_lost, connected)
+                        await dedicated.ending.wait()
+                        group.cancel_scope.cancel()
                     dedicated.failure = self._redact(f"it {connected.loss.cause or 'was stopped'}")
             if scope.cancelled_caught:
                 dedicated.failure = f"it was not ready within {seconds:g} s"
@@ -218,7 +223,7 @@ class DedicatedConnections:
     def _inbound(self, dedicated: DedicatedConnection) -> Inbound:
         def on_notification(method: str, params: Members) -> None:
             in_flight = () if dedicated.connected is None else dedicated.connected.link.in_flight
-            self._notifications.take(method, params, in_flight, dedicated.party)
+            self._route(method, params, in_flight, dedicated.party)
 
         async def answer_party(peer: Peer, method: str, params: Members) -> bytes:
             return await answer(peer, method, params, dedicated.outgoing)
@@ -228,11 +233,7 @@ class DedicatedConnections:
     @property
     def kept(self) -> bool:
         """True while a session keeps the shared connection as its own, or there is a dedicated one."""
-        return self._keeper is not None or bool(self._connections)
-
-    def keeps_shared(self, party: Party) -> bool:
-        """Return whether this session keeps the shared connection as its own."""
-        return self._keeper is party
+        return self.keeper is not None or bool(self._connections)
 
     async def notify(self, party: Party, method: str) -> None:
         """Send a client's notification to the server over the dedicated connections of its session."""
@@ -242,8 +243,8 @@ class DedicatedConnections:
 
     def end(self, party: Party) -> None:
         """Close the connections of a session that has ended."""
-        if self._keeper is party:
-            self._keeper = None
+        if self.keeper is party:
+            self.keeper = None
             self._note_need()
         for each in self._connections:
             if each.key is party:
@@ -272,15 +273,3 @@ async def _set_level(dedicated: DedicatedConnection, connected: Connected, wante
         await connected.link.request("logging/setLevel", params, Outgoing(subject="logging/setLevel"))
     except DownstreamError as error:
         logger.debug("%s", error)
-
-
-async def _first(*events: anyio.Event) -> None:
-    """Wait until one of the events is set."""
-    async with anyio.create_task_group() as group:
-
-        async def wait(event: anyio.Event) -> None:
-            await event.wait()
-            group.cancel_scope.cancel()
-
-        for event in events:
-            group.start_soon(wait, event)

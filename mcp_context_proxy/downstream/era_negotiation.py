@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import anyio
@@ -66,7 +65,6 @@ class Introduction:
 
     era: Era
     version: str
-    """The protocol revision in use."""
     server_info: Mapping[str, JSON]
     capabilities: Mapping[str, JSON]
     instructions: str
@@ -164,12 +162,7 @@ async def discover(link: Link, seconds: float) -> Introduction:
         DownstreamError: it is not modern, shares no revision, or does not answer in time.
     """
     link.era = Era.MODERN
-    outgoing = Outgoing(
-        subject="server/discover",
-        timeout=seconds,
-        client_info=envelope.raw(CLIENT_INFO),
-        capabilities=envelope.raw({}),
-    )
+    outgoing = Outgoing(subject="server/discover", timeout=seconds, client_info=envelope.raw(CLIENT_INFO))
     try:
         result = envelope.value(await link.request("server/discover", {}, outgoing))
     except RemoteError as error:
@@ -234,35 +227,67 @@ def _introduction(spoken: Era, version: str, info: JSON, result: Mapping[str, JS
     )
 
 
-class EraMemory:
-    """Remembers about one server whether to probe it, in this process and in the store."""
+class Unprobed:
+    """Servers that are not to be probed, with their names and versions, in the store and in memory."""
 
-    def __init__(
-        self, config: ServerConfig, store: ListingStore | None, clock: Callable[[], float] = time_of_day
-    ) -> None:
-        self._config, self._store = config, store if config.era == "auto" else None
-        self._clock = clock
+    def __init__(self, store: ListingStore) -> None:
+        self._store = store
+        self._known: dict[str, tuple[float, bytes]] = {}
+
+    async def load(self) -> None:
+        """Read what the store remembers, once, before any server is started."""
+        try:
+            self._known = await in_thread(self._store.ending_with, UNPROBED_KEY)
+        except StoreError as error:
+            logger.debug("no server is remembered: %s", error)
+
+    def version_of(self, config: ServerConfig) -> str | None:
+        """Return name and version of a server that is not to be probed; None for any other."""
+        found = self._known.get(_key(config))
+        if found is None or not 0 <= time_of_day() - found[0] < UNPROBED_SECONDS:
+            return None
+        return found[1].decode("utf-8", "replace")
+
+    async def add(self, config: ServerConfig, version: str) -> None:
+        """Remember a server."""
+        key, entry = _key(config), (time_of_day(), version.encode("utf-8", "replace"))
+        self._known[key] = entry
+        await self._try(config, self._store.put, key, *entry)
+
+    async def discard(self, config: ServerConfig) -> None:
+        """Forget a server."""
+        self._known.pop(_key(config), None)
+        await self._try(config, self._store.forget, _key(config))
+
+    async def _try(self, config: ServerConfig, write: Callable[..., None], *arguments: Any) -> None:
+        """Write to the store; if that fails, the server is only probed once more than needed."""
+        try:
+            await in_thread(write, *arguments)
+        except StoreError as error:
+            logger.debug("server %s: the store cannot be written: %s", config.name, error)
+
+
+def _key(config: ServerConfig) -> str:
+    return connection_key(config) + UNPROBED_KEY
+
+
+class EraMemory:
+    """Remembers about one server whether to probe it."""
+
+    def __init__(self, config: ServerConfig, unprobed: Unprobed) -> None:
+        self._config, self._unprobed = config, unprobed
         self._era: Era | None = None
         """The era to connect in; None to probe."""
         self._version: str | None = None
         """Name and version from the latest handshake, of this process or of the one that remembered it."""
         self._stored, self._died = False, False
 
-    async def load(self) -> None:
-        """Begin with the findings of an earlier process, unless they are too old."""
-        if self._store is None or self._era is not None:
-            return
-        try:
-            found = await in_thread(lambda store: store.get(self._key), self._store)
-        except StoreError as error:
-            logger.debug("server %s: nothing is remembered: %s", self._config.name, error)
-            return
-        if found is not None and 0 <= self._clock() - found[0] < UNPROBED_SECONDS:
-            self._era, self._version, self._stored = Era.HANDSHAKE, found[1].decode("utf-8", "replace"), True
-
-    @cached_property
-    def _key(self) -> str:
-        return connection_key(self._config) + UNPROBED_KEY
+    def load(self) -> None:
+        """Begin with the findings of an earlier connection."""
+        if self._config.era == "auto" and self._era is None:
+            self._version = self._unprobed.version_of(self._config)
+            self._stored = self._version is not None
+            self._era = Era.HANDSHAKE if self._stored else None
 
     def applied_to(self, config: ServerConfig) -> ServerConfig:
         """Return the configuration with the era named in which to connect."""
@@ -287,18 +312,10 @@ class EraMemory:
         if introduction.era is Era.MODERN or introduction.slow or version not in (None, self._version):
             if introduction.era is not Era.MODERN:
                 self._era = None
-            if self._store is not None and self._stored:
+            if self._stored:
                 self._stored = False
-                await self._try(self._store.forget, self._key)
-        elif (self._died or introduction.ignores_probe) and self._store is not None:
+                await self._unprobed.discard(self._config)
+        elif self._config.era == "auto" and (self._died or introduction.ignores_probe):
             self._stored = True
-            version_bytes = self._version.encode("utf-8", "replace")
-            await self._try(self._store.put, self._key, self._clock(), version_bytes)
+            await self._unprobed.add(self._config, self._version)
         self._died = False
-
-    async def _try(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write to the store; if that fails, the server is only probed once more than needed."""
-        try:
-            await in_thread(write, *arguments)
-        except StoreError as error:
-            logger.debug("server %s: the store cannot be written: %s", self._config.name, error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 
 import anyio
@@ -12,34 +11,12 @@ from anyio.abc import TaskGroup
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import same_connection
 from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.era_negotiation import Unprobed
 from mcp_context_proxy.downstream.inbound import OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ServerUnavailableError
 from mcp_context_proxy.store import ListingStore
-
-
-@dataclass(frozen=True, slots=True)
-class FleetChange:
-    """Changes that a new configuration made to the servers, by name."""
-
-    started: tuple[str, ...] = ()
-    restarted: tuple[str, ...] = ()
-    stopped: tuple[str, ...] = ()
-    kept: int = 0
-    """Number of servers whose connection stayed as it was."""
-
-    def __str__(self) -> str:
-        parts = [
-            f"{verb} {', '.join(names)}"
-            for verb, names in (
-                ("started", self.started),
-                ("restarted", self.restarted),
-                ("stopped", self.stopped),
-            )
-            if names
-        ]
-        return "; ".join([*parts, f"{self.kept} unchanged"])
 
 
 class Clients(dict[str, DownstreamClient]):
@@ -58,16 +35,23 @@ class Fleet:
     An async context manager: entering starts all servers without waiting for any, leaving stops them all.
     """
 
+    _group: TaskGroup
+    """Runs the clients, from entering on."""
+
     def __init__(
         self,
         configs: Iterable[ServerConfig],
         limits: Limits,
-        on_change: Callable[[], None] = lambda: None,
-        on_event: OnEvent | None = None,
-        store: ListingStore | None = None,
+        on_change: Callable[[], None],
+        on_event: OnEvent,
+        store: ListingStore,
     ) -> None:
         """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments."""
+        configs = list(configs)
+        self._configured = frozenset(config.name for config in configs)
+        """Names of all servers, also of those that are switched off."""
         self._limits, self._on_change, self._on_event, self._store = limits, on_change, on_event, store
+        self._unprobed = Unprobed(store)
         self._log_level: str | None = None
         self.clients: Mapping[str, DownstreamClient] = Clients(
             {config.name: self._client(config) for config in configs if config.enabled}
@@ -77,12 +61,23 @@ class Fleet:
         """Clients with a changed configuration that have not replaced their predecessors yet."""
         self._retiring: set[DownstreamClient] = set()
         """Clients no longer in use that still have pending requests."""
-        self._group: TaskGroup | None = None
         self.starts = StartLimiter(limits.starts_at_once)
-        """Bounds how many servers are started at a time."""
+        self.unlisted: tuple[DownstreamClient, ...] = ()
+        """Clients of servers that have never been connected."""
+        self.stale: tuple[str, ...] = ()
+        """Names of servers whose listing has changed and cannot be fetched."""
+        self._state_changed()
 
     def _client(self, config: ServerConfig) -> DownstreamClient:
-        client = DownstreamClient(config, self._limits, self._on_change, self._on_event, self._store)
+        client = DownstreamClient(
+            config,
+            self._limits,
+            on_change=self._listing_changed,
+            on_state=self._state_changed,
+            on_event=self._on_event,
+            store=self._store,
+            unprobed=self._unprobed,
+        )
         client.subscriptions.set_log_level(self._log_level)
         return client
 
@@ -97,11 +92,9 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         self.stop()
-        assert self._group is not None
         return await self._group.__aexit__(kind, error, trace)
 
     def _start(self, client: DownstreamClient) -> None:
-        assert self._group is not None
         self._group.start_soon(client.run, self.starts, name=f"server {client.name}")
 
     def stop(self) -> None:
@@ -110,26 +103,43 @@ class Fleet:
             client.stop()
         self._successors.clear()
 
+    def configured(self) -> frozenset[str]:
+        """Return the names of all servers in the configuration, also of those that are switched off."""
+        return self._configured
+
     def serving(self) -> tuple[DownstreamClient, ...]:
         """Return the clients in use, in the order of the configuration."""
         return tuple(self.clients.values())
 
-    @property
-    def unlisted(self) -> tuple[DownstreamClient, ...]:
-        """Clients of servers that have never been connected."""
-        return tuple(client for client in self.clients.values() if client.introduction is None)
+    # Every search asks for the attributes that the next two set, and servers change seldom.
 
-    @property
-    def starting(self) -> tuple[str, ...]:
+    def _listing_changed(self) -> None:
+        self._state_changed()
+        self.stale = tuple(client.name for client in self.clients.values() if client.stale)
+        self._on_change()
+
+    def _state_changed(self) -> None:
+        clients = self.clients.values()
+        waiting = {ServerState.WAITING, ServerState.STARTING}
+        self.starting = tuple(client.name for client in clients if client.state in waiting)
         """Names of servers that are being connected or have not begun to be."""
-        return tuple(
-            name
-            for name, client in self.clients.items()
-            if client.state in {ServerState.WAITING, ServerState.STARTING}
-        )
+        unlisted = tuple(client for client in clients if client.introduction is None)
+        if unlisted != self.unlisted:
+            # Names depend on it: see `catalog.names`.
+            self.unlisted = unlisted
+            self._on_change()
+
+    def raise_if_unavailable(self, name: str | None) -> None:
+        """Raise `ServerUnavailableError` if a configured server is switched off or was never connected."""
+        client = self.clients.get(name or "")
+        if client in self.unlisted:
+            raise client.unavailable()
+        if client is None and name in self._configured:
+            raise ServerUnavailableError(name, "switched off", "its configuration says enabled = false")
 
     async def load_listings(self) -> None:
-        """Restore the cached listings of lazy servers, before any server is started."""
+        """Restore what the store remembers of servers, before any is started."""
+        await self._unprobed.load()
         for client in self.clients.values():
             await client.load_listing()
 
@@ -154,15 +164,17 @@ class Fleet:
         for client in self.clients.values():
             client.end(party)
 
-    def apply(self, configs: Iterable[ServerConfig], limits: Limits) -> FleetChange:
-        """Follow a changed configuration, without waiting.
+    def apply(self, configs: Iterable[ServerConfig], limits: Limits) -> str:
+        """Follow a changed configuration, without waiting; return a description of the changes.
 
         A server whose connection settings are the same keeps its connection. A server with other settings
         is replaced once its successor is ready or has failed. Pending calls of a server that is stopped or
         replaced may finish.
         """
+        configs = list(configs)
+        self._configured = frozenset(config.name for config in configs)
         wanted = {config.name: config for config in configs if config.enabled}
-        self._limits = limits
+        limits_changed, self._limits = limits != self._limits, limits
         stopped = [name for name in self.clients if name not in wanted]
         for name in stopped:
             self._retire(self._successors.pop(name, None))
@@ -175,18 +187,21 @@ class Fleet:
                 started.append(name)
                 client = self._client(config)
                 self._start(client)
-            elif self._follow(client, config):
+            elif self._follow(client, config, limits_changed):
                 restarted.append(name)
             clients[name] = client
         self.clients = clients
-        kept = len(wanted) - len(started) - len(restarted)
-        self._on_change()
-        return FleetChange(tuple(started), tuple(restarted), tuple(stopped), kept)
+        self._listing_changed()
+        changes = {"started": started, "restarted": restarted, "stopped": stopped}
+        told = [f"{verb} {', '.join(names)}" for verb, names in changes.items() if names]
+        return "; ".join([*told, f"{len(wanted) - len(started) - len(restarted)} unchanged"])
 
-    def _follow(self, client: DownstreamClient, config: ServerConfig) -> bool:
+    def _follow(self, client: DownstreamClient, config: ServerConfig, limits_changed: bool) -> bool:
         """Run a server by its new configuration; return whether that takes another connection."""
         name = config.name
         successor = self._successors.get(name)
+        if not limits_changed and config == (successor or client).config:
+            return False
         if successor is not None and same_connection(successor.config, config):
             successor.configure(config, self._limits)
             return False
@@ -196,7 +211,6 @@ class Fleet:
             return False
         successor = self._successors[name] = self._client(config)
         self._start(successor)
-        assert self._group is not None
         self._group.start_soon(self._replace, successor, name=f"successor of {name}")
         return True
 
@@ -213,11 +227,10 @@ class Fleet:
             successor.subscriptions.take_over(self.clients[name].subscriptions)
             self._retire(self.clients[name])
             self.clients = Clients({**self.clients, name: successor})
-            self._on_change()
+            self._listing_changed()
 
     def _retire(self, client: DownstreamClient | None) -> None:
         if client is not None:
-            assert self._group is not None
             self._retiring.add(client)
             self._group.start_soon(self._drain, client, name=f"retiring {client.name}")
 

@@ -16,7 +16,9 @@ import httpx2
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream.backpressure import gate
-from mcp_context_proxy.errors import BadAnswerError, ServerUnavailableError
+from mcp_context_proxy.downstream.jsonrpc import Peer
+from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
+from mcp_context_proxy.protocol.envelope import RequestId
 from mcp_context_proxy.protocol.framing import Event, EventFramer, OversizedEventError
 from mcp_context_proxy.system import threads
 
@@ -88,6 +90,16 @@ def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailable
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return ServerUnavailableError(server, "unreachable", f"{url}: {str(error) or 'no answer'}")
     return None
+
+
+def fail_request(peer: Peer, request_id: RequestId, error: Exception, url: str) -> None:
+    """Fail a request by the error of its exchange; after an interruption the server may have run it."""
+    if isinstance(error, httpx2.HTTPError) and (refused := refusal(error, peer.server, url)):
+        error = refused
+    if isinstance(error, DownstreamError):
+        peer.fail(request_id, error)
+    else:
+        peer.interrupt(request_id, f"broke off ({described(error)})")
 
 
 def described(error: Exception) -> str:
@@ -173,15 +185,13 @@ async def _read_pieces(response: httpx2.Response, take: Callable[[bytes], bool])
 
 def without_message(server: str, status: int, kind: str = "") -> BadAnswerError:
     """Return the error of a response without a message, by its status and the kind of its content."""
-    reason = f"with HTTP status {status} and no message{f' ({kind})' if kind else ''}"
-    return BadAnswerError(server, f"{reason}: {_advice(status)}", status)
-
-
-def _advice(status: int) -> str:
     if status < HTTPStatus.BAD_REQUEST:
-        return "the program there does not speak MCP as it should; check its URL in the configuration"
-    if status in PASSING:
-        return "try again in a while"
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "it has a fault that only its operator can fix"
-    return _ADVICE.get(status, "it refuses the request; check its URL in the configuration")
+        advice = "the program there does not speak MCP as it should; check its URL in the configuration"
+    elif status in PASSING:
+        advice = "try again in a while"
+    elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        advice = "it has a fault that only its operator can fix"
+    else:
+        advice = _ADVICE.get(status, "it refuses the request; check its URL in the configuration")
+    reason = f"with HTTP status {status} and no message{f' ({kind})' if kind else ''}"
+    return BadAnswerError(server, f"{reason}: {advice}", status)

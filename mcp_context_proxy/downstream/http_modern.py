@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 import anyio
@@ -25,8 +23,9 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import http_client
+from mcp_context_proxy.downstream.jsonrpc import result_of
 from mcp_context_proxy.downstream.link import PLAIN, HeaderMap, Notify, Outgoing
-from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallTimeoutError, RemoteError
+from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallTimeoutError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
@@ -39,7 +38,7 @@ NAME_MEMBER = {"tools/call": "name", "prompts/get": "name", "resources/read": "u
 
 
 class ModernHttp:
-    """A modern-era server at a URL. Implements `Link`."""
+    """A modern-era server at a URL. Implements `Link`. Nothing is sent until the first request."""
 
     in_flight = ()
 
@@ -76,7 +75,14 @@ class ModernHttp:
                 (outgoing.on_notification or self._on_notification)(name, members)
 
             try:
-                return await self._post(method, down, request_id, note)
+                body = envelope.request(request_id, method, down)
+                headers = self._headers(method, down)
+                async with self._client.stream("POST", self._url, content=body, headers=headers) as response:
+                    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+                    if kind == "text/event-stream" and response.is_success:
+                        return await self._read_events(response, request_id, note)
+                    body = await http_client.read(response, self.server, self._limits.message_bytes)
+                    return self._read_reply(body, response.status_code, kind)
             except httpx2.HTTPError as error:
                 cause = f"broke off ({http_client.described(error)})"
                 interrupted = CallInterruptedError(self.server, subject, cause)
@@ -87,17 +93,6 @@ class ModernHttp:
         """Do nothing: the modern era has no notifications from client to server over HTTP."""
         del params
         logger.debug("%s: %s has no modern form over HTTP", self.server, method)
-
-    async def _post(self, method: str, params: Members, request_id: int, note: Notify) -> bytes:
-        body = envelope.request(request_id, method, params)
-        async with self._client.stream(
-            "POST", self._url, content=body, headers=self._headers(method, params)
-        ) as response:
-            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind == "text/event-stream" and response.is_success:
-                return await self._read_events(response, request_id, note)
-            body = await http_client.read(response, self.server, self._limits.message_bytes)
-            return self._read_reply(body, response.status_code, kind)
 
     def _headers(self, method: str, params: Members) -> dict[str, str]:
         headers = {
@@ -134,7 +129,7 @@ class ModernHttp:
 
         if not await http_client.read_events(response, self.server, self._limits.sse_event_bytes, take):
             raise httpx2.RemoteProtocolError("the event stream ended without an answer")
-        return self._result(reply)
+        return result_of(self.server, reply)
 
     def _read_reply(self, body: bytes, status: int, kind: str) -> bytes:
         message = envelope.Envelope()
@@ -147,31 +142,13 @@ class ModernHttp:
         is_error = message.error is not UNSET and envelope.starts_with(message.error, b"{")
         if not is_error and (message.result is UNSET or status >= HTTPStatus.BAD_REQUEST):
             raise http_client.without_message(self.server, status, kind or "no content")
-        return self._result(message)
+        return result_of(self.server, message)
 
     def _decode(self, data: bytes) -> envelope.Envelope:
         try:
             return envelope.decode(data)
         except envelope.MalformedError as error:
             raise BadAnswerError(self.server, f"with a message that cannot be read ({error})") from None
-
-    def _result(self, message: envelope.Envelope) -> bytes:
-        if message.error is not UNSET:
-            error = envelope.decode_error(message.error)
-            data = None if error.data is UNSET else error.data
-            raise RemoteError(self.server, error.code, error.message, data)
-        if message.result is UNSET or not envelope.starts_with(message.result, b"{"):
-            raise BadAnswerError(self.server, "without a result object")
-        return bytes(message.result)
-
-
-@asynccontextmanager
-async def open_modern_http(
-    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, on_notification: Notify
-) -> AsyncIterator[ModernHttp]:
-    """Open a link to the modern-era server at the configured URL. Nothing is sent until the first request."""
-    async with await http_client.client_of(config, limits, auth) as client:
-        yield ModernHttp(config, limits, client, on_notification)
 
 
 def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:

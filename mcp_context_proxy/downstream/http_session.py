@@ -1,18 +1,23 @@
-"""Carries frames over streamable HTTP in the handshake era: a POST for each frame, and event streams back.
+"""Carries frames over HTTP in the handshake era: a POST for each frame, and event streams back.
 
-Requests share a session and a connection pool and nothing else: a refused connection, a reset, a status or an
-unreadable body fails the request it belongs to. Only a session that the server has forgotten ends them all;
-requests that the server refused unread are then sent once more, in the next session.
+With streamable HTTP, requests share a session and a connection pool and nothing else: a refused connection, a
+reset, a status or an unreadable body fails the request it belongs to. Only a session that the server has
+forgotten ends them all; requests that the server refused unread are then sent once more, in the next session.
 
 A stream that breaks off is resumed from its last event. The request that it answers is never repeated, as it
 has run already.
+
+The older transport, HTTP+SSE, has one event stream from the server, and a POST for each frame to it. The
+SDK's transport for it bounds an event at 1 MiB, so a larger result would end the connection. Here the bound
+is configured, and frames stay undecoded.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from urllib.parse import urljoin, urlsplit
 
 import anyio
 import httpx2
@@ -22,7 +27,7 @@ from msgspec import UNSET
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import http_client
 from mcp_context_proxy.downstream.jsonrpc import Peer
-from mcp_context_proxy.downstream.link import Ending
+from mcp_context_proxy.downstream.link import Channel, QueuedChannel
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, SessionForgottenError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestId
@@ -58,13 +63,26 @@ RESUME_MIN_SECONDS, RESUME_MAX_SECONDS = 0.1, 60.0
 """Bounds on such a wait, whatever the server says."""
 
 
-class HttpSession(Ending):
-    """A session with a server at a URL. Implements `Channel`."""
+ORDER_SECONDS = 1.0
+"""Time for a server to accept a frame before the next one is posted beside it."""
+
+LATE_SECONDS = 0.02
+"""The same for a server that was late before: it may answer a POST only when the request in it has run."""
+
+UNKNOWN = frozenset({404, 410})
+"""Statuses of a server that does not know the stream: no response would ever come over it."""
+
+RECEIPT_BYTES = 64 << 10
+"""Size up to which the body of a POST's response is read; it is not used."""
+
+
+class HttpSession(Channel):
+    """A session with a server at a URL."""
 
     def __init__(
         self, config: ServerConfig, limits: Limits, client: httpx2.AsyncClient, peer: Peer, group: TaskGroup
     ) -> None:
-        super().__init__()
+        self._ended = anyio.Event()
         self._server, self._url, self._limits = config.name, config.url or "", limits
         self._client, self._peer, self._group = client, peer, group
         self._session: bytes | None = None
@@ -74,11 +92,7 @@ class HttpSession(Ending):
         self._expired, self._all_answered = False, anyio.Event()
 
     async def send(self, frame: bytes) -> None:
-        """Send one frame, without waiting for the response to a request.
-
-        Raises:
-            ConnectionError: the session is over.
-        """
+        """Send one frame, without waiting for the response to a request."""
         if self._ended.is_set():
             raise ConnectionError(self._cause)
         message = envelope.decode(frame)
@@ -126,9 +140,7 @@ class HttpSession(Ending):
         """Send a frame without a response. If it fails, so will the next request, which reports the error."""
         try:
             with anyio.fail_after(self._limits.connect_seconds):
-                async with self._client.stream(
-                    method, self._url, content=frame, headers=self._headers()
-                ) as response:
+                async with self._stream(method, frame) as response:
                     if not response.is_success:
                         logger.debug(
                             "%s: a %s got HTTP status %d", self._server, method, response.status_code
@@ -140,17 +152,10 @@ class HttpSession(Ending):
         with scope:
             try:
                 await self._exchange(request_id, frame)
-            except SessionForgottenError as error:
-                self._peer.fail(request_id, error)
-                self._expire()
-            except DownstreamError as error:
-                self._peer.fail(request_id, error)
-            except httpx2.HTTPError as error:
-                refusal = http_client.refusal(error, self._server, self._url)
-                if refusal is not None:
-                    self._peer.fail(request_id, refusal)
-                else:
-                    self._peer.interrupt(request_id, f"broke off ({http_client.described(error)})")
+            except (DownstreamError, httpx2.HTTPError) as error:
+                http_client.fail_request(self._peer, request_id, error, self._url)
+                if isinstance(error, SessionForgottenError):
+                    self._expire()
             finally:
                 del self._under_way[request_id]
                 if self._expired and not self._under_way:
@@ -170,7 +175,7 @@ class HttpSession(Ending):
 
     async def _exchange(self, request_id: RequestId, frame: bytes) -> None:
         """Post a request and pass its response on, from the body or from an event stream."""
-        async with self._client.stream("POST", self._url, content=frame, headers=self._headers()) as response:
+        async with self._stream("POST", frame) as response:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.is_success:
                 for name, value in response.headers.raw:
@@ -207,9 +212,7 @@ class HttpSession(Ending):
         frame = envelope.request(PROOF_ID, "ping", {})
         try:
             with anyio.fail_after(self._limits.connect_seconds):
-                async with self._client.stream(
-                    "POST", self._url, content=frame, headers=self._headers()
-                ) as response:
+                async with self._stream("POST", frame) as response:
                     if response.is_success:
                         return False
                     body = await http_client.read(response, self._server, self._limits.message_bytes)
@@ -219,11 +222,7 @@ class HttpSession(Ending):
         return self._disowned(response.status_code, body)
 
     async def _read_response(self, request_id: RequestId, response: httpx2.Response) -> None:
-        """Read events until the request is answered; resume the stream if it breaks off.
-
-        Raises:
-            httpx2.HTTPError: the stream has ended without a response.
-        """
+        """Read events until the request is answered; resume the stream if it breaks off."""
         place = _Place()
         if await self._read_events(response, place, request_id):
             return
@@ -232,7 +231,7 @@ class HttpSession(Ending):
             seen = place.event
             await anyio.sleep(max(place.wait_seconds, RESUME_MIN_SECONDS))
             try:
-                async with self._client.stream("GET", self._url, headers=self._headers(place)) as resumed:
+                async with self._stream("GET", resumed=place) as resumed:
                     if await self._read_events(resumed, place, request_id):
                         return
             except httpx2.HTTPError as error:
@@ -248,7 +247,7 @@ class HttpSession(Ending):
         wait = 0.0
         while True:
             try:
-                async with self._client.stream("GET", self._url, headers=self._headers(place)) as response:
+                async with self._stream("GET", resumed=place) as response:
                     if not response.is_success or STREAM not in response.headers.get("content-type", ""):
                         return
                     wait = 0.0
@@ -272,7 +271,10 @@ class HttpSession(Ending):
 
         return await http_client.read_events(response, self._server, self._limits.sse_event_bytes, take)
 
-    def _headers(self, resumed: _Place | None = None) -> dict[bytes, bytes]:
+    def _stream(
+        self, method: str, frame: bytes | None = None, resumed: _Place | None = None
+    ) -> AbstractAsyncContextManager[httpx2.Response]:
+        """Send a request in the session."""
         headers = {b"accept": f"application/json, {STREAM}".encode(), b"content-type": b"application/json"}
         if self._session is not None:
             headers[SESSION_HEADER] = self._session
@@ -280,7 +282,7 @@ class HttpSession(Ending):
             headers[b"mcp-protocol-version"] = self.version.encode()
         if resumed is not None and resumed.event is not None:
             headers[b"last-event-id"] = resumed.event
-        return headers
+        return self._client.stream(method, self._url, content=frame, headers=headers)
 
 
 @asynccontextmanager
@@ -303,11 +305,122 @@ async def open_session_http(
 class _Place:
     """The last event read from a stream, and the wait that the server wants before it is resumed."""
 
-    def __init__(self) -> None:
-        self.event: bytes | None = None
-        self.wait_seconds = RESUME_SECONDS
+    event: bytes | None = None
+    wait_seconds = RESUME_SECONDS
 
     def note(self, event: Event) -> None:
         self.event = event.id or self.event
         if event.retry_seconds is not None:
             self.wait_seconds = min(event.retry_seconds, RESUME_MAX_SECONDS)
+
+
+class SseChannel(QueuedChannel):
+    """An open event stream and the address to post frames to."""
+
+    def __init__(self, config: ServerConfig, limits: Limits, client: httpx2.AsyncClient, peer: Peer) -> None:
+        super().__init__()
+        self._server, self._limits = config.name, limits
+        self._client, self._peer = client, peer
+        self._address = ""
+        self.ready = anyio.Event()
+        """Set when the server has named its address, or the stream has ended without."""
+
+    async def read(self, stream: httpx2.Response, url: str) -> None:
+        """Pass received events on until the stream ends."""
+
+        def take(event: Event) -> bool:
+            if event.name == b"endpoint":
+                self._address = _same_origin(url, event.data.decode())
+                self.ready.set()
+            elif event.name == b"message" and event.data:
+                self._peer.receive(event.data)
+            return False
+
+        try:
+            await http_client.read_events(stream, self._server, self._limits.sse_event_bytes, take)
+        except (httpx2.HTTPError, DownstreamError, ValueError) as error:
+            self._cause = f"broke off the event stream ({http_client.described(error)})"
+        finally:
+            self._end()
+
+    async def write(self, group: TaskGroup) -> None:
+        """Post the queued frames in order.
+
+        The next frame is posted when the server has accepted the one before, or takes long to: some servers
+        accept a request only when it has run.
+        """
+        patience = ORDER_SECONDS
+        async for frame in self.frames:
+            taken = anyio.Event()
+            group.start_soon(self._post, frame, taken)
+            with anyio.move_on_after(patience):
+                await taken.wait()
+            patience = ORDER_SECONDS if taken.is_set() else LATE_SECONDS
+
+    async def _post(self, frame: bytes, taken: anyio.Event) -> None:
+        """Post one frame; on an error, fail the request in it, if there is one."""
+        headers = {"content-type": "application/json"}
+        try:
+            with anyio.move_on_after(self._limits.call_max_seconds):
+                async with self._client.stream(
+                    "POST", self._address, content=frame, headers=headers
+                ) as response:
+                    await http_client.read(response, self._server, RECEIPT_BYTES)
+                if response.status_code in UNKNOWN:
+                    self.give_up(f"took no message (HTTP status {response.status_code})")
+                elif not response.is_success:
+                    self._fail(frame, http_client.without_message(self._server, response.status_code))
+        except httpx2.HTTPError as error:
+            self._fail(frame, error)
+        except DownstreamError as error:
+            logger.debug("a receipt cannot be read: %s", error)
+        finally:
+            taken.set()
+
+    def _fail(self, frame: bytes, error: DownstreamError | httpx2.HTTPError) -> None:
+        message = envelope.decode(frame)
+        if isinstance(message.id, int | str) and message.method is not UNSET:
+            http_client.fail_request(self._peer, message.id, error, self._address)
+        else:
+            logger.debug("%s took no message: %s", self._server, error)
+
+    def _end(self) -> None:
+        self.ready.set()
+        super()._end()
+
+
+@asynccontextmanager
+async def open_sse(
+    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, peer: Peer
+) -> AsyncIterator[SseChannel]:
+    """Open the event stream that `config` names.
+
+    Raises:
+        httpx2.HTTPError: it cannot be opened.
+    """
+    url = config.url or ""
+    async with (
+        await http_client.client_of(config, limits, auth) as client,
+        client.stream(
+            "GET", url, headers={"accept": "text/event-stream", "cache-control": "no-store"}
+        ) as stream,
+    ):
+        stream.raise_for_status()
+        channel = SseChannel(config, limits, client, peer)
+        async with anyio.create_task_group() as group:
+            group.start_soon(channel.read, stream, url)
+            try:
+                await channel.ready.wait()
+                group.start_soon(channel.write, group)
+                yield channel
+            finally:
+                group.cancel_scope.cancel()
+                channel.close()
+
+
+def _same_origin(url: str, address: str) -> str:
+    """Return the address to post to; a stream must not lead us, and our headers, to another origin."""
+    found = urljoin(url, address)
+    if urlsplit(found)[:2] != urlsplit(url)[:2]:
+        raise ValueError(f"it names an address of another origin: {urlsplit(found).netloc}")
+    return found

@@ -1,28 +1,42 @@
-"""Messages that a server sends on its own accord: notifications, and requests that a client must answer.
+"""Everything that a server sends beside responses: notifications, requests of a client, stderr, stray lines.
 
 A handshake-era server does not say which request of ours a message is about, so that is inferred: a change
 notice goes to the lists, a log message to the sessions whose calls are pending, and a request of the server
 to the one party whose calls are pending. If several parties have pending calls, the request is refused.
+
+`Admission` decides which notifications go on at all, and how many: only those that clients know, that concern
+something that a client asked for, and that are neither too large nor too many.
+
+Stderr is always drained; its end is kept for error messages, and a bounded share of it is logged. Nothing is
+decoded, cleaned or redacted before it is read, so a flood costs no more than a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from msgspec import Raw
 
+from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.settings import KIB
 from mcp_context_proxy.downstream.backpressure import Bucket
-from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES
-from mcp_context_proxy.downstream.jsonrpc import Answer, Peer
-from mcp_context_proxy.downstream.link import Notify, Outgoing, Party
+from mcp_context_proxy.downstream.jsonrpc import Peer
+from mcp_context_proxy.downstream.link import Outgoing, Party
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     METHOD_NOT_FOUND,
     Members,
     RequestError,
 )
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, said_json
+from mcp_context_proxy.protocol.text import clean
+
+logger = logging.getLogger(__name__)
 
 CAPABILITY_OF = {
     "sampling/createMessage": "sampling",
@@ -32,22 +46,49 @@ CAPABILITY_OF = {
 """Requests that a server may make of a client, and the capability that the client must have declared."""
 
 LOG_MESSAGE = "notifications/message"
+PROGRESS = "notifications/progress"
+RESOURCE_UPDATED = "notifications/resources/updated"
+ELICITATION_COMPLETE = "notifications/elicitation/complete"
+
+NOTIFICATION_BYTES = 64 * KIB
+"""Largest notification of a server that is passed on: each may be kept for a while, and nobody reads more."""
 
 LOGS_PER_SECOND, LOGS_AT_ONCE = 100, 500
 """Log messages of one server that are passed on to clients; nobody reads more than that."""
 
-OnEvent: TypeAlias = Callable[[str, Members, frozenset[Party]], None]
-"""Takes a notification of a server: method, params, and the parties concerned, which may be none."""
+COMPLETIONS_PER_SECOND, COMPLETIONS_AT_ONCE = 10, 100
+"""Completed elicitations of one server that are passed on: each is something that a person has done."""
+
+ELICITATIONS_KEPT = 1000
+"""Elicitations of one server whose completion is awaited; beyond it the oldest is forgotten."""
+
+ELICITATION_ID_CHARACTERS = 256
+"""Longest id of an elicitation whose completion is passed on."""
+
+DROPPED_SECONDS = 60.0
+"""Time between two log lines about notifications that were not passed on."""
+
+LINES_KEPT = 20
+"""Lines of stderr that an error message or a command may quote."""
+
+LINE_CHARACTERS = 300
+"""Characters shown of the end of each line, where the reason usually stands."""
+
+STRAYS_KEPT = 5
+"""Stray lines that are kept. Banners and stray prints are common, and more than a few tell nothing new."""
+
+STRAY_CHARACTERS = 120
+"""Characters shown of the beginning of such a line, which identifies a help text or an error."""
+
+STRAY_BYTES = 16 * KIB
+"""Bytes that are decoded of a line of megabytes: enough for a secret to be recognized whole."""
+
+Route: TypeAlias = Callable[[str, Members, Sequence[Outgoing], Party | None], None]
+"""Takes a notification with the pending requests of its connection, and its owner if it is not shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
-    """Handlers of the messages that come over one connection, and the capabilities declared on it."""
-
-    on_notification: Notify
-    answer: Answer
-    capabilities: Mapping[str, Any] = field(default_factory=lambda: SHARED_CAPABILITIES)
-    """Declared in the handshake; the modern era declares with each request."""
+OnEvent: TypeAlias = Callable[[str, str, Members, frozenset[Party]], None]
+"""Takes a notification: server, method, params, and the parties concerned, which may be none."""
 
 
 def party_of(in_flight: Iterable[Outgoing]) -> Party | None:
@@ -83,40 +124,151 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
 
 
 def redacted_params(params: Members, redact: Redactor) -> Members:
-    """Return the params of a notification without secrets: log messages and progress are read by people."""
+    """Return the params of a notification without secrets; ids and URIs in them stay as they are."""
     return {name: Raw(redact.json(bytes(raw))) for name, raw in params.items()}
 
 
-class ServerNotifications:
-    """Routes the notifications of one server, over all its connections."""
+def shown_params(server: str, method: str, params: Members, redact: Redactor) -> Members:
+    """Return the params of log messages and progress, which people and models read, as they may be shown.
+
+    The logger of a message begins with the name of its server, so that no server can speak for another one.
+    """
+    shown = {name: Raw(said_json(bytes(value), redact.json)) for name, value in params.items()}
+    if method == LOG_MESSAGE:
+        own = one_line(envelope.text(shown.get("logger")) or "", NAME_CHARACTERS)
+        shown["logger"] = envelope.raw(f"{server}/{own}" if own else server)
+    return shown
+
+
+class Admission:
+    """Bounds on the notifications of one server, over all its connections."""
+
+    def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server, self._clock = server, clock
+        self._logs = Bucket(LOGS_PER_SECOND, LOGS_AT_ONCE, clock)
+        self._completions = Bucket(COMPLETIONS_PER_SECOND, COMPLETIONS_AT_ONCE, clock)
+        self._elicitations: OrderedDict[str, Party] = OrderedDict()
+        """Parties that were asked to visit a URL, by the id of the elicitation, oldest first."""
+        self._dropped, self._told = 0, -DROPPED_SECONDS
+
+    def admits(self, method: str, params: Members) -> bool:
+        """Return whether a notification is small enough, and not one too many."""
+        if sum(len(raw) for raw in params.values()) > NOTIFICATION_BYTES:
+            return self._drop(method, f"over {NOTIFICATION_BYTES:,} bytes")
+        if method == LOG_MESSAGE and not self._logs.take():
+            return self._drop(method, f"more than {LOGS_PER_SECOND} a second")
+        return True
+
+    def expect_completion(self, elicitation_id: str | None, party: Party | None) -> None:
+        """Note that a session was asked to visit a URL; the server may tell it when that is done."""
+        if elicitation_id is None or len(elicitation_id) > ELICITATION_ID_CHARACTERS:
+            return
+        # The modern era has no notification for the request that it was asked in.
+        if party is not None and party.lasting:
+            self._elicitations[elicitation_id] = party
+            if len(self._elicitations) > ELICITATIONS_KEPT:
+                self._elicitations.popitem(last=False)
+
+    def expect_completions(self, data: object, party: Party | None) -> None:
+        """Note the elicitations in the data of an error that sends a person to URLs."""
+        if not isinstance(data, Raw) or len(data) > NOTIFICATION_BYTES:
+            return
+        decoded = envelope.value(data)
+        entries = decoded.get("elicitations") if isinstance(decoded, dict) else None
+        for entry in entries if isinstance(entries, list) else ():
+            given = entry.get(eras.ELICITATION_ID) if isinstance(entry, dict) else None
+            self.expect_completion(given if isinstance(given, str) else None, party)
+
+    def completed(self, params: Members) -> Party | None:
+        """Return the session that waits for a completed elicitation, once; None if nobody does."""
+        elicitation_id = envelope.text(params.get(eras.ELICITATION_ID))
+        if elicitation_id is None or elicitation_id not in self._elicitations:
+            return None
+        if not self._completions.take():
+            self._drop(ELICITATION_COMPLETE, f"more than {COMPLETIONS_PER_SECOND} a second")
+            return None
+        return self._elicitations.pop(elicitation_id)
+
+    def end(self, party: Party) -> None:
+        """Forget the elicitations of a session that has ended."""
+        for elicitation_id in [each for each, asked in self._elicitations.items() if asked is party]:
+            del self._elicitations[elicitation_id]
+
+    def _drop(self, method: str, why: str) -> bool:
+        """Count a notification that is not passed on, and say so once in a while; return False."""
+        self._dropped += 1
+        now = self._clock()
+        if now - self._told >= DROPPED_SECONDS:
+            count, self._dropped, self._told = self._dropped, 0, now
+            text = "server %s: %d notifications were not passed on; the latest is a %s: %s"
+            logger.warning(text, self._server, count, method, why)
+        return False
+
+
+class Output:
+    """Stderr and stray lines of one server, without secrets and without terminal control sequences."""
 
     def __init__(
-        self, take_change_notice: Callable[[str], bool], redact: Redactor, on_event: OnEvent | None
+        self,
+        server: str,
+        limits: Limits,
+        redact: Callable[[str], str] = str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; `take_change_notice` returns True for methods that say that a list has changed."""
-        self._take_change_notice, self._redact = take_change_notice, redact
-        self._on_event = on_event or (lambda method, params, parties: None)
-        self._logs = Bucket(LOGS_PER_SECOND, LOGS_AT_ONCE)
+        """Start empty; `redact` removes secrets."""
+        self._server, self._limits, self._redact, self._clock = server, limits, redact, clock
+        self.strays: list[str] = []
+        """The first lines on stdout that are no messages, oldest first; a repeated line is kept once."""
+        self._kept = bytearray()
+        self._second, self._logged, self._skipped = 0, 0, 0
+        self._unlogged = bytearray()
 
-    def take(
-        self, method: str, params: Members, in_flight: Sequence[Outgoing], owner: Party | None = None
-    ) -> None:
-        """Route a notification from a connection with these pending requests; `owner` if it is not shared."""
-        if self._take_change_notice(method):
+    def feed_stderr(self, data: bytes) -> None:
+        """Add stderr that was read."""
+        limit = self._limits.stderr_kept_bytes
+        self._kept += data
+        # Twice the bound before anything is moved: each byte is then moved once at most.
+        if len(self._kept) > 2 * limit:
+            del self._kept[:-limit]
+        if logger.isEnabledFor(logging.DEBUG):
+            self._unlogged += data
+            *lines, self._unlogged = self._unlogged.split(b"\n")
+            del self._unlogged[:-limit]
+            for line in lines:
+                if self._may_log() and (text := self._shown(bytes(line))):
+                    logger.debug("%s: %s", self._server, text)
+
+    def _may_log(self) -> bool:
+        """Return whether one more line may be logged in this second; the rest is counted."""
+        second = int(self._clock())
+        if second != self._second:
+            if self._skipped:
+                logger.debug("%s: %d more lines were not logged", self._server, self._skipped)
+            self._second, self._logged, self._skipped = second, 0, 0
+        if self._logged >= self._limits.stderr_lines_per_second:
+            self._skipped += 1
+            return False
+        self._logged += 1
+        return True
+
+    def stderr_lines(self) -> tuple[str, ...]:
+        """Return the last lines of stderr, oldest first, including one without a line end."""
+        limit = self._limits.stderr_kept_bytes
+        lines = bytes(self._kept[-limit:]).split(b"\n")
+        if len(self._kept) > limit and len(lines) > 1:
+            del lines[0]
+        shown = (self._shown(line) for line in lines)
+        return tuple([line for line in shown if line][-LINES_KEPT:])
+
+    def _shown(self, line: bytes) -> str:
+        return one_line(self._redact(clean(line.decode("utf-8", "replace"))))[-LINE_CHARACTERS:].strip()
+
+    def add_stray(self, line: bytes) -> None:
+        """Keep a line that is no message if it is among the first."""
+        if len(self.strays) >= STRAYS_KEPT:
             return
-        if owner is not None:
-            parties = frozenset({owner})
-        else:
-            parties = frozenset(sent.party for sent in in_flight if sent.party is not None)
-        if method == LOG_MESSAGE:
-            if not self._logs.take():
-                return
-            params = redacted_params(params, self._redact)
-            takers = [
-                sent.on_notification for sent in in_flight if sent.party in parties and sent.on_notification
-            ]
-            if len(parties) == 1 and takers:
-                # A log message of one party alone belongs to the latest of its calls.
-                takers[-1](method, params)
-                return
-        self._on_event(method, params, parties)
+        shown = one_line(self._redact(clean(line[:STRAY_BYTES].decode("utf-8", "replace"))))
+        shown = shown[:STRAY_CHARACTERS]
+        if shown and shown not in self.strays:
+            self.strays.append(shown)
+            logger.warning("%s: skipped a line that is not a message: %r", self._server, shown)

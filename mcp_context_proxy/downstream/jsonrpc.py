@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,8 +18,8 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import UNSET, Raw
 
+from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream.link import PLAIN, Channel, HeaderMap, Notify, Outgoing, Party
-from mcp_context_proxy.downstream.output import Strays
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
@@ -37,14 +37,29 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = "notifications/cancelled"
 
+ID_DIGITS = 18
+"""Digits of an id in a string that is read as a number; ours are shorter."""
+
 OPEN_REQUESTS = 64
-"""Requests of one server that may be open at a time; further ones are refused."""
+"""Requests of one server that may be open on a connection at a time; further ones are refused. Their bytes
+together are bounded by the largest message."""
 
 BAD_LINES = 1000
 """Lines in a row without a message after which the other side is taken for no MCP server."""
 
 Answer: TypeAlias = Callable[["Peer", str, Members], Awaitable[bytes]]
 """Answers a request that the server makes over a peer; raises `RequestError` to refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """Handlers of the messages that come over one connection, and the capabilities declared on it."""
+
+    on_notification: Notify
+    """Takes the notifications that belong to no request."""
+    answer: Answer
+    capabilities: Mapping[str, Any]
+    """Declared in the handshake; the modern era declares with each request."""
 
 
 class Peer:
@@ -54,42 +69,30 @@ class Peer:
 
     def __init__(
         self,
-        server: str,
-        *,
+        config: ServerConfig,
+        limits: Limits,
         group: TaskGroup,
-        call_seconds: float,
-        call_max_seconds: float,
-        ask_seconds: float,
-        answer: Answer,
-        on_notification: Notify,
-        strays: Strays,
+        inbound: Inbound,
+        on_stray: Callable[[bytes], None],
     ) -> None:
         """Prepare a peer; `attach` gives it the channel.
 
-        Args:
-            server: Name of the server.
-            group: Runs the tasks that answer requests of the server.
-            call_seconds: Default timeout of a request.
-            call_max_seconds: Upper bound that progress cannot extend.
-            ask_seconds: Time for the answer to a request of the server.
-            answer: Answers requests of the server.
-            on_notification: Takes notifications that belong to no request.
-            strays: Takes lines that are no messages.
+        Requests of the server are answered in tasks of `group`. `on_stray` takes lines that are no messages.
         """
         self.era = Era.HANDSHAKE
-        self.server = server
+        self.server = config.name
         self._channel: Channel | None = None
-        self._pending = PendingRequests(server, call_seconds, call_max_seconds)
-        self.server_requests = ServerRequests(self, group, answer, ask_seconds)
-        self._on_notification, self._strays = on_notification, strays
+        self._pending = _PendingRequests(config.name, config.call_timeout, limits.call_max_seconds)
+        self.server_requests = ServerRequests(self, group, inbound.answer, limits)
+        self._on_notification, self._on_stray = inbound.on_notification, on_stray
         self._bad_lines = 0
-        """Lines without a message since the last message."""
         self._closed: str | None = None
         """Cause of the loss, once the connection is lost."""
 
     def attach(self, channel: Channel) -> None:
         """Send over `channel` from now on."""
         self._channel = channel
+        self._give_up_noise()
 
     @property
     def _attached(self) -> Channel:
@@ -100,7 +103,7 @@ class Peer:
     @property
     def in_flight(self) -> list[Outgoing]:
         """Pending requests, oldest first; see `Link.in_flight`."""
-        return self._pending.outgoing()
+        return [pending.outgoing for pending in self._pending.by_id.values()]
 
     def held(self, party: Party | None) -> contextlib.AbstractContextManager[None]:
         """Pause the timeouts of a party's requests while the party is being asked for something."""
@@ -120,7 +123,11 @@ class Peer:
             progress_token=pending.id if outgoing.wants_progress else None,
         )
         try:
-            await self._send(envelope.request(pending.id, method, down), pending)
+            # Within the timeout of the request: a server that stops reading delays nobody longer.
+            pending.sending = anyio.CancelScope()
+            with pending.sending:
+                await self._attached.send(envelope.request(pending.id, method, down))
+                pending.sending = None
             return await pending.result()
         except ConnectionError as error:
             raise self._unsent(str(error)) from None
@@ -135,46 +142,32 @@ class Peer:
         finally:
             self._pending.remove(pending)
 
-    async def _send(self, frame: bytes, pending: Pending) -> None:
-        """Send within the timeout of the request: a server that stops reading delays nobody longer."""
-        pending.sending = anyio.CancelScope()
-        with pending.sending:
-            await self._attached.send(frame)
-            pending.sending = None
-
     def _cancel(self, request_id: int, reason: str) -> None:
         """Tell the server without waiting: a server that does not answer may not read either."""
-        params = {"requestId": request_id, "reason": reason}
-        with contextlib.suppress(ConnectionError):
-            self._attached.send_nowait(envelope.notification(CANCELLED, params))
+        self.send_nowait(envelope.notification(CANCELLED, {"requestId": request_id, "reason": reason}))
 
     async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
         """Send a notification; it is dropped when the connection is lost."""
-        await self._send_unless_closed(envelope.notification(method, params))
+        await self.send(envelope.notification(method, params))
 
-    async def answer(self, request_id: envelope.RequestId, result: bytes) -> None:
-        """Answer a request that the server made."""
-        await self._send_unless_closed(envelope.reply(request_id, result))
-
-    async def refuse(self, request_id: envelope.RequestId, code: int, message: str, data: Any = None) -> None:
-        """Refuse a request that the server made."""
-        await self._send_unless_closed(envelope.error_reply(request_id, code, message, data))
-
-    def refuse_nowait(self, request_id: envelope.RequestId, code: int, message: str) -> None:
-        """Refuse a request over the bound, without waiting for a server that does not read."""
-        with contextlib.suppress(ConnectionError):
-            self._attached.send_nowait(envelope.error_reply(request_id, code, message))
-
-    async def _send_unless_closed(self, frame: bytes) -> None:
+    async def send(self, frame: bytes) -> None:
+        """Send a frame that has no response; it is dropped when the connection is lost."""
         try:
             await self._attached.send(frame)
         except ConnectionError:
             logger.debug("%s: dropped a message, the connection is closed", self.server)
 
+    def send_nowait(self, frame: bytes) -> None:
+        """Send such a frame without waiting; it may also be dropped when the server does not read."""
+        with contextlib.suppress(ConnectionError):
+            self._attached.send_nowait(frame)
+
     def close(self, cause: str) -> None:
         """Fail every pending request: the connection is lost because of the first `cause` given."""
         self._closed = self._closed or cause
-        for pending in self._pending.waiting():
+        for pending in self._pending.by_id.values():
+            if pending.future.done():
+                continue
             if pending.sending is None:
                 pending.fail(self._interrupted(pending, cause))
             else:
@@ -198,7 +191,7 @@ class Peer:
     def _unsent(self, cause: str) -> DisconnectedError:
         return DisconnectedError(self.server, self._closed or cause)
 
-    def _interrupted(self, pending: Pending, cause: str) -> CallInterruptedError:
+    def _interrupted(self, pending: _Pending, cause: str) -> CallInterruptedError:
         return CallInterruptedError(self.server, pending.subject, self._closed or cause)
 
     def receive(self, frame: bytes | Oversized) -> None:
@@ -220,15 +213,11 @@ class Peer:
             self._receive_notification(message.method, _members(message.params))
         elif isinstance(message.id, float):
             logger.debug("%s: ignored a request with the id %s", self.server, message.id)
-        elif (pending := self._echoed(message.id, message.method)) is not None:
-            pending.fail(BadAnswerError(self.server, "with what it was sent, so it is no MCP server"))
+        elif (own := self._pending.find(message.id)) and own.method == message.method != "ping":
+            # A program that repeats its input.
+            own.fail(BadAnswerError(self.server, "with what it was sent, so it is no MCP server"))
         else:
-            self.server_requests.take(message.id, message.method, _members(message.params))
-
-    def _echoed(self, request_id: envelope.RequestId, method: str) -> Pending | None:
-        """Find our own request, sent back by a program that repeats its input."""
-        pending = self._pending.find(request_id)
-        return pending if pending is not None and pending.method == method != "ping" else None
+            self.server_requests.take(message.id, message.method, _members(message.params), len(frame))
 
     def _receive_response(self, message: envelope.Envelope, frame: bytes) -> None:
         pending = self._pending.find(message.id)
@@ -237,25 +226,20 @@ class Peer:
                 self._count_bad_line(frame)
             return
         self._bad_lines = 0
-        if message.error is not UNSET:
-            error = envelope.decode_error(message.error)
-            data = None if error.data is UNSET else error.data
-            pending.fail(RemoteError(self.server, error.code, error.message, data))
-        elif message.result is UNSET or not envelope.starts_with(message.result, b"{"):
-            pending.fail(BadAnswerError(self.server, "without a result object"))
-        else:
-            # A copy: the Raw view would keep the whole frame alive.
-            pending.answer(bytes(message.result))
+        try:
+            pending.answer(result_of(self.server, message))
+        except DownstreamError as error:
+            pending.fail(error)
 
     def _receive_notification(self, method: str, params: Members) -> None:
         if method == "notifications/progress":
-            pending = self._pending.find(_number(params.get("progressToken")))
+            pending = self._pending.find(_scalar(params.get("progressToken")))
             if pending is not None:
                 self._pending.extend(pending)
                 if pending.outgoing.on_notification is not None:
                     pending.outgoing.on_notification(method, params)
             return
-        listening = self._pending.find(_number(eras.meta_of(params).get(eras.SUBSCRIPTION_KEY)))
+        listening = self._pending.find(_scalar(eras.meta_of(params).get(eras.SUBSCRIPTION_KEY)))
         if listening is not None and listening.outgoing.on_notification is not None:
             listening.outgoing.on_notification(method, params)
         elif method == CANCELLED:
@@ -273,20 +257,40 @@ class Peer:
 
     def _count_bad_line(self, line: bytes) -> None:
         self._bad_lines += 1
-        self._strays.add(line)
-        if self._bad_lines == BAD_LINES and self._channel is not None:
+        self._on_stray(line)
+        self._give_up_noise()
+
+    def _give_up_noise(self) -> None:
+        # A fast server has sent all its lines before the channel is attached.
+        if self._bad_lines >= BAD_LINES and self._channel is not None:
             self._channel.give_up(f"sent {BAD_LINES:,} lines in a row that are no messages")
+
+
+def result_of(server: str, message: envelope.Envelope) -> bytes:
+    """Return the encoded result in a response.
+
+    Raises:
+        DownstreamError: the server answered with an error, or with no result.
+    """
+    if message.error is not UNSET:
+        error = envelope.decode_error(message.error)
+        raise RemoteError(server, error.code, error.message, None if error.data is UNSET else error.data)
+    if message.result is UNSET or not envelope.starts_with(message.result, b"{"):
+        raise BadAnswerError(server, "without a result object")
+    # A copy: the Raw view would keep the whole frame alive.
+    return bytes(message.result)
 
 
 class ServerRequests:
     """The open requests that one server has made on one connection, each answered in a task of its own."""
 
-    def __init__(self, peer: Peer, group: TaskGroup, answer: Answer, seconds: float) -> None:
-        self._peer, self._group, self._answer, self._seconds = peer, group, answer, seconds
+    def __init__(self, peer: Peer, group: TaskGroup, answer: Answer, limits: Limits) -> None:
+        self._peer, self._group, self._answer = peer, group, answer
+        self._seconds, self._most_bytes = limits.ask_seconds, limits.message_bytes
         self._open: dict[envelope.RequestId, anyio.CancelScope] = {}
+        self._bytes = 0
         self._all_answered = anyio.Event()
         self.taken = 0
-        """Requests accepted so far."""
 
     async def wait_all_answered(self) -> None:
         """Wait until no request is open."""
@@ -294,36 +298,42 @@ class ServerRequests:
             self._all_answered = anyio.Event()
             await self._all_answered.wait()
 
-    def take(self, request_id: envelope.RequestId, method: str, params: Members) -> None:
-        """Answer a request in a task of its own, or refuse it if too many are open."""
-        if request_id in self._open or len(self._open) >= OPEN_REQUESTS:
-            self._peer.refuse_nowait(request_id, envelope.INVALID_REQUEST, "too many requests are open")
+    def take(self, request_id: envelope.RequestId, method: str, params: Members, size: int) -> None:
+        """Answer a request of `size` bytes in a task of its own, or refuse it if too many are open."""
+        too_large = self._bytes + size > self._most_bytes
+        if request_id in self._open or len(self._open) >= OPEN_REQUESTS or too_large:
+            # Without waiting for a server that does not read.
+            text = "too many requests are open"
+            self._peer.send_nowait(envelope.error_reply(request_id, envelope.INVALID_REQUEST, text))
             return
         self.taken += 1
+        self._bytes += size
         self._open[request_id] = anyio.CancelScope()
-        self._group.start_soon(self._reply, request_id, method, params)
+        self._group.start_soon(self._reply, request_id, method, params, size)
 
     def cancel(self, params: Members) -> None:
         """Stop answering the request that the server cancelled; no response is sent."""
-        target = envelope.value(params["requestId"]) if "requestId" in params else None
+        target = _scalar(params.get("requestId"))
         scope = self._open.get(target) if isinstance(target, int | str) else None
         if scope is not None:
             scope.cancel()
 
-    async def _reply(self, request_id: envelope.RequestId, method: str, params: Members) -> None:
+    async def _reply(self, request_id: envelope.RequestId, method: str, params: Members, size: int) -> None:
         try:
             with self._open[request_id]:
                 try:
                     with anyio.fail_after(self._seconds):
                         result = await self._answer(self._peer, method, params)
-                    await self._peer.answer(request_id, result)
+                    frame = envelope.reply(request_id, result)
                 except envelope.RequestError as error:
-                    await self._peer.refuse(request_id, error.code, error.message, error.data)
+                    frame = envelope.error_reply(request_id, error.code, error.message, error.data)
                 except TimeoutError:
                     text = f"the client did not answer {method} within {self._seconds:g} s"
-                    await self._peer.refuse(request_id, envelope.INTERNAL_ERROR, text)
+                    frame = envelope.error_reply(request_id, envelope.INTERNAL_ERROR, text)
+                await self._peer.send(frame)
         finally:
             del self._open[request_id]
+            self._bytes -= size
             if not self._open:
                 self._all_answered.set()
 
@@ -332,16 +342,16 @@ def _members(params: Raw | Any) -> Members:
     if params is UNSET:
         return {}
     try:
-        return envelope.members(params)
+        return {} if envelope.holds_a_flood(params) else envelope.members(params)
     except ValueError:
         return {}
 
 
-def _number(raw: Raw | None) -> object:
-    return None if raw is None else envelope.value(raw)
+def _scalar(raw: Raw | None) -> float | str | None:
+    return envelope.text(raw) or envelope.number(raw)
 
 
-class PendingRequests:
+class _PendingRequests:
     """All pending requests of one peer: correlates them by id, enforces and pauses their timeouts."""
 
     def __init__(self, server: str, call_seconds: float, call_max_seconds: float) -> None:
@@ -349,47 +359,37 @@ class PendingRequests:
         self._call_seconds, self._call_max_seconds = call_seconds, call_max_seconds
         self._loop = asyncio.get_running_loop()
         self._last_id = 0
-        self._by_id: dict[int, Pending] = {}
+        self.by_id: dict[int, _Pending] = {}
 
-    def outgoing(self) -> list[Outgoing]:
-        """Return the options of each pending request, oldest first."""
-        return [pending.outgoing for pending in self._by_id.values()]
-
-    def waiting(self) -> list[Pending]:
-        """Return the requests whose callers still wait."""
-        return [pending for pending in self._by_id.values() if not pending.future.done()]
-
-    def find(self, request_id: object) -> Pending | None:
+    def find(self, request_id: object) -> _Pending | None:
         """Return the request with this id if its caller still waits.
 
         Some servers echo a number as a string or as a float.
         """
-        if isinstance(request_id, str) and request_id.isdecimal():
+        if isinstance(request_id, str) and len(request_id) <= ID_DIGITS and request_id.isdecimal():
             request_id = int(request_id)
         if isinstance(request_id, float) and request_id.is_integer():
             request_id = int(request_id)
-        pending = self._by_id.get(request_id) if isinstance(request_id, int) else None
+        pending = self.by_id.get(request_id) if isinstance(request_id, int) else None
         return None if pending is None or pending.future.done() else pending
 
-    def add(self, method: str, outgoing: Outgoing) -> Pending:
-        """Register a request: it has an id and a running timeout from now on."""
+    def add(self, method: str, outgoing: Outgoing) -> _Pending:
         self._last_id += 1
         timeout = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
         give_up_at = self._loop.time() + max(timeout, self._call_max_seconds)
-        pending = Pending(self._last_id, method, self._loop.create_future(), outgoing, timeout, give_up_at)
+        pending = _Pending(self._last_id, method, self._loop.create_future(), outgoing, timeout, give_up_at)
         pending.timer = self._loop.call_later(timeout, self._expire, pending)
-        self._by_id[pending.id] = pending
+        self.by_id[pending.id] = pending
         return pending
 
-    def remove(self, pending: Pending) -> None:
-        """Forget a request, however it ended."""
-        del self._by_id[pending.id]
+    def remove(self, pending: _Pending) -> None:
+        del self.by_id[pending.id]
         if pending.timer is not None:
             pending.timer.cancel()
         if pending.future.done() and not pending.future.cancelled():
             pending.future.exception()  # retrieved, so that nothing is logged for an abandoned caller
 
-    def extend(self, pending: Pending) -> None:
+    def extend(self, pending: _Pending) -> None:
         """Restart the timeout of a request, up to the bound that nothing extends."""
         if pending.timer is not None:
             pending.timer.cancel()
@@ -401,7 +401,7 @@ class PendingRequests:
     @contextlib.contextmanager
     def held(self, party: Party | None) -> Iterator[None]:
         """Pause the timeouts of a party's requests while the party is being asked for something."""
-        held = [each for each in self._by_id.values() if party is not None and each.outgoing.party is party]
+        held = [each for each in self.by_id.values() if party is not None and each.outgoing.party is party]
         for pending in held:
             if pending.holds == 0:
                 pending.held_since = self._loop.time()
@@ -417,7 +417,7 @@ class PendingRequests:
                     pending.give_up_at += self._loop.time() - pending.held_since
                     self.extend(pending)
 
-    def _expire(self, pending: Pending) -> None:
+    def _expire(self, pending: _Pending) -> None:
         if not pending.future.done():
             pending.fail(CallTimeoutError(self._server, pending.subject, pending.timeout))
             if pending.sending is not None:
@@ -425,7 +425,7 @@ class PendingRequests:
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class _Pending:
     """One pending request: its caller's future, its timeout, and the receiver of its notifications."""
 
     id: int
@@ -444,15 +444,12 @@ class Pending:
 
     @property
     def subject(self) -> str:
-        """Name of the request in error messages."""
         return self.outgoing.subject or "a request"
 
     def fail(self, error: DownstreamError) -> None:
-        """Raise an error in the caller."""
         self.future.set_exception(error)
 
     def answer(self, result: bytes) -> None:
-        """Return the result to the caller."""
         self._result = result
         self.future.set_result(None)
 
@@ -460,9 +457,6 @@ class Pending:
         """Wait for the result, and hold no reference to it afterwards.
 
         The future does not carry it: the event loop keeps the future while its waiter goes on.
-
-        Raises:
-            DownstreamError: the request failed.
         """
         await self.future
         result, self._result = self._result, b""

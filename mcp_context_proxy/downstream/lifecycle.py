@@ -20,16 +20,16 @@ from functools import partial
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.secrets import Redactor, secrets_of
 from mcp_context_proxy.downstream.connect import Connected, connect, describe, innermost
-from mcp_context_proxy.downstream.era_negotiation import EraMemory, Introduction
-from mcp_context_proxy.downstream.inbound import Inbound
+from mcp_context_proxy.downstream.era_negotiation import EraMemory, Introduction, Unprobed
+from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import ListingCache, Lists
-from mcp_context_proxy.downstream.output import Output
 from mcp_context_proxy.downstream.subscriptions import ClientSubscriptions
 from mcp_context_proxy.errors import LoginRequiredError, ServerUnavailableError
 from mcp_context_proxy.oauth.credentials import CredentialFile
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_thread
 
@@ -67,40 +67,41 @@ class ServerLifecycle:
         config: ServerConfig,
         limits: Limits,
         *,
-        output: Output,
-        redact: Redactor,
-        lists: Lists,
-        subscriptions: ClientSubscriptions,
+        on_change: Callable[[], None],
+        on_state: Callable[[], None],
+        store: ListingStore,
+        unprobed: Unprobed,
         inbound: Inbound,
-        in_use: Callable[[], bool],
-        store: ListingStore | None,
     ) -> None:
-        """Prepare; nothing is opened until `run`.
+        """Prepare; nothing is opened until `keep_connected`.
 
-        Secrets of the connection are added to `redact`. The server is not put to sleep while `in_use` returns
-        True. The store remembers the listings of lazy servers, and the servers not to be probed.
+        `on_change` is called, without blocking, whenever the listing changed, and `on_state` after each
+        change of the state. The store remembers the listings of lazy servers.
         """
+        self.config, self.name, self._limits = config, config.name, limits
         self.state = ServerState.WAITING
         self.connected: Connected | None = None
-        """The open connection; None while there is none. Changes with the state alone."""
+        """The open connection that all share; None while there is none. Changes with the state alone."""
         self.cause = ""
         """Cause of the latest failure; empty once the server is ready."""
         self.introduction: Introduction | None = None
         """Latest introduction of the server; None before it was ever connected."""
-        self.first_attempt_over = anyio.Event()
-        """Set when the first attempt to connect has succeeded or failed, or is not made."""
         self.restarts = 0
-        """Number of reconnections."""
-        self.has_answered = False
-        """True once the server has answered a client since it was connected; set by the client."""
-        self.idle = IdleTimer(config)
-        self._config, self._limits = config, limits
-        self._output, self._redact, self._lists = output, redact, lists
-        self._subscriptions, self._inbound, self._in_use = subscriptions, inbound, in_use
-        self._cache = None if store is None else ListingCache(store)
-        self._era_memory = EraMemory(config, store)
+        """Number of times that the server was connected again."""
+        self.subscriptions = ClientSubscriptions()
+        """Log level and resource subscriptions requested by clients."""
+        self._redact = Redactor(secrets_of(config))
+        """Secrets of a connection, such as a token, are added when it is opened."""
+        self.output = Output(config.name, limits, self._redact)
+        self._lists = Lists(config.name, limits, self._redact, on_change)
+        self._inbound, self._on_state = inbound, on_state
+        self._has_answered = False
+        """True once the server has answered a client since it was connected."""
+        self._idle = IdleTimer(config)
+        self._cache = ListingCache(store)
+        self._era_memory = EraMemory(config, unprobed)
         self._backoff = Backoff(limits)
-        self._state_changed = anyio.Event()
+        self._first_attempt_over, self._state_changed = anyio.Event(), anyio.Event()
         self._stderr_at_failure: tuple[str, ...] | None = None
         self._called = anyio.Event()
         """Set when a caller wants a sleeping server, or it is no longer to sleep."""
@@ -108,71 +109,73 @@ class ServerLifecycle:
         """Set at the end of the attempt that callers may wait for; None while there is none."""
         self._loaded, self._login_wanted = False, False
 
+    @property
+    def in_use(self) -> bool:
+        """True while the server must not be put to sleep."""
+        return bool(self.subscriptions.watched)
+
     def configure(self, config: ServerConfig, limits: Limits) -> None:
         """Follow a configuration with the same connection settings; an open connection stays open."""
-        self._config, self._limits = config, limits
-        self._backoff.configure(limits)
-        self.idle.configure(config)
+        self.config, self._limits = config, limits
+        self._lists.limits = self._backoff.limits = limits
+        self._idle.configure(config)
         if config.start == "eager" and config.idle_timeout is None:
             self._called.set()
 
-    def transition(
+    def _transition(
         self, state: ServerState, *, connected: Connected | None = None, cause: str | None = None
     ) -> None:
         """Enter a state, and wake everybody who waits for it.
 
-        This is the only place where the state, the connection and the cause of a failure change.
-
-        Args:
-            state: The new state.
-            connected: The open connection, for READY.
-            cause: Cause of the failure, for FAILED; logged once if it is repeated.
+        This is the only place where the state, the connection and the cause of a failure change. A cause that
+        is repeated is logged once.
         """
         self.connected = connected
         if connected is not None:
             self.introduction, self.cause = connected.introduction, ""
         if cause is not None:
-            cause = clean(self._redact(cause))
+            cause = one_line(said(cause, self._redact, LINE_CHARACTERS))
             if cause != self.cause:
-                logger.warning("server %s: %s", self._config.name, cause)
+                logger.warning("server %s: %s", self.name, cause)
             self.cause = cause
-            self._stderr_at_failure = self._output.stderr.lines()
+            self._stderr_at_failure = self.output.stderr_lines()
         self.state = state
+        self._on_state()
         self._state_changed.set()
         self._state_changed = anyio.Event()
         if state is not ServerState.STARTING:
-            self.first_attempt_over.set()
+            self._first_attempt_over.set()
         if state is ServerState.ASLEEP:
-            self.idle.last_used = None
+            self._idle.last_used = None
             self._expect_callers()
         elif state is not ServerState.STARTING and self._attempt_over is not None:
             self._attempt_over.set()
             self._attempt_over = None
         self._lists.publish()
 
-    async def load(self) -> None:
+    async def load_listing(self) -> None:
         """Restore the cached listing of a lazy server, which then need not be started to be searched."""
-        if self._loaded or self._cache is None or self._config.start != "lazy":
+        if self._loaded or self.config.start != "lazy":
             return
         self._loaded = True
-        cached = await in_thread(self._cache.load, self._config)
+        cached = await in_thread(self._cache.load, self.config)
         if cached is not None:
             self.introduction = cached.introduction
-            self._lists.restore(cached.listing)
-            self.transition(ServerState.ASLEEP)
+            self._lists.current = cached.listing
+            self._transition(ServerState.ASLEEP)
             if cached.stale:
                 # Connect once although nobody calls, to fetch the listing again.
                 self._called.set()
 
-    async def run(self, starts: StartLimiter) -> None:
+    async def keep_connected(self, starts: StartLimiter) -> None:
         """Connect, serve, and reconnect after a loss, until cancelled."""
-        await self._era_memory.load()
+        self._era_memory.load()
         while True:
             may_sleep = False
             if self.introduction is not None:
                 # It has been ready before and will be again: callers wait for it instead of failing.
                 self._expect_callers()
-                may_sleep = self._config.start == "lazy" or self.state is ServerState.ASLEEP
+                may_sleep = self.config.start == "lazy" or self.state is ServerState.ASLEEP
                 if may_sleep:
                     await self._called.wait()
             backoff_seconds = await self._connect_once(starts, may_sleep)
@@ -180,7 +183,14 @@ class ServerLifecycle:
                 continue
             if backoff_seconds:
                 # Without a backoff, callers that waited for the old connection go on waiting for the next.
-                await self._wait_before_retry(backoff_seconds)
+                if self._backoff.is_open:
+                    logger.info("server %s: failed %d times in a row", self.name, self._backoff.failures)
+                with anyio.move_on_after(backoff_seconds):
+                    if self._login_wanted:
+                        # A login ends the wait at once.
+                        await CredentialFile(self.config).replaced()
+                    else:
+                        await anyio.sleep_forever()
             self.restarts += 1
 
     async def _connect_once(self, starts: StartLimiter, may_sleep: bool) -> float:
@@ -190,19 +200,19 @@ class ServerLifecycle:
         """
         ready_at: float | None = None
         while_idle = self._login_wanted = False
-        seconds = self._config.connect_timeout
+        seconds = self.config.connect_timeout
         free_slot = await starts.take()
         try:
-            self.has_answered = False
-            self.transition(ServerState.STARTING)
+            self._has_answered = False
+            self._transition(ServerState.STARTING)
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
-                config = self._era_memory.applied_to(self._config)
+                config = self._era_memory.applied_to(self.config)
                 async with connect(
-                    config, self._limits, self._output, self._redact, self._inbound
+                    config, self._limits, self.output, self._redact, self._inbound
                 ) as connected:
                     await self._era_memory.succeeded(connected.introduction)
-                    if may_sleep and self.idle.last_used is not None:
+                    if may_sleep and self._idle.last_used is not None:
                         # A caller is waiting, and need not wait for lists that are known.
                         self._lists.resume(connected)
                     else:
@@ -210,83 +220,77 @@ class ServerLifecycle:
                         await self._save(connected)
                     scope.deadline = float("inf")
                     free_slot()
-                    ready_at = self.idle.ready_at = anyio.current_time()
-                    self.transition(ServerState.READY, connected=connected)
+                    ready_at = self._idle.ready_at = anyio.current_time()
+                    self._transition(ServerState.READY, connected=connected)
                     await self._serve(connected)
                     while_idle = connected.loss.while_idle
             if scope.cancelled_caught:
-                self.transition(ServerState.FAILED, cause=f"it was not ready within {seconds:g} s")
+                self._transition(ServerState.FAILED, cause=f"it was not ready within {seconds:g} s")
             elif self.state is not ServerState.ASLEEP:
-                self.transition(ServerState.FAILED, cause=f"it {connected.loss.cause}")
+                self._transition(ServerState.FAILED, cause=f"it {connected.loss.cause}")
         except Exception as error:
             # boundary: a downstream server and its transport can raise anything, which stays with this server
             self._login_wanted = isinstance(innermost(error), LoginRequiredError)
             self._era_memory.failed(innermost(error))
-            self.transition(ServerState.FAILED, cause=describe(error))
+            self._transition(ServerState.FAILED, cause=describe(error))
         finally:
             free_slot()
         if self.state is ServerState.ASLEEP:
             return 0.0
         lasted = 0.0 if ready_at is None else anyio.current_time() - ready_at
-        return self._backoff.seconds(lasted, useful=self.has_answered, left=while_idle)
+        return self._backoff.seconds(lasted, useful=self._has_answered, left=while_idle)
 
     async def _serve(self, connected: Connected) -> None:
         """Keep lists and subscriptions current until the connection is lost or the server goes to sleep."""
 
         async def sleep_when_idle() -> None:
-            await self.idle.wait()
-            while self._in_use():
-                self.idle.last_used = anyio.current_time()
-                await self.idle.wait()
+            await self._idle.wait()
+            while self.in_use:
+                self._idle.last_used = anyio.current_time()
+                await self._idle.wait()
             # From now on callers wait for the next connection.
-            self.transition(ServerState.ASLEEP)
+            self._transition(ServerState.ASLEEP)
             connected.loss.happened.set()
 
         async with anyio.create_task_group() as group:
             group.start_soon(self._lists.refresh, connected, partial(self._save, connected))
             group.start_soon(sleep_when_idle)
             group.start_soon(
-                self._subscriptions.keep_sent,
+                self.subscriptions.keep_sent,
                 connected,
                 self._limits,
                 self._inbound.on_notification,
-                self._lists.mark_all_stale,
+                self._lists.mark_stale,
             )
             await connected.loss.happened.wait()
             group.cancel_scope.cancel()
 
     async def _save(self, connected: Connected) -> None:
-        if self._cache is not None and self._config.start == "lazy":
-            await in_thread(self._cache.save, self._config, connected.introduction, self._lists.current)
-
-    async def _wait_before_retry(self, seconds: float) -> None:
-        if self._backoff.is_open:
-            logger.info("server %s: failed %d times in a row", self._config.name, self._backoff.failures)
-        with anyio.move_on_after(seconds):
-            if self._login_wanted:
-                # A login ends the wait at once.
-                await CredentialFile(self._config).replaced()
-            else:
-                await anyio.sleep_forever()
+        if self.config.start == "lazy":
+            await in_thread(self._cache.save, self.config, connected.introduction, self._lists.current)
 
     def _expect_callers(self) -> None:
         """Have callers wait for the next attempt from now on."""
         if self._attempt_over is None:
             self._attempt_over, self._called = anyio.Event(), anyio.Event()
 
-    async def wake(self, seconds: float) -> None:
+    async def wake(self, seconds: float = 0.0) -> None:
         """Have a sleeping server connected, and wait for the attempt to end, no longer than `seconds`.
 
         Returns at once if there is no attempt to wait for.
         """
         attempt_over = self._attempt_over
         if attempt_over is not None:
-            self.idle.last_used = anyio.current_time()
+            self._idle.last_used = anyio.current_time()
             self._called.set()
             with anyio.move_on_after(seconds):
                 await attempt_over.wait()
 
-    async def wait_lost(self, connected: Connected) -> None:
+    async def wait_first_connect(self) -> None:
+        """Wait until the first attempt to connect has succeeded or failed, or is not made."""
+        await self._first_attempt_over.wait()
+
+    async def _wait_lost(self, connected: Connected) -> None:
         """Wait until this connection is no longer the current one."""
         while self.connected is connected:
             await self._state_changed.wait()
@@ -298,7 +302,7 @@ class ServerLifecycle:
         The output of the next start would hide the reason otherwise.
         """
         if self._stderr_at_failure is None or self.state is ServerState.READY:
-            return self._output.stderr.lines()
+            return self.output.stderr_lines()
         return self._stderr_at_failure
 
     def unavailable(self) -> ServerUnavailableError:
@@ -309,8 +313,8 @@ class ServerLifecycle:
                 f"{state} {self._backoff.failures} times in a row, tried again every "
                 f"{self._limits.breaker_seconds:g} s"
             )
-        last_output = self.stderr[-QUOTED_LINES:] or self._output.strays.lines
-        return ServerUnavailableError(self._config.name, state, self.cause, last_output)
+        last_output = self.stderr[-QUOTED_LINES:] or self.output.strays
+        return ServerUnavailableError(self.name, state, self.cause, last_output)
 
 
 class IdleTimer:
@@ -322,7 +326,6 @@ class IdleTimer:
         self.last_used: float | None = None
         """Time of the latest use; None if it has not been used since it fell asleep."""
         self.ready_at = 0.0
-        """Time at which it became ready."""
 
     def configure(self, config: ServerConfig) -> None:
         """Follow other settings, also in a wait that has begun."""
@@ -331,18 +334,15 @@ class IdleTimer:
 
     async def wait(self) -> None:
         """Wait until the server has been idle for its timeout; returns at once for one never called."""
-        while (left := self._seconds_left()) > 0:
+        while self.last_used is not None or self._config.start != "lazy":
+            end = float("inf")
+            if self._config.idle_timeout is not None:
+                end = max(self.last_used or 0.0, self.ready_at) + self._config.idle_timeout
+            if end <= anyio.current_time():
+                break
             self._configured = anyio.Event()
-            with anyio.move_on_after(left):
+            with anyio.CancelScope(deadline=end):
                 await self._configured.wait()
-
-    def _seconds_left(self) -> float:
-        if self._config.start == "lazy" and self.last_used is None:
-            return 0.0
-        if self._config.idle_timeout is None:
-            return float("inf")
-        since = max(self.last_used or 0.0, self.ready_at)
-        return since + self._config.idle_timeout - anyio.current_time()
 
 
 class Backoff:
@@ -355,38 +355,32 @@ class Backoff:
     """
 
     def __init__(self, limits: Limits, jitter: Callable[[float, float], float] = random.uniform) -> None:
-        self._limits, self._jitter = limits, jitter
+        self.limits, self._jitter = limits, jitter
         self.failures = 0
         """Failures in a row, since the server was last healthy for long enough."""
-
-    def configure(self, limits: Limits) -> None:
-        """Wait by other limits from the next failure on."""
-        self._limits = limits
 
     @property
     def is_open(self) -> bool:
         """True while the circuit breaker is open."""
-        return self.failures >= self._limits.breaker_failures
+        return self.failures >= self.limits.breaker_failures
 
     def seconds(self, lasted: float, *, useful: bool = False, left: bool = False) -> float:
         """Count the end of a connection, and return the seconds to wait before the next one.
 
-        Args:
-            lasted: Seconds for which the connection was ready; 0 if it never was.
-            useful: Whether the server has answered a request of a client.
-            left: Whether the server went by itself: it was not killed, and no call was pending.
+        `lasted` is the number of seconds for which the connection was ready. `useful` is True if the server
+        has answered a client, `left` if it went by itself: it was not killed, and no call was pending.
         """
         quick = left and lasted < QUICK_SECONDS
-        if (useful and not quick) or lasted >= self._limits.backoff_reset_seconds:
+        if (useful and not quick) or lasted >= self.limits.backoff_reset_seconds:
             self.failures = 0
             return 0.0
         self.failures += 1
         if self.is_open:
-            return self._limits.breaker_seconds
+            return self.limits.breaker_seconds
         if lasted > 0 and self.failures == 1:
             return 0.0
-        ceiling = self._limits.backoff_first_seconds * 2.0 ** (self.failures - 1)
-        return self._jitter(LEAST_SHARE, 1.0) * min(ceiling, self._limits.backoff_max_seconds)
+        ceiling = self.limits.backoff_first_seconds * 2.0 ** (self.failures - 1)
+        return self._jitter(LEAST_SHARE, 1.0) * min(ceiling, self.limits.backoff_max_seconds)
 
 
 class StartLimiter:
@@ -412,11 +406,9 @@ class StartLimiter:
         self._all.set()
 
     async def take(self) -> Callable[[], None]:
-        """Wait for a place.
+        """Wait for a place, and return a function that gives it back.
 
-        Returns:
-            A function that gives the place back. It may be called more than once, and is called after
-            `SLOT_SECONDS` at the latest.
+        That may be called more than once, and is called after `SLOT_SECONDS` at the latest.
         """
         if not self._all.is_set():
             if self._first == 0:

@@ -7,12 +7,12 @@ channel carries frames over one transport; a `Peer` matches the frames that come
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import anyio
-from anyio.streams.memory import MemoryObjectSendStream
 from msgspec import Raw
 
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
@@ -82,7 +82,6 @@ class Link(Protocol):
     """An open connection to one downstream server."""
 
     server: str
-    """Name of the server in the configuration."""
     era: Era
     header_maps: dict[str, HeaderMap] | None
     """By tool name, filled by whoever lists the tools. None for a transport that repeats no arguments in
@@ -114,56 +113,40 @@ class Link(Protocol):
         ...
 
 
-class Channel(Protocol):
-    """Carries frames to the other side, until it ends."""
+class Channel(ABC):
+    """Carries frames to the other side, until it ends; this part is for one that has no process behind it."""
 
-    version: str | None
+    version: str | None = None
     """The negotiated protocol revision, once it is known; some transports name it in headers."""
+    _ended: anyio.Event
+    _cause = "closed the connection"
 
+    @abstractmethod
     async def send(self, frame: bytes) -> None:
         """Send one frame; waits while the other side does not read.
 
         Raises:
             ConnectionError: the channel is closed, and nothing of the frame was sent.
         """
-        ...
 
+    @abstractmethod
     def send_nowait(self, frame: bytes) -> None:
-        """Send one frame without waiting; it may be dropped when the other side does not read."""
-        ...
+        """Send one frame without waiting; it may be dropped when the other side does not read.
+
+        Raises:
+            ConnectionError: the channel is closed.
+        """
 
     def give_up(self, cause: str) -> None:
-        """Treat the channel as lost."""
-        ...
+        """Treat the channel as lost; the first cause counts."""
+        if not self._ended.is_set():
+            self._cause = cause
+        self._end()
 
     @property
     def killed(self) -> bool:
-        """Return whether the other side was ended from outside."""
-        ...
-
-    async def until_ended(self) -> None:
-        """Wait until the channel has ended."""
-        ...
-
-    async def wait_closed(self) -> str:
-        """Wait until the channel has ended; return how, as the verb of a sentence."""
-        ...
-
-
-class Ending:
-    """The end of a channel that has no process behind it: the part that such channels share."""
-
-    killed = False
-
-    def __init__(self) -> None:
-        self.version: str | None = None
-        self._cause = "closed the connection"
-        self._ended = anyio.Event()
-
-    def give_up(self, cause: str) -> None:
-        """Treat the channel as lost."""
-        self._cause = cause
-        self._end()
+        """True if the other side was ended from outside."""
+        return False
 
     async def until_ended(self) -> None:
         """Wait until the channel has ended."""
@@ -178,19 +161,15 @@ class Ending:
         self._ended.set()
 
 
-class QueuedChannel(Ending):
+class QueuedChannel(Channel):
     """A channel whose frames wait in a queue for the task that sends them."""
 
-    def __init__(self, queue: MemoryObjectSendStream[bytes]) -> None:
-        super().__init__()
-        self._queue = queue
+    def __init__(self) -> None:
+        self._ended = anyio.Event()
+        self._queue, self.frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
 
     async def send(self, frame: bytes) -> None:
-        """Queue one frame.
-
-        Raises:
-            ConnectionError: the channel is closed.
-        """
+        """Queue one frame; see `Channel.send`."""
         if self._ended.is_set():
             raise ConnectionError(self._cause)
         try:
@@ -204,3 +183,8 @@ class QueuedChannel(Ending):
             self._queue.send_nowait(frame)
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             logger.debug("dropped a frame, the channel does not take it now")
+
+    def close(self) -> None:
+        """Drop the frames that are left."""
+        self._queue.close()
+        self.frames.close()

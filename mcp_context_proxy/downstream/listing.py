@@ -24,9 +24,10 @@ from mcp_context_proxy.downstream.link import Link, Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError, StoreError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ RETRY_SECONDS, LONGEST_SECONDS = 2.0, 60.0
 
 OTHERS_SECONDS = 5.0
 """Time for the lists beside the first of a new connection: nobody waits longer for the tools."""
+
+FAR_TOO_MANY = 4
+"""Multiple of the entries that are taken from which on a page is not read; with fewer, its first ones are."""
 
 STALE = "stale"
 """Key among the findings of a listing that could not be fetched again after a change."""
@@ -59,17 +63,14 @@ class Listed:
     member: str
     """Member of the result that holds the entries."""
     capability: str
-    changed: str
-    """Notification that the list has changed."""
+    """The capability that the server declares; it also names the notification of changes."""
 
 
 LISTS = {
-    "tools": Listed("tools/list", "tools", "tools", "notifications/tools/list_changed"),
-    "resources": Listed("resources/list", "resources", "resources", "notifications/resources/list_changed"),
-    "templates": Listed(
-        "resources/templates/list", "resourceTemplates", "resources", "notifications/resources/list_changed"
-    ),
-    "prompts": Listed("prompts/list", "prompts", "prompts", "notifications/prompts/list_changed"),
+    "tools": Listed("tools/list", "tools", "tools"),
+    "resources": Listed("resources/list", "resources", "resources"),
+    "templates": Listed("resources/templates/list", "resourceTemplates", "resources"),
+    "prompts": Listed("prompts/list", "prompts", "prompts"),
 }
 
 
@@ -96,16 +97,13 @@ class Lists:
     def __init__(self, server: str, limits: Limits, redact: Redactor, on_change: Callable[[], None]) -> None:
         """Start with an empty listing; `on_change` is called when one that differs is published."""
         self.current = self._published = ServerListing()
-        self._server, self._limits, self._redact, self._on_change = server, limits, redact, on_change
+        self.limits = limits
+        self._server, self._redact, self._on_change = server, redact, on_change
         self._stale: set[str] = set()
         """Lists to fetch again."""
         self._missing: set[str] = set()
         """Lists that this connection has not delivered at all."""
         self._notice = anyio.Event()
-
-    def configure(self, limits: Limits) -> None:
-        """Fetch within other bounds from now on."""
-        self._limits = limits
 
     def publish(self) -> None:
         """Report the listing if it differs from the last one reported."""
@@ -113,14 +111,10 @@ class Lists:
             self._published = self.current
             self._on_change()
 
-    def restore(self, listing: ServerListing) -> None:
-        """Begin with a listing from the cache."""
-        self.current = listing
-
     def resume(self, connected: Connected) -> None:
         """Serve the known listing over a new connection, and fetch everything again in the background."""
         self._replace(_fit_headers(self.current, connected.link))
-        self.mark_stale(LISTS)
+        self.mark_stale()
 
     async def fetch_first(self, connected: Connected) -> None:
         """Fetch all lists of a new connection.
@@ -133,17 +127,19 @@ class Lists:
                 lost.
         """
         names = [name for name, kind in LISTS.items() if connected.introduction.offers(kind.capability)]
-        found = await self._fetched(connected, set(names[:1]), self.current)
+        found = self.current
+        for name in names[:1]:
+            found = await self._fetched(connected, name, found)
         self._missing = set(names[1:])
         causes = dict.fromkeys(names, f"not within {OTHERS_SECONDS:g} s")
         with anyio.move_on_after(OTHERS_SECONDS):
             for name in names[1:]:
                 try:
-                    found = await self._fetched(connected, {name}, found)
+                    found = await self._fetched(connected, name, found)
                 except DownstreamError as error:
                     if connected.loss.happened.is_set():
                         raise
-                    causes[name] = self._redact(str(error))
+                    causes[name] = one_line(said(str(error), self._redact, LINE_CHARACTERS))
         for name in self._missing:
             message = f"{LISTS[name].method} cannot be fetched: {causes[name]}"
             logger.warning("server %s: %s", self._server, message)
@@ -154,17 +150,15 @@ class Lists:
 
     def take_change_notice(self, method: str) -> bool:
         """Note that a list has changed; return False if `method` is no such notification."""
-        changed = {name for name, kind in LISTS.items() if kind.changed == method}
+        changed = {
+            name for name, kind in LISTS.items() if method == f"notifications/{kind.capability}/list_changed"
+        }
         if changed:
             self.mark_stale(changed)
         return bool(changed)
 
-    def mark_all_stale(self) -> None:
-        """Fetch all lists again: a change may have gone unnoticed."""
-        self.mark_stale(LISTS)
-
-    def mark_stale(self, names: Iterable[str]) -> None:
-        """Fetch these lists again."""
+    def mark_stale(self, names: Iterable[str] = LISTS) -> None:
+        """Fetch these lists again; all of them where a change may have gone unnoticed."""
         self._stale.update(names)
         self._notice.set()
 
@@ -179,7 +173,7 @@ class Lists:
             self._notice, names, failed = anyio.Event(), set(self._stale), set[str]()
             for name in sorted(names, key=list(LISTS).index):
                 try:
-                    self._replace(await self._fetched(connected, {name}, self.current))
+                    self._replace(await self._fetched(connected, name, self.current))
                 except DownstreamError as error:
                     failed.add(name)
                     if name not in self._missing:
@@ -191,18 +185,22 @@ class Lists:
                 await on_fetched()
             await anyio.sleep(REFRESH_SECONDS)
 
-    async def _fetched(self, connected: Connected, names: set[str], known: ServerListing) -> ServerListing:
-        """Fetch some lists; return the known listing with these replaced."""
-        self._stale -= names
-        fetched = await fetch(connected.link, connected.introduction, self._limits, known, names)
-        self._missing -= names
-        findings = {name: found for name, found in fetched.findings.items() if name != STALE}
-        return _fit_headers(replace(fetched, findings=findings), connected.link)
+    async def _fetched(self, connected: Connected, name: str, known: ServerListing) -> ServerListing:
+        """Fetch a list if the server offers it; return the known listing with this one replaced."""
+        self._stale.discard(name)
+        listing = known
+        if connected.introduction.offers(LISTS[name].capability):
+            entries, cuts = await _fetch_pages(connected.link, LISTS[name], self.limits)
+            listing = replace(known, **{name: entries}, findings={**known.findings, name: cuts})
+        self._missing.discard(name)
+        findings = {name: found for name, found in listing.findings.items() if name != STALE}
+        return _fit_headers(replace(listing, findings=findings), connected.link)
 
     def _mark_outdated(self, cause: DownstreamError) -> None:
         """Note in the listing that it is kept although it has changed."""
-        message = f"its changed list cannot be fetched, the old one stays: {self._redact(str(cause))}"
-        if self.current.findings.get(STALE) != (clean(message),):
+        reason = one_line(said(str(cause), self._redact, LINE_CHARACTERS))
+        message = f"its changed list cannot be fetched, the old one stays: {reason}"
+        if self.current.findings.get(STALE) != (message,):
             logger.warning("server %s: %s", self._server, message)
             self._replace(_with_finding(self.current, STALE, message))
 
@@ -213,8 +211,7 @@ class Lists:
 
 
 def _with_finding(known: ServerListing, name: str, message: str) -> ServerListing:
-    # Hidden characters are removed: the log shows them, but nobody who reads the findings needs them.
-    return replace(known, findings={**known.findings, name: (clean(message),)})
+    return replace(known, findings={**known.findings, name: (message,)})
 
 
 def _fit_headers(listing: ServerListing, link: Link) -> ServerListing:
@@ -236,29 +233,11 @@ def _fit_headers(listing: ServerListing, link: Link) -> ServerListing:
     return replace(listing, tools=tuple(usable), findings={**listing.findings, "tools": tuple(findings)})
 
 
-async def fetch(
-    link: Link, introduction: Introduction, limits: Limits, old: ServerListing, names: set[str]
-) -> ServerListing:
-    """Fetch the lists in `names` that the server offers; keep the rest of `old`.
-
-    Raises:
-        DownstreamError: a list cannot be fetched, or not all its pages in time.
-    """
-    listing = old
-    for name in sorted(names, key=list(LISTS).index):
-        if introduction.offers(LISTS[name].capability):
-            entries, findings = await _fetch_pages(link, LISTS[name], limits)
-            listing = replace(listing, **{name: entries}, findings={**listing.findings, name: findings})
-    return listing
-
-
 async def _fetch_pages(
     link: Link, listed: Listed, limits: Limits
 ) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
     """Fetch a list page by page; return its entries, and the reason if some are missing."""
-    outgoing = Outgoing(
-        subject=listed.method, client_info=envelope.raw(CLIENT_INFO), capabilities=envelope.raw({})
-    )
+    outgoing = Outgoing(subject=listed.method, client_info=envelope.raw(CLIENT_INFO))
     give_up_at = anyio.current_time() + limits.list_seconds
     entries: list[bytes] = []
     seen: set[bytes] = set()
@@ -267,16 +246,18 @@ async def _fetch_pages(
     for _ in range(limits.pages):
         left = replace(outgoing, timeout=max(0.0, give_up_at - anyio.current_time()))
         try:
-            page = envelope.members(await link.request(listed.method, params, left))
+            result = await link.request(listed.method, params, left)
         except RemoteError as error:
             if error.code == envelope.METHOD_NOT_FOUND and not entries:
                 # Declared the capability but not this list: templates are often missing.
                 return (), ()
             raise
         try:
-            found = [bytes(entry) for entry in _entries(page.get(listed.member, b""))]
-        except msgspec.DecodeError:
+            page, found = await in_thread(_page, result, listed.member, limits.tools_per_server)
+        except (msgspec.DecodeError, RecursionError):
             return tuple(entries), (f"{listed.method}: stopped, a result has no list of {listed.member}",)
+        if found is None:
+            return tuple(entries), (f"{listed.method}: stopped, a page has far too many entries",)
         for entry in found:
             size += len(entry)
             if size > limits.listing_bytes or len(entries) >= limits.tools_per_server:
@@ -294,18 +275,24 @@ async def _fetch_pages(
     return tuple(entries), (f"{listed.method}: stopped after {limits.pages} pages",)
 
 
-class _Stored(msgspec.Struct, frozen=True):
-    introduction: Introduction
-    listing: ServerListing
+def _page(result: bytes, member: str, most: int) -> tuple[Members, list[bytes] | None]:
+    """Return the members of a page, and the entries of its list; None instead if there are too many."""
+    if envelope.holds_a_flood(result):
+        return {}, None
+    page = envelope.members(result)
+    listed = bytes(page.get(member, b""))
+    # Measured before it is taken apart: millions of tiny entries would take seconds and gigabytes.
+    if envelope.holds_a_flood(listed, max(envelope.MOST_ENTRIES, FAR_TOO_MANY * most)):
+        return page, None
+    return page, [bytes(entry) for entry in _entries(listed)]
 
 
-@dataclass(frozen=True, slots=True)
-class CachedListing:
+class CachedListing(msgspec.Struct, frozen=True, omit_defaults=True):
     """Introduction and listing of a server from its latest connection."""
 
     introduction: Introduction
     listing: ServerListing
-    stale: bool
+    stale: bool = False
     """True if it is old enough to be fetched again."""
 
 
@@ -325,18 +312,18 @@ class ListingCache:
             found = self._store.get(connection_key(config))
             if found is None:
                 return None
-            stored = msgspec.msgpack.decode(found[1], type=_Stored)
+            cached = msgspec.msgpack.decode(found[1], type=CachedListing)
         except (StoreError, msgspec.DecodeError) as error:
             logger.debug("server %s: nothing is cached: %s", config.name, error)
             return None
         age = self._clock() - found[0]
         # A clock that was set back makes no listing fresh.
-        return CachedListing(stored.introduction, stored.listing, not 0 <= age < STALE_SECONDS)
+        return msgspec.structs.replace(cached, stale=not 0 <= age < STALE_SECONDS)
 
     def save(self, config: ServerConfig, introduction: Introduction, listing: ServerListing) -> None:
         """Cache the listing of the server; if that fails, it is fetched again next time."""
         try:
-            encoded = msgspec.msgpack.encode(_Stored(introduction, listing))
+            encoded = msgspec.msgpack.encode(CachedListing(introduction, listing))
             self._store.put(connection_key(config), self._clock(), encoded)
         except StoreError as error:
             logger.debug("server %s is not cached: %s", config.name, error)

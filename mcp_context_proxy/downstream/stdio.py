@@ -1,32 +1,41 @@
-"""Runs a downstream server as a child process and carries frames over its pipes (POSIX).
+"""Runs a downstream server as a child process and carries frames over its pipes.
 
-The child gets its own process group and a short list of environment variables. Its stdout is framed and
-bounded; its stderr is always drained. On the way out the group is ended: end of input, then SIGTERM, then
+On POSIX the child gets its own process group and a short list of environment variables. Its stdout is framed
+and bounded; its stderr is always drained. On the way out the group is ended: end of input, then SIGTERM, then
 SIGKILL, each after a bounded wait.
+
+On Windows, whose pipes need other means, the SDK's transport is used. It exchanges parsed messages. Payloads
+stay plain dicts in them, so nothing inside `params` and `result` is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream.backpressure import gate
-from mcp_context_proxy.downstream.output import Output
+from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.downstream.link import Channel, QueuedChannel
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, Oversized, PipeReader, write_line
 from mcp_context_proxy.system import process_groups
 from mcp_context_proxy.system.process import descriptor_shortage
 from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
 
 INHERITED_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 """Variables that a child inherits, the SDK's list; others are named in its ``env``."""
@@ -73,9 +82,9 @@ async def open_stdio(
         ConnectionError: it cannot be started; the message says why and what to do.
     """
     process = await in_thread(_spawn, config)
-    channel = StdioChannel(process, output)
+    channel = StdioChannel(process, output, receive, limits.message_bytes)
     try:
-        await channel.connect(receive, limits.message_bytes)
+        await channel.connect()
         yield channel
     finally:
         with anyio.CancelScope(shield=True):
@@ -83,9 +92,10 @@ async def open_stdio(
 
 
 def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
-    environment = child_environment(config)
-    command = config.command or ""
-    program = shutil.which(command, path=environment.get("PATH"))
+    inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    environment = {**inherited, **config.env}
+    command, folder = config.command or "", _folder(config)
+    program = _program(command, environment.get("PATH"), folder)
     if program is None:
         raise ConnectionError(
             f"cannot start: no program {command!r} on its PATH; install it or give its full path as 'command'"
@@ -93,37 +103,63 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
     if refusal := descriptor_shortage():
         raise ConnectionError(f"cannot start {program}: {refusal}")
     process_groups.guard()
+    stdin, writing = os.pipe()
     try:
-        process = subprocess.Popen(
-            [program, *config.args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=config.cwd,
-            env=environment,
-            bufsize=0,
-            start_new_session=True,
-        )
+        with process_groups.starting(stdin):
+            process = subprocess.Popen(
+                [program, *config.args],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=folder,
+                env=environment,
+                bufsize=0,
+                start_new_session=True,
+            )
+            process_groups.started(process.pid)
     except OSError as error:
+        os.close(writing)
         raise ConnectionError(f"cannot start {program}: {error.strerror or error}") from error
-    process_groups.started(process.pid)
+    finally:
+        os.close(stdin)
+    process.stdin = os.fdopen(writing, "wb", 0)
     return process
 
 
-def child_environment(config: ServerConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a child: the few inherited variables, then those of its configuration."""
-    inherited = {name: environ[name] for name in INHERITED_VARIABLES if name in environ}
-    return {**inherited, **config.env}
+def _folder(config: ServerConfig) -> Path:
+    try:
+        folder = config.folder
+    except OSError as error:
+        message = f"cannot start: the folder in which the proxy was started cannot be used: {error.strerror}"
+        raise ConnectionError(message) from error
+    if not folder.is_dir():
+        raise ConnectionError(f"cannot start: there is no folder {str(folder)!r}; create it or correct 'cwd'")
+    return folder
 
 
-class StdioChannel:
-    """The pipes of a running child process. Implements `Channel`."""
+def _program(command: str, path: str | None, folder: Path) -> str | None:
+    """Return the path of a program, or None; relative paths count from the working folder of the server.
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Output) -> None:
-        self._process = process
-        self._output = output
-        self._writer = FlowControl()
-        self._reader: PipeReader | None = None
+    `shutil.which` alone would try them in the folder in which the proxy was started.
+    """
+    if Path(command).name != command:
+        return shutil.which(folder / command)
+    places = os.defpath if path is None else path
+    entries = [str(folder / entry) for entry in places.split(os.pathsep)]
+    return shutil.which(command, path=os.pathsep.join(entries))
+
+
+class StdioChannel(Channel):
+    """The pipes of a running child process."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], output: Output, receive: Receive, message_bytes: int
+    ) -> None:
+        self._process, self._output, self._receive = process, output, receive
+        self._pipes = [cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)]
+        self._message_bytes = message_bytes
+        self._framer = LineFramer(message_bytes)
+        self._reader, self._writer = PipeReader(self._feed), FlowControl()
         self._stdin: asyncio.WriteTransport | None = None
         self._transports: list[asyncio.BaseTransport] = []
         self._unframed = 0
@@ -132,43 +168,29 @@ class StdioChannel:
         """Bytes sent without waiting since the child last read."""
         self._given_up = ""
         self._over = anyio.Event()
-        """Set when the end of the child is known."""
-        self.version: str | None = None
-        self._framer: LineFramer | None = None
 
-    async def connect(self, receive: Receive, message_bytes: int) -> None:
+    async def connect(self) -> None:
         """Attach the pipes to the event loop; frames are passed to `receive` from now on."""
         loop = asyncio.get_running_loop()
-        framer = self._framer = LineFramer(message_bytes)
-
-        def feed(data: bytes) -> None:
-            self._unframed += len(data)
-            for frame in framer.feed(data):
-                self._unframed = 0
-                receive(frame)
-            if self._unframed > ENDLESS_MESSAGES * message_bytes:
-                self.give_up(f"sent {self._unframed:,} bytes without a line end")
-
-        process = self._process
-        stdin, stdout, stderr = (
-            cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)
-        )
-        reader = self._reader = PipeReader(feed)
-        out, _ = await loop.connect_read_pipe(lambda: reader, stdout)
+        stdin, stdout, stderr = self._pipes
+        out, _ = await loop.connect_read_pipe(lambda: self._reader, stdout)
         self._transports.append(out)
         gate.pass_through(out)
-        err, _ = await loop.connect_read_pipe(lambda: PipeReader(self._output.stderr.feed), stderr)
+        err, _ = await loop.connect_read_pipe(lambda: PipeReader(self._output.feed_stderr), stderr)
         self._transports.append(err)
-        into, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
-        self._transports.append(into)
-        self._stdin = into
+        self._stdin, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
+        self._transports.append(self._stdin)
+
+    def _feed(self, data: bytes) -> None:
+        self._unframed += len(data)
+        for frame in self._framer.feed(data):
+            self._unframed = 0
+            self._receive(frame)
+        if self._unframed > ENDLESS_MESSAGES * self._message_bytes:
+            self.give_up(f"sent {self._unframed:,} bytes without a line end")
 
     async def send(self, frame: bytes) -> None:
-        """Write one frame; waits while the child does not read.
-
-        Raises:
-            ConnectionError: the child has exited or closed its input, and nothing of the frame was sent.
-        """
+        """Write one frame; see `Channel.send`."""
         if not self._writer.writable.is_set():
             await self._writer.writable.wait()
         try:
@@ -179,11 +201,7 @@ class StdioChannel:
             raise ConnectionError(self.describe_exit()) from None
 
     def send_nowait(self, frame: bytes) -> None:
-        """Write one frame, buffered when the pipe is full; dropped when too much is buffered.
-
-        Raises:
-            ConnectionError: the child has closed its input.
-        """
+        """Write one frame, buffered when the pipe is full; dropped when too much is buffered."""
         self._pushed = 0 if self._writer.writable.is_set() else self._pushed + len(frame)
         if self._pushed <= PUSHED_BYTES:
             self._write(frame)
@@ -191,8 +209,7 @@ class StdioChannel:
     @property
     def _useless(self) -> bool:
         """True when the child cannot read, or cannot answer."""
-        reader = cast("PipeReader", self._reader)
-        return self._stdin is None or self._stdin.is_closing() or reader.ended.is_set()
+        return self._stdin is None or self._stdin.is_closing() or self._reader.ended.is_set()
 
     def _write(self, frame: bytes) -> None:
         if not self._useless:
@@ -204,7 +221,7 @@ class StdioChannel:
     def give_up(self, cause: str) -> None:
         """Treat the child as lost."""
         self._given_up = cause
-        cast("PipeReader", self._reader).ended.set()
+        self._reader.ended.set()
 
     @property
     def killed(self) -> bool:
@@ -214,7 +231,6 @@ class StdioChannel:
 
     async def until_ended(self) -> None:
         """Wait until the child is gone, or has closed its output or its input."""
-        reader = cast("PipeReader", self._reader)
         async with anyio.create_task_group() as group:
 
             async def until_exited() -> None:
@@ -222,8 +238,8 @@ class StdioChannel:
                 # While the gate is closed, the output of the child is not read either.
                 await gate.wait()
                 with anyio.move_on_after(LAST_WORDS_SECONDS):
-                    await reader.ended.wait()
-                reader.ended.set()
+                    await self._reader.ended.wait()
+                self._reader.ended.set()
 
             async def until_deaf() -> None:
                 await self._writer.closed.wait()
@@ -233,7 +249,7 @@ class StdioChannel:
 
             group.start_soon(until_exited)
             group.start_soon(until_deaf)
-            await reader.ended.wait()
+            await self._reader.ended.wait()
             group.cancel_scope.cancel()
 
     async def wait_closed(self) -> str:
@@ -246,8 +262,8 @@ class StdioChannel:
             with anyio.move_on_after(EXIT_SECONDS):
                 await exited(self._process, EXIT_POLL_SECONDS)
         self._over.set()
-        if not (unended := cast("LineFramer", self._framer).unended).startswith(b"{"):
-            self._output.strays.add(unended)
+        if not self._framer.unended.startswith(b"{"):
+            self._output.add_stray(self._framer.unended)
         return self.describe_exit()
 
     def describe_exit(self) -> str:
@@ -263,7 +279,7 @@ class StdioChannel:
     async def aclose(self, grace_seconds: float) -> None:
         """End the child and its process group: end of input, SIGTERM, SIGKILL, each after `grace_seconds`."""
         self._over.set()
-        if self._reader is not None and self._reader.ended.is_set():
+        if self._reader.ended.is_set():
             grace_seconds = min(grace_seconds, LOST_SECONDS)
         if self._stdin is not None and not self._stdin.is_closing():
             # At once, whatever is unwritten: the child need not read it any more. Not if the child has closed
@@ -282,31 +298,32 @@ class StdioChannel:
         for transport in self._transports:
             transport.close()
         # A client that was cancelled while connecting has not given all of them to the loop.
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            cast("IO[bytes]", pipe).close()
+        for pipe in self._pipes:
+            pipe.close()
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
 
-async def exited(process: subprocess.Popen[bytes], look_seconds: float) -> None:
+async def exited(process: subprocess.Popen[bytes], poll_seconds: float) -> None:
     """Wait until a child has exited: reported by the kernel where that is possible, else by polling.
 
-    Polling hundreds of idle children twice a second would take percents of a core.
-
-    Args:
-        process: The child.
-        look_seconds: Longest time between two polls.
+    Polling hundreds of idle children twice a second would take percents of a core. `poll_seconds` is the
+    longest time between two polls.
     """
     if process.poll() is not None:
         return
-    descriptor = _descriptor(process.pid)
+    descriptor = None
+    if sys.platform == "linux" and not descriptor_shortage():
+        with contextlib.suppress(OSError):
+            # It becomes readable when the child exits.
+            descriptor = os.pidfd_open(process.pid)
     if descriptor is None:
         delay = FIRST_LOOK_SECONDS
         while process.poll() is None:
             await anyio.sleep(delay)
-            delay = min(2 * delay, look_seconds)
+            delay = min(2 * delay, poll_seconds)
         return
     try:
         await anyio.wait_readable(descriptor)
@@ -315,11 +332,45 @@ async def exited(process: subprocess.Popen[bytes], look_seconds: float) -> None:
     process.wait()
 
 
-def _descriptor(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the child exits; None if there cannot be one."""
-    if sys.platform != "linux" or descriptor_shortage():
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
+@asynccontextmanager
+async def open_sdk_channel(
+    config: ServerConfig, receive: Callable[[bytes], None]
+) -> AsyncIterator[QueuedChannel]:
+    """Start the server as a child process of the SDK's transport.
+
+    Raises:
+        Exception: any error of the transport, possibly in an exception group.
+    """
+    from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415 - 0.4 s, nowhere else
+    from mcp.shared.message import SessionMessage  # noqa: PLC0415
+    from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415
+
+    parameters = StdioServerParameters(
+        command=config.command or "", args=list(config.args), env=dict(config.env), cwd=config.folder
+    )
+    channel = QueuedChannel()
+    async with stdio_client(parameters) as (reader, writer), anyio.create_task_group() as group:
+
+        async def read() -> None:
+            try:
+                async for item in reader:
+                    if isinstance(item, Exception):
+                        logger.debug("transport: %s", item)
+                    else:
+                        message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
+                        receive(envelope.encode(message))
+            finally:
+                channel.give_up("closed the connection")
+
+        async def write() -> None:
+            async for frame in channel.frames:
+                message = jsonrpc_message_adapter.validate_python(envelope.value(frame), by_name=False)
+                await writer.send(SessionMessage(message))
+
+        group.start_soon(read)
+        group.start_soon(write)
+        try:
+            yield channel
+        finally:
+            group.cancel_scope.cancel()
+            channel.close()

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -24,12 +25,15 @@ from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.validation import most_verbose
+from mcp_context_proxy.protocol.validation import URI_CHARACTERS, covers, most_verbose
 
 logger = logging.getLogger(__name__)
 
 CONFIRM_SECONDS = 2.0
 """Time for a server to confirm a subscription; then its client is answered anyway."""
+
+WATCHED = 10_000
+"""Resources of one server that clients may be subscribed to; further ones are refused."""
 
 LIST_CHANGES: dict[str, Any] = {
     "toolsListChanged": True,
@@ -50,9 +54,7 @@ class ClientSubscriptions:
         self._least_level: str | None = None
         """The most verbose level that a request has asked for."""
         self._wanted_level: str | None = None
-        """The more verbose of the two."""
         self._watchers: Counter[str] = Counter()
-        """Number of clients by URI."""
         self._sent: set[str] = set()
         """URIs that the handshake-era server was sent on this connection."""
         self._confirmed: set[str] | None = None
@@ -63,6 +65,14 @@ class ClientSubscriptions:
     def watched(self) -> frozenset[str]:
         """URIs of the resources that a client has subscribed to."""
         return frozenset(self._watchers)
+
+    def covers(self, uri: str | None) -> bool:
+        """Return whether a client has subscribed to a resource, or to one that contains it."""
+        return uri is not None and covers(self._watchers, uri)
+
+    def has_room_for(self, uri: str) -> bool:
+        """Return whether one more client can watch a resource."""
+        return uri in self._watchers or (len(self._watchers) < WATCHED and len(uri) <= URI_CHARACTERS)
 
     def set_log_level(self, level: str | None) -> None:
         """Set the level that all sessions together need."""
@@ -122,8 +132,8 @@ class ClientSubscriptions:
         self._confirmed = set()
         try:
             if connected.introduction.era is Era.MODERN:
-                subscription = _Subscription(connected, limits, on_notification, mark_lists_stale)
-                await self._keep_subscribed(subscription)
+                subscription = partial(_Subscription, connected, limits, on_notification, mark_lists_stale)
+                await self._keep_subscribed(subscription, limits.probe_seconds)
             else:
                 await self._keep_requesting(connected)
         finally:
@@ -155,22 +165,24 @@ class ClientSubscriptions:
                 self._confirm([uri])
             await changed.wait()
 
-    async def _keep_subscribed(self, subscription: _Subscription) -> None:
+    async def _keep_subscribed(
+        self, subscription: Callable[[frozenset[str], bool], _Subscription], probe_seconds: float
+    ) -> None:
         """Keep a modern server subscribed to, or return if it announces nothing."""
-        old: _Stream | None = None
+        old: _Subscription | None = None
         async with anyio.create_task_group() as group:
             while True:
                 wanted = self.watched
-                stream = _Stream(wanted)
-                group.start_soon(subscription.listen, stream, old is None)
-                with anyio.move_on_after(subscription.limits.probe_seconds):
-                    await stream.settled.wait()
+                new = subscription(wanted, old is None)
+                group.start_soon(new.listen)
+                with anyio.move_on_after(probe_seconds):
+                    await new.settled.wait()
                 if old is not None:
                     old.scope.cancel()
-                if stream.refused:
+                if new.refused:
                     return
                 self._confirm(wanted)
-                old = stream
+                old = new
                 while self.watched == wanted:
                     await self._changed.wait()
 
@@ -190,57 +202,50 @@ class ClientSubscriptions:
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
-    """One open subscription to a modern server."""
-
-    uris: frozenset[str]
-    refused: bool = False
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    settled: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the server has acknowledged or refused it."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Subscription:
-    """Everything that the successive subscriptions on one connection share."""
+    """One subscription to a modern server."""
 
     connected: Connected
     limits: Limits
     on_notification: Notify
     mark_lists_stale: Callable[[], None]
+    uris: frozenset[str]
+    missed_changes: bool
+    """True for the first subscription of a connection, and after a loss."""
+    refused: bool = False
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the server has acknowledged or refused it."""
 
-    async def listen(self, stream: _Stream, first: bool) -> None:
+    async def listen(self) -> None:
         """Subscribe, and again after each loss, until cancelled or refused."""
-        missed_changes = first
-
-        def on_notification(method: str, params: Members) -> None:
-            if method != ACKNOWLEDGED:
-                self.on_notification(method, params)
-                return
-            stream.settled.set()
-            if missed_changes:
-                self.mark_lists_stale()
-
-        watched = {"resourceSubscriptions": sorted(stream.uris)} if stream.uris else {}
+        watched = {"resourceSubscriptions": sorted(self.uris)} if self.uris else {}
         params = {"notifications": envelope.raw(LIST_CHANGES | watched)}
         outgoing = Outgoing(
             subject="subscriptions/listen",
             timeout=float("inf"),
             client_info=envelope.raw(CLIENT_INFO),
-            capabilities=envelope.raw({}),
-            on_notification=on_notification,
+            on_notification=self._take,
         )
         link = self.connected.link
-        with stream.scope:
+        with self.scope:
             while True:
                 try:
                     await link.request("subscriptions/listen", params, outgoing)
                 except RemoteError as error:
                     logger.debug("server %s does not announce changes: %s", link.server, error)
-                    stream.refused = True
+                    self.refused = True
                     break
                 except DownstreamError as error:
                     logger.debug("server %s: subscription lost: %s", link.server, error)
-                missed_changes = True
+                self.missed_changes = True
                 await anyio.sleep(self.limits.backoff_first_seconds)
-        stream.settled.set()
+        self.settled.set()
+
+    def _take(self, method: str, params: Members) -> None:
+        if method != ACKNOWLEDGED:
+            self.on_notification(method, params)
+            return
+        self.settled.set()
+        if self.missed_changes:
+            self.mark_lists_stale()

@@ -40,18 +40,10 @@ class EmbeddingModel(Protocol):
         """Length of every vector."""
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """Return one unit vector per text of the catalog, in order; a text's neighbours do not change it.
-
-        Raises:
-            ModelError: the model failed.
-        """
+        """Return one unit vector per text of the catalog, in order; a text's neighbours do not change it."""
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix:
-        """Do the same for queries: some models tell the two apart, and a caller is waiting.
-
-        Raises:
-            ModelError: the model failed.
-        """
+        """Do the same for queries: some models tell the two apart, and a caller is waiting."""
 
     def close(self) -> None:
         """Release the model; waiting callers get an `EmbeddingCancelledError` at once."""

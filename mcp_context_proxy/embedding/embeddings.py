@@ -44,11 +44,7 @@ REMEMBERED_QUERIES = 1000
 
 
 def open_model(config: Config) -> EmbeddingModel:
-    """Open the configured model. Blocking for a model on disk; an endpoint is asked at its first use.
-
-    Raises:
-        ModelError: its files cannot be used.
-    """
+    """Open the configured model. Blocking for a model on disk; an endpoint is asked at its first use."""
     settings = config.embedding
     if settings.endpoint is not None:
         # Imported here: the HTTP client takes long to import, and only endpoints need it this early.
@@ -59,11 +55,7 @@ def open_model(config: Config) -> EmbeddingModel:
 
 
 def check_model_files(config: Config) -> None:
-    """Read the files of the configured model without opening it. Blocking.
-
-    Raises:
-        ModelError: they are missing or damaged.
-    """
+    """Read the files of the configured model without opening it, or raise a `ModelError`. Blocking."""
     settings = config.embedding
     if settings.endpoint is None:
         read_folder(PACKAGED_MODEL if settings.model is None else Path(settings.model), settings)
@@ -84,19 +76,13 @@ class LazyModel:
         check: Callable[[], None] = lambda: None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """Open nothing yet.
-
-        Args:
-            load: Opens the model; raises `ModelError`.
-            clock: Seconds, of any kind.
-            check: Raises `ModelError` if the files show that opening the model would fail.
-            retry_seconds: Pause after a failure in use.
-        """
+        """Open nothing yet; ``check`` raises `ModelError` if the files show that ``load`` would fail."""
         self._load, self._clock, self._check = load, clock, check
         self._retry_seconds = retry_seconds
         self._lock = threading.Lock()
         self._model: EmbeddingModel | None = None
-        self._error: ModelError | None = None
+        self.error: ModelError | None = None
+        """The latest failure; None before the first use, and while the model works."""
         self._retry_at = 0.0
 
     @property
@@ -104,15 +90,10 @@ class LazyModel:
         """True once `get` answers at once."""
         return self._model is not None
 
-    @property
-    def error(self) -> ModelError | None:
-        """The latest failure; None before the first use, and while the model works."""
-        return self._error
-
     def check(self) -> None:
         """Find out early whether the model can be opened, and log it if not. Blocks for a moment."""
         with self._lock:
-            if self._model is None and self._error is None:
+            if self._model is None and self.error is None:
                 try:
                     self._check()
                 except ModelError as error:
@@ -125,15 +106,15 @@ class LazyModel:
             ModelError: it could not be opened, now or at the first attempt.
         """
         with self._lock:
-            if self._model is None and self._error is None:
+            if self._model is None and self.error is None:
                 try:
                     self._model = self._load()
                 except ModelError as error:
                     self._failed(error)
             if self._model is not None:
                 return self._model
-            assert self._error is not None
-            raise self._error.with_traceback(None)
+            assert self.error is not None
+            raise self.error.with_traceback(None)
 
     def run(self, use: Callable[[EmbeddingModel], T]) -> T:
         """Call ``use`` with the model and return its result.
@@ -142,15 +123,15 @@ class LazyModel:
             ModelError: the model cannot be opened, or it failed in use, now or a short while ago.
         """
         model = self.get()
-        if (error := self._error) is not None and self._clock() < self._retry_at:
+        if (error := self.error) is not None and self._clock() < self._retry_at:
             raise error.with_traceback(None)
         try:
             result = use(model)
         except ModelError as failure:
             self._failed(failure)
             raise
-        if self._error is not None:
-            self._error = None
+        if self.error is not None:
+            self.error = None
             logger.warning("The embedding model works again: search uses words and meaning again.")
         return result
 
@@ -160,9 +141,9 @@ class LazyModel:
             self._model.close()
 
     def _failed(self, error: ModelError) -> None:
-        if self._error is None:
+        if self.error is None:
             logger.error("%s. Until then search uses words alone.", error)
-        self._error, self._retry_at = error, self._clock() + self._retry_seconds
+        self.error, self._retry_at = error, self._clock() + self._retry_seconds
 
 
 class CachedEmbedder:
@@ -194,7 +175,12 @@ class CachedEmbedder:
         report = on_progress or (lambda _done, _total: None)
 
         def embed(model: EmbeddingModel) -> Matrix:
-            vectors = self._stored(model, list(distinct))
+            try:
+                found = self._store.get(model.model_id, list(distinct))
+            except StoreError:
+                found = {}
+            usable = are_unit(list(found.values()), model.dimensions)
+            vectors = {key: vector for (key, vector), ok in zip(found.items(), usable, strict=True) if ok}
             missing = [key for key in distinct if key not in vectors]
             report(len(vectors), len(distinct))
             for start in range(0, len(missing), BATCH):
@@ -211,14 +197,6 @@ class CachedEmbedder:
 
         return self._model.run(embed)
 
-    def _stored(self, model: EmbeddingModel, keys: list[bytes]) -> dict[bytes, Vector]:
-        try:
-            found = self._store.get(model.model_id, keys)
-        except StoreError:
-            return {}
-        usable = are_unit(list(found.values()), model.dimensions)
-        return {key: vector for (key, vector), ok in zip(found.items(), usable, strict=True) if ok}
-
 
 @dataclass(slots=True)
 class Lookups:
@@ -226,11 +204,6 @@ class Lookups:
 
     hits: int = 0
     misses: int = 0
-
-    def count(self, hits: int, of: int) -> None:
-        """Count ``of`` lookups, ``hits`` of which were found."""
-        self.hits += hits
-        self.misses += of - hits
 
 
 class QueryEmbedder:
@@ -241,7 +214,6 @@ class QueryEmbedder:
     """
 
     def __init__(self, model: LazyModel, remembered: int = REMEMBERED_QUERIES) -> None:
-        """Embed nothing yet; ``remembered`` is the number of texts kept in memory."""
         self._model, self._remembered = model, remembered
         self._lock = threading.Lock()
         self._latest: OrderedDict[str, Vector] = OrderedDict()
@@ -249,26 +221,19 @@ class QueryEmbedder:
         self.lookups = Lookups()
 
     def embed(self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None) -> Matrix:
-        """Return one unit vector per text, in order; reports no progress.
-
-        Raises:
-            ModelError: there is no model, or it failed.
-        """
+        """Return one unit vector per text, in order; reports no progress."""
         del on_progress
         return self.vectors(texts)[1]
 
     def vectors(self, texts: Sequence[str]) -> tuple[str, Matrix]:
-        """Return the model's id, and one unit vector per text, in order.
-
-        Raises:
-            ModelError: there is no model, or it failed.
-        """
+        """Return the model's id, and one unit vector per text, in order."""
         distinct = list(dict.fromkeys(texts))
         with self._lock:
             known = {text: self._latest[text] for text in distinct if text in self._latest}
             for text in known:
                 self._latest.move_to_end(text)
-            self.lookups.count(hits=len(known), of=len(distinct))
+            self.lookups.hits += len(known)
+            self.lookups.misses += len(distinct) - len(known)
         missing = [text for text in distinct if text not in known]
         # Without texts the model is asked too: its id and its dimensions are the answer.
         if missing or not texts:

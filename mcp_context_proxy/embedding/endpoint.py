@@ -24,6 +24,7 @@ from mcp_context_proxy.config import EmbeddingConfig, Limits, RerankConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
+from mcp_context_proxy.protocol.strangers import one_line
 
 T = TypeVar("T")
 
@@ -74,11 +75,7 @@ class EndpointModel:
 
     @cached_property
     def dimensions(self) -> int:
-        """Length of every vector; asks the service.
-
-        Raises:
-            ModelError: it does not answer.
-        """
+        """Length of every vector; asks the service."""
         seconds = self._limits.embedding_query_seconds
         return int(self._ask(["dimensions"], time.monotonic() + seconds, seconds, None).shape[1])
 
@@ -92,7 +89,7 @@ class EndpointModel:
         rows = [np.empty((0, self.dimensions), np.float32)]
         for start in range(0, len(texts), TEXTS_A_REQUEST):
             some = [self._passage_prefix + text for text in texts[start : start + TEXTS_A_REQUEST]]
-            rows.append(self._ask_with_retries(some, self._limits.embedding_seconds))
+            rows.append(self._ask_with_retries(some))
         return np.concatenate(rows)
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix:
@@ -109,21 +106,22 @@ class EndpointModel:
             self._closing.set_result(None)
         self._client.close()
 
-    def _ask_with_retries(self, texts: Sequence[str], seconds: float) -> Matrix:
-        deadline, pause = time.monotonic() + seconds, PAUSE_SECONDS
-        for attempt in range(1, ATTEMPTS + 1):
+    def _ask_with_retries(self, texts: Sequence[str]) -> Matrix:
+        seconds, pause = self._limits.embedding_seconds, PAUSE_SECONDS
+        deadline = time.monotonic() + seconds
+        for _ in range(ATTEMPTS - 1):
             try:
                 return self._ask(texts, deadline, seconds, self.dimensions)
             except ModelError as error:
                 busy = error.__cause__
-                if not (isinstance(busy, ServiceError) and busy.busy) or attempt == ATTEMPTS:
+                if not (isinstance(busy, ServiceError) and busy.busy):
                     raise
                 wanted = min(pause if busy.retry_after is None else busy.retry_after, LONGEST_PAUSE_SECONDS)
                 if time.monotonic() + wanted >= deadline:
                     raise
                 wait([self._closing], wanted)
                 pause *= 2
-        raise AssertionError("unreachable")
+        return self._ask(texts, deadline, seconds, self.dimensions)
 
     def _ask(self, texts: Sequence[str], deadline: float, seconds: float, dimensions: int | None) -> Matrix:
         if self._closing.done():
@@ -200,7 +198,7 @@ class ServiceError(Exception):
         self, reason: str, remedy: str, busy: bool = False, retry_after: float | None = None
     ) -> None:
         super().__init__(reason)
-        self.reason, self.remedy = reason, remedy
+        self.reason, self.remedy = one_line(reason), remedy
         self.busy, self.retry_after = busy, retry_after
         """``busy``: a retry may succeed, ``retry_after`` seconds later if the service says it."""
 
@@ -209,14 +207,7 @@ class OpenAIService:
     """Address and credentials of a service, and the errors that its responses mean."""
 
     def __init__(self, settings: EmbeddingConfig | RerankConfig, section: str, path: str, kind: str) -> None:
-        """Describe the service that a section of the configuration names.
-
-        Args:
-            settings: The section, with an endpoint and a model.
-            section: Its name, for remedies.
-            path: Of the request, after the endpoint.
-            kind: The kind of model that is needed, for remedies.
-        """
+        """Describe the service that a section has; its name and the kind of model are for remedies."""
         assert settings.endpoint is not None and settings.model is not None
         self.url = settings.endpoint.rstrip("/") + path
         self.model = settings.model
@@ -260,7 +251,7 @@ class OpenAIService:
     def refusal(self, response: httpx2.Response, content: bytes) -> ServiceError:
         """Return the error of a response with another status than 200."""
         status = response.status_code
-        quoted = " ".join(content.decode("utf-8", "replace").split())[:QUOTED_CHARACTERS]
+        quoted = one_line(content.decode("utf-8", "replace"), QUOTED_CHARACTERS)
         reason = self._redact(f"it answered with HTTP status {status}" + (f": {quoted}" if quoted else ""))
         busy, retry_after = status in BUSY, response.headers.get("retry-after", "")
         return ServiceError(
@@ -271,11 +262,7 @@ class OpenAIService:
         )
 
     def decode(self, content: bytes, kind: type[T]) -> T:
-        """Decode a response.
-
-        Raises:
-            ServiceError: it is not of that kind.
-        """
+        """Decode a response; one of another kind is a `ServiceError`."""
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -126,6 +126,11 @@ def _read_exported(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
     max_tokens = settings.max_tokens or max_tokens_of(directory)
     pooling = settings.pooling or _pooling(directory)
     passage_prefix = _first_text(settings.passage_prefix, prompts.get("passage"), prompts.get("document"))
+    modules = _json(directory / "modules.json")
+    entries = modules if isinstance(modules, list) else []
+    has_dense_layer = any(
+        str(entry.get("type", "")).endswith(".Dense") for entry in entries if isinstance(entry, dict)
+    )
     content = ""
     # Weights over 2 GB lie beside the graph, as model.onnx_data or model.onnx.data.
     for file in (tokenizer, graph, *sorted(graph.parent.glob(graph.name + "[_.]data*"))):
@@ -139,7 +144,7 @@ def _read_exported(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
         dimensions=None,
         max_tokens=max_tokens,
         pooling=pooling,
-        is_whole=not _has_dense_layer(directory),
+        is_whole=not has_dense_layer,
         query_prefix=_first_text(settings.query_prefix, prompts.get("query")),
         passage_prefix=passage_prefix,
     )
@@ -185,12 +190,6 @@ def _pooling(directory: Path) -> Pooling:
     raise ModelError(
         path, reason, "use a model with mean or cls pooling, or an endpoint that serves this one"
     )
-
-
-def _has_dense_layer(directory: Path) -> bool:
-    modules = _json(directory / "modules.json")
-    entries = modules if isinstance(modules, list) else []
-    return any(str(entry.get("type", "")).endswith(".Dense") for entry in entries if isinstance(entry, dict))
 
 
 def _with_settings(name: str, *settings: object) -> str:

@@ -89,13 +89,8 @@ class OnnxModel:
         # Two pools, so that a query does not wait for a catalog that is being indexed.
         self._passages = ThreadPoolExecutor(BULK_THREADS, "embedding")
         self._queries = ThreadPoolExecutor(BULK_THREADS, "embedding-queries")
+        self.model_id = folder.model_id
         self.dimensions = folder.dimensions or self._embed_one("").shape[1]
-        """Length of every vector."""
-
-    @property
-    def model_id(self) -> str:
-        """Name and content hash of the model."""
-        return self._folder.model_id
 
     def embed(self, texts: Sequence[str]) -> Matrix:
         """Return one unit vector per text. Only the first word pieces count, as many as the model reads."""

@@ -64,15 +64,11 @@ class TokenCounter:
             return -(-len(word) // PUNCTUATION)
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = self._open()
+                from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
+
+                # The vocabulary is shared with a tokenizer opened from the same file: reading it takes 25 ms,
+                # during which no other thread runs. This one neither cuts texts nor adds special tokens.
+                known = _opened.get(self._file) or Tokenizer.from_file(str(self._file))
+                tokenizer = self._tokenizer = Tokenizer(known.model)
+                tokenizer.normalizer, tokenizer.pre_tokenizer = known.normalizer, known.pre_tokenizer
         return len(self._tokenizer.encode(word, add_special_tokens=False).ids)
-
-    def _open(self) -> Any:
-        from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
-
-        # The vocabulary is shared with a tokenizer opened from the same file: reading it takes 25 ms, during
-        # which no other thread runs. The new tokenizer neither cuts texts nor adds special tokens.
-        known = _opened.get(self._file) or Tokenizer.from_file(str(self._file))
-        tokenizer = Tokenizer(known.model)
-        tokenizer.normalizer, tokenizer.pre_tokenizer = known.normalizer, known.pre_tokenizer
-        return tokenizer

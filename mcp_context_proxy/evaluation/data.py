@@ -1,7 +1,7 @@
 """Reads catalogs of tools, and queries with the tools they need, from files of JSON lines, gzipped or not.
 
-A query's needs are tools that must all be found, and groups of tools any one of which is enough. Errors name
-the file, the line, and the reason.
+A query's needs are tools that must all be found, and groups of tools any one of which is enough. A
+`DataFileError` names the file, the line, and the reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeAlias, TypeVar, cast
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
@@ -58,11 +58,7 @@ class EvalQuery:
 
 
 def read_corpus(path: Path) -> Snapshot:
-    """Make a catalog of a file of tools, as if all their servers were connected; in any order of lines.
-
-    Raises:
-        DataFileError: the file cannot be read, a line is no tool, or a tool occurs twice.
-    """
+    """Make a catalog of a file of tools, as if all their servers were connected; in any order of lines."""
     lines: dict[ToolKey, int] = {}
     by_server: dict[str, list[Tool]] = {}
     for number, line in read_lines(path, CorpusLine):
@@ -96,11 +92,7 @@ def _tool(line: CorpusLine) -> Tool:
 
 
 def read_queries(path: Path) -> list[EvalQuery]:
-    """Read the queries of a file, in its order.
-
-    Raises:
-        DataFileError: the file cannot be read, a line is no query, or there is none.
-    """
+    """Read the queries of a file, in its order."""
     queries = []
     for _, line in read_lines(path, QueryLine):
         needs = [frozenset({key}) for key in line.relevant] + [frozenset(group) for group in line.any_of]
@@ -111,15 +103,14 @@ def read_queries(path: Path) -> list[EvalQuery]:
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """Yield each line that is not blank, decoded, with its number from 1.
-
-    Raises:
-        DataFileError: the file or one of its lines cannot be used.
-    """
+    """Yield each line that is not blank, decoded, with its number from 1."""
     decode = msgspec.json.Decoder(kind).decode
     number = 0
     try:
-        with _open(path) as file:
+        # A gzipped file is recognised by its first bytes, whatever its name.
+        with path.open("rb") as file:
+            packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, decode(line)
@@ -129,10 +120,3 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
         raise DataFileError(path, None, f"it is damaged: not a complete gzip file ({e})") from None
     except OSError as e:
         raise DataFileError(path, None, f"it cannot be read ({e.strerror or e})") from None
-
-
-def _open(path: Path) -> BinaryIO:
-    # A gzipped file is recognised by its first bytes, whatever its name.
-    with path.open("rb") as file:
-        packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-    return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")

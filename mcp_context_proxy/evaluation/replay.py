@@ -73,14 +73,8 @@ def replay(
 ) -> list[ReplayStage]:
     """Measure the effect of learning, by share of the log that was used. Blocks.
 
-    Args:
-        catalog: Embeds the tools.
-        queries: Embeds each query several times; should remember all of them.
-        snapshot: The catalog; only its tools are searched.
-        log: Queries and their needs, oldest first; each is a session of its own.
-        options: Of every search, except its depth.
-        depth: Results to rank for each query.
-        on_progress: Called with the number of searches done, and of all.
+    Each query is embedded several times, so ``queries`` should remember all of them. The log is in order of
+    time; each of its queries is a session of its own. Only tools are searched, ranked to ``depth``.
     """
     options = replace(options, depth=depth)
     start = math.ceil(max(REVEALED) * len(log))

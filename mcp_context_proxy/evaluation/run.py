@@ -50,11 +50,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def write_run(path: Path, answers: Iterable[Answer]) -> None:
-    """Write one line per answer.
-
-    Raises:
-        DataFileError: the file cannot be written.
-    """
+    """Write one line per answer."""
     try:
         path.write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers))
     except OSError as e:
@@ -62,11 +58,7 @@ def write_run(path: Path, answers: Iterable[Answer]) -> None:
 
 
 def read_run(path: Path) -> list[Answer]:
-    """Read the answers of a run, in its order.
-
-    Raises:
-        DataFileError: the file cannot be read, or a line is no answer.
-    """
+    """Read the answers of a run, in its order."""
     return [answer for _, answer in read_lines(path, Answer)]
 
 
@@ -114,13 +106,7 @@ def evaluate(
 ) -> Evaluation:
     """Index a snapshot, answer all queries, measure the answers. Blocks.
 
-    Args:
-        engine: Searches.
-        snapshot: The catalog; only its tools are searched.
-        queries: In any order; each is answered alone.
-        options: Of every search, except its depth.
-        depth: Results to rank for each query.
-        on_progress: Called with the number of queries answered, and of all.
+    Only tools are searched, ranked to ``depth``; each query is answered alone.
     """
     options = replace(options, depth=depth)
     engine.index(snapshot)
@@ -201,7 +187,12 @@ def compare_files(
         DataFileError: a file cannot be used, or the two do not answer the same queries.
     """
     texts = [query.text for query in queries] if queries else [answer.query for answer in read_run(first)]
-    rows = [_rows(_in_order(path, texts), queries) for path in (first, second)]
+    rows = []
+    for answers in (_in_order(first, texts), _in_order(second, texts)):
+        if queries is None:
+            rows.append([{SELECTED: answer.selected, FITS: float(answer.fits)} for answer in answers])
+        else:
+            rows.append(measured(queries, answers, None, DEEPEST))
     return differences(*rows)
 
 
@@ -219,12 +210,6 @@ def differences(
             difference=estimate(b - a for a, b in pairs),
         )
     return found
-
-
-def _rows(answers: Sequence[Answer], queries: Sequence[EvalQuery] | None) -> list[dict[str, float]]:
-    if queries is None:
-        return [{SELECTED: answer.selected, FITS: float(answer.fits)} for answer in answers]
-    return measured(queries, answers, None, DEEPEST)
 
 
 def _in_order(path: Path, texts: Sequence[str]) -> list[Answer]:

@@ -1,10 +1,8 @@
 """MCP tools and prompts from plain typed functions.
 
 A tool is a function: its name, docstring, annotations and defaults are the definition that a model reads.
-Schemas cover everything that a signature can say: strings, numbers, booleans, lists, literals, typed
-dictionaries, defaults, descriptions and bounds. A parameter called ``request`` gets the request itself, for
-progress and cancellation. Complaints about arguments are worded for a language model: they name the mistake
-and the expected value.
+A parameter called ``request`` gets the request itself, for progress and cancellation. Errors about arguments
+are worded for a language model: they name the mistake and the expected value.
 """
 
 import json
@@ -32,20 +30,15 @@ VERSION = "1.0.0"
 WORKERS = 4
 """Calls at once; enough that one long call does not hold up the others."""
 
-SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", Any: None, object: None}
-"""Python types with a one-word counterpart; None stands for any JSON value."""
-
-PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
+JSON_TYPES: dict[type, str] = {
+    types.NoneType: "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
 }
-"""Types that `json.loads` gives for each JSON Schema type."""
-
-UNIONS = (types.UnionType, typing.Union)
 
 Schema = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -62,15 +55,10 @@ class Between(NamedTuple):
     high: float
 
 
-class _Tool(NamedTuple):
+class Declared(NamedTuple):
+    """A tool or a prompt."""
+
     function: Callable[..., Any]
-    definition: Schema
-    wrapped: bool
-    """True while the result is not an object, so that it travels as ``{"result": ...}``."""
-
-
-class _Prompt(NamedTuple):
-    function: Callable[..., str]
     definition: Schema
     parameters: Schema
 
@@ -81,8 +69,8 @@ class Server(Core):
     def __init__(self, name: str, instructions: str) -> None:
         info = {"name": f"example-{name}", "title": name.capitalize(), "version": VERSION}
         super().__init__(info, instructions)
-        self._tools: dict[str, _Tool] = {}
-        self._prompts: dict[str, _Prompt] = {}
+        self._tools: dict[str, Declared] = {}
+        self._prompts: dict[str, Declared] = {}
 
     def tool(
         self, *, read_only: bool = False, destructive: bool = False, idempotent: bool = False
@@ -96,8 +84,14 @@ class Server(Core):
         }
 
         def declare(function: Function) -> Function:
-            tool = _declared(function, hints)
-            self._tools[tool.definition["name"]] = tool
+            parameters = schema_of_parameters(function)
+            definition = _heading(function) | {"inputSchema": parameters, "annotations": hints}
+            result = schema_of(function.__annotations__["return"])
+            if result["type"] not in ("string", "object"):
+                result = {"type": "object", "properties": {"result": result}, "required": ["result"]}
+            if result["type"] == "object":
+                definition["outputSchema"] = result
+            self._tools[definition["name"]] = Declared(function, definition, parameters)
             return function
 
         return declare
@@ -109,8 +103,8 @@ class Server(Core):
             {"name": name, "description": schema["description"], "required": name in parameters["required"]}
             for name, schema in parameters["properties"].items()
         ]
-        definition = _headline(function) | {"arguments": arguments}
-        self._prompts[definition["name"]] = _Prompt(function, definition, parameters)
+        definition = _heading(function) | {"arguments": arguments}
+        self._prompts[definition["name"]] = Declared(function, definition, parameters)
         self.handlers["prompts/list"] = lambda request: self.page(
             request, "prompts", [prompt.definition for prompt in self._prompts.values()]
         )
@@ -169,72 +163,63 @@ class Server(Core):
 
     def call(self, request: Request) -> Schema:
         """Run a tool; a failure is a result for the model, not an error of the protocol."""
-        name, arguments = request.params.get("name"), request.params.get("arguments") or {}
-        tool = self._tools.get(name) if isinstance(name, str) else None
-        if tool is None:
-            raise RpcError(INVALID_PARAMS, f"unknown tool {name!r}")
-        if not isinstance(arguments, dict):
-            return _failure("arguments must be an object")
-        checked, problems = check_arguments(tool.definition["inputSchema"], arguments)
-        if problems:
-            return _failure(f"{name}: " + "; ".join(problems))
-        if "request" in tool.function.__annotations__:
-            checked["request"] = request
         try:
-            return _success(tool, tool.function(**checked))
+            tool, arguments = _requested(request, self._tools, "tool")
+            if "request" in tool.function.__annotations__:
+                arguments["request"] = request
+            value = tool.function(**arguments)
         except (NoResponse, RpcError):
             raise
         except ToolError as e:
             return _failure(str(e))
         except OSError as e:
-            return _failure(f"{name}: {e.strerror or e}")
+            return _failure(f"{request.params['name']}: {e.strerror or e}")
         except Exception as e:  # boundary: one call must not take the server down
             import traceback  # noqa: PLC0415 - seldom needed
 
             traceback.print_exc()
-            return _failure(f"{name} failed: {type(e).__name__}: {e}")
+            return _failure(f"{request.params['name']} failed: {type(e).__name__}: {e}")
+        if isinstance(value, str):
+            return {"content": [{"type": "text", "text": value}], "isError": False}
+        text = json.dumps(value, ensure_ascii=False)
+        structured = value if isinstance(value, dict) else {"result": value}
+        content = [{"type": "text", "text": text}]
+        return {"content": content, "structuredContent": structured, "isError": False}
 
     def _get_prompt(self, request: Request) -> Schema:
-        name, arguments = request.params.get("name"), request.params.get("arguments") or {}
-        prompt = self._prompts.get(name) if isinstance(name, str) else None
-        if prompt is None:
-            raise RpcError(INVALID_PARAMS, f"unknown prompt {name!r}")
-        checked, problems = check_arguments(prompt.parameters, arguments)
-        if problems:
-            raise RpcError(INVALID_PARAMS, f"{name}: " + "; ".join(problems))
         try:
-            text = prompt.function(**checked)
+            prompt, arguments = _requested(request, self._prompts, "prompt")
+            text = prompt.function(**arguments)
         except ToolError as e:
             raise RpcError(INVALID_PARAMS, str(e)) from e
         message = {"role": "user", "content": {"type": "text", "text": text}}
         return {"description": prompt.definition["description"], "messages": [message]}
 
 
-def _success(tool: _Tool, value: Any) -> Schema:
-    if isinstance(value, str) and not tool.wrapped:
-        return {"content": [{"type": "text", "text": value}], "isError": False}
-    text = json.dumps(value, ensure_ascii=False)
-    structured = {"result": value} if tool.wrapped else value
-    return {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": False}
-
-
 def _failure(message: str) -> Schema:
     return {"content": [{"type": "text", "text": message}], "isError": True}
 
 
-def _declared(function: Callable[..., object], hints: dict[str, bool]) -> _Tool:
-    definition = _headline(function) | {"inputSchema": schema_of_parameters(function), "annotations": hints}
-    if function.__annotations__["return"] is str:
-        return _Tool(function, definition, wrapped=False)
-    result = schema_of(function.__annotations__["return"])
-    wrapped = result.get("type") != "object"
-    if wrapped:
-        result = {"type": "object", "properties": {"result": result}, "required": ["result"]}
-    return _Tool(function, definition | {"outputSchema": result}, wrapped)
+def _requested(request: Request, known: dict[str, Declared], kind: str) -> tuple[Declared, Schema]:
+    """The tool or prompt that a request names, and its checked arguments.
+
+    A null for an optional argument counts as left out, because models write it so.
+    """
+    name, arguments = request.params.get("name"), request.params.get("arguments") or {}
+    if not isinstance(name, str) or name not in known:
+        raise RpcError(INVALID_PARAMS, f"unknown {kind} {name!r}")
+    declared = known[name]
+    if isinstance(arguments, dict):
+        required = declared.parameters["required"]
+        arguments = {key: value for key, value in arguments.items() if value is not None or key in required}
+    problems: list[str] = []
+    checked = _check(declared.parameters, arguments, "", problems)
+    if problems:
+        raise ToolError(f"{name}: {'; '.join(problems)}")
+    return declared, checked
 
 
-def _headline(function: Callable[..., object]) -> Schema:
-    """Name, title and description, as they stand at the head of any definition."""
+def _heading(function: Callable[..., object]) -> Schema:
     name: str = getattr(function, "__name__")  # noqa: B009 - not every callable has one
     title = name.replace("_", " ").capitalize()
     return {"name": name, "title": title, "description": " ".join((function.__doc__ or "").split())}
@@ -245,7 +230,7 @@ def schema_of_parameters(function: Callable[..., object]) -> Schema:
     hints = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
     values: tuple[object, ...] = getattr(function, "__defaults__", None) or ()
     defaults = dict(zip([*hints][len(hints) - len(values) :], values, strict=True))
-    properties = {name: schema_of(_without_none(hint)) for name, hint in hints.items() if name != "request"}
+    properties = {name: schema_of(hint) for name, hint in hints.items() if name != "request"}
     for name, schema in properties.items():
         if defaults.get(name) is not None:
             schema["default"] = defaults[name]
@@ -253,17 +238,8 @@ def schema_of_parameters(function: Callable[..., object]) -> Schema:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def _without_none(hint: Any) -> Any:
-    """``Annotated[X | None, ...]`` as ``Annotated[X, ...]``: an optional parameter is left out, not null."""
-    if typing.get_origin(hint) is Annotated:
-        return Annotated[(_without_none(typing.get_args(hint)[0]), *hint.__metadata__)]
-    if typing.get_origin(hint) in UNIONS:
-        [hint] = [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
-    return hint
-
-
 def schema_of(annotation: Any) -> Schema:
-    """The schema of one annotation."""
+    """The schema of one annotation; ``object`` stands for any JSON value."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         schema = schema_of(args[0])
@@ -271,44 +247,30 @@ def schema_of(annotation: Any) -> Schema:
             bounds = isinstance(extra, Between)
             schema |= {"minimum": extra.low, "maximum": extra.high} if bounds else {"description": extra}
         return schema
+    if origin in (types.UnionType, typing.Union):
+        # X | None is an optional parameter, which is left out, not null.
+        return schema_of(args[0])
     if origin is Literal:
         return {"type": "string", "enum": list(args)}
     if origin is list:
         return {"type": "array", "items": schema_of(args[0])}
     if origin is dict:
         return {"type": "object", "additionalProperties": schema_of(args[1])}
-    if origin in UNIONS:
-        return {"anyOf": [schema_of(arg) for arg in args]}
-    if annotation is types.NoneType:
-        return {"type": "null"}
     if typing.is_typeddict(annotation):
         properties = {name: schema_of(hint) for name, hint in annotation.__annotations__.items()}
         return {"type": "object", "properties": properties, "required": list(properties)}
-    word = SCALARS[annotation]
-    return {"type": word} if word else {}
-
-
-def check_arguments(schema: Schema, arguments: Schema) -> tuple[Schema, list[str]]:
-    """The arguments as Python wants them, and everything that is wrong with them.
-
-    A null for an optional argument counts as left out, because models write it so.
-    """
-    required = schema["required"]
-    given = {name: value for name, value in arguments.items() if value is not None or name in required}
-    problems: list[str] = []
-    return _check_object(schema, given, "", problems), problems
+    return {} if annotation is object else {"type": JSON_TYPES[annotation]}
 
 
 def _check(schema: Schema, value: Any, where: str, problems: list[str]) -> Any:
-    expected: str | None = schema.get("type")
-    if expected is None:
-        return value
+    """The value as Python wants it; whatever does not fit the schema is added to ``problems``."""
+    expected = schema.get("type")
     if expected == "integer" and isinstance(value, float) and value.is_integer():
         value = int(value)
-    # To Python a boolean is a number, to JSON it is not.
-    fits = isinstance(value, PYTHON_TYPES[expected]) and isinstance(value, bool) == (expected == "boolean")
+    actual = JSON_TYPES[type(value)]
+    fits = expected in (None, actual) or (expected == "number" and actual == "integer")
     if not fits:
-        problems.append(f"{where} must be {_a(expected)}, not {_a(_json_type(value))}")
+        problems.append(f"{where or 'arguments'} must be of type {expected}, not {actual}")
     elif expected == "object":
         return _check_object(schema, value, where, problems)
     elif expected == "array":
@@ -321,42 +283,19 @@ def _check(schema: Schema, value: Any, where: str, problems: list[str]) -> Any:
 
 
 def _check_object(schema: Schema, value: Schema, where: str, problems: list[str]) -> Schema:
-    known, prefix = schema.get("properties", {}), f"{where}." if where else ""
+    known, others = schema.get("properties", {}), schema.get("additionalProperties")
+    prefix = f"{where}." if where else ""
     checked = {}
     for name, item in value.items():
-        if name in known:
-            checked[name] = _check(known[name], item, prefix + name, problems)
-        elif isinstance(rest := schema.get("additionalProperties", True), dict):
-            checked[name] = _check(rest, item, prefix + name, problems)
-        elif not rest:
-            problems.append(_unknown(prefix + name, list(known)))
-    missing = [name for name in schema.get("required", ()) if name not in value]
-    problems.extend(f"{prefix}{name} is missing{_purpose(known[name])}" for name in missing)
+        if name in known or isinstance(others, dict):
+            checked[name] = _check(known.get(name, others), item, prefix + name, problems)
+            continue
+        from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
+
+        nearest = get_close_matches(name, known, 1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"allowed: {', '.join(known) or 'none'}"
+        problems.append(f"{prefix}{name} is not an argument of this tool; {hint}")
+    for name in schema.get("required", ()):
+        if name not in value:
+            problems.append(f"{prefix}{name} is missing ({known[name].get('description', 'required')})")
     return checked
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
-
-    nearest = get_close_matches(name, known, 1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"allowed: {', '.join(known) or 'none'}"
-    return f"{name} is not an argument of this tool; {hint}"
-
-
-def _purpose(schema: Schema) -> str:
-    kind = _a(schema["type"]) if "type" in schema else "a value"
-    return f" ({kind}: {schema['description']})" if "description" in schema else f" ({kind})"
-
-
-def _a(word: str) -> str:
-    if word == "null":
-        return word
-    return f"an {word}" if word[0] in "aeio" else f"a {word}"
-
-
-def _json_type(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    return next(word for word, kinds in PYTHON_TYPES.items() if isinstance(value, kinds))

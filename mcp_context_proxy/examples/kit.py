@@ -18,8 +18,8 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes longer to import than this module
-    from collections.abc import Callable, Iterator
-    from typing import Any, BinaryIO, ClassVar, TypeAlias
+    from collections.abc import Callable
+    from typing import Any, ClassVar, TypeAlias
 
     JSON: TypeAlias = Any
     Message: TypeAlias = dict[str, JSON]
@@ -47,10 +47,9 @@ HANDSHAKE_ONLY = ("initialize", "ping")
 MODERN_ONLY = ("server/discover",)
 
 FIXED = (300_000, "public")
-"""Lifetime in milliseconds and scope of results that cannot change while the process lives."""
+"""Lifetime in milliseconds and scope of a list that stays the same while the process lives."""
 
 LIVE = (0, "private")
-"""Lifetime and scope of results that any tool call may change."""
 
 MAX_LINE = 16 << 20
 """Bytes of one message; far more than any tool here accepts, and a bound on memory."""
@@ -90,22 +89,21 @@ class ReplyChannel:
 
 
 class Pipe(ReplyChannel):
-    """Standard output, or another file descriptor, with one message a line; threads may share it."""
+    """Standard output, with one message a line; threads may share it."""
 
-    def __init__(self, descriptor: int = 1) -> None:
-        self._descriptor, self._lock = descriptor, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
 
     def line(self, data: bytes) -> None:
         self.write(data + b"\n")
 
     def write(self, data: bytes) -> None:
-        """Write bytes as they are."""
         # os.write, not a buffered stream: the interpreter may end while a worker writes, and a stream's
         # lock held by a dead thread would make that end a crash.
         rest = memoryview(data)
         with self._lock:
             while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+                rest = rest[os.write(1, rest) :]
 
 
 class Request:
@@ -130,16 +128,22 @@ class Request:
         self.server.pending.pop(self.id, None)
 
     def response(self, result: JSON) -> Message:
-        """The response with a result, completed as the request's era demands."""
-        return {"jsonrpc": "2.0", "id": self.id, "result": self.server.stamped(self, result)}
+        """The response with a result, which gets the members that only the modern era demands."""
+        if self.modern and isinstance(result, dict):
+            stamp: Message = {"resultType": "complete"}
+            if self.method in self.server.caching:
+                stamp["ttlMs"], stamp["cacheScope"] = self.server.caching[self.method]
+            meta = result.get("_meta", {})
+            if isinstance(meta, dict):
+                result = result | {"_meta": {SERVER_INFO_KEY: self.server.info} | meta}
+            result = stamp | result
+        return {"jsonrpc": "2.0", "id": self.id, "result": result}
 
     def refuse(self, error: RpcError) -> None:
-        """Send an error response."""
         self.channel.refuse(self.id, error)
         self.server.pending.pop(self.id, None)
 
     def notify(self, method: str, params: Message) -> None:
-        """Send a notification that belongs to this request."""
         self.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     def progress(self, done: float, total: float | None, message: str) -> None:
@@ -150,11 +154,7 @@ class Request:
             self.notify("notifications/progress", progress)
 
     def step(self, done: float, total: float, message: str) -> None:
-        """Report the progress of a long call: the first step, the last step, and some between.
-
-        Raises:
-            NoResponse: The client has cancelled the call.
-        """
+        """Report the first, the last and some steps of a long call; NoResponse ends a cancelled one."""
         if self.cancelled.is_set():
             raise NoResponse
         if done >= total or time.monotonic() >= self._next_progress:
@@ -204,13 +204,10 @@ class Core:
         raise NotImplementedError
 
     def call(self, request: Request) -> JSON:
-        """Run a tool and return the result of the call."""
         raise NotImplementedError
 
     def capabilities(self) -> Message:
         return {"tools": {}}
-
-    # Messages
 
     def receive(self, line: bytes, channel: ReplyChannel) -> Request | None:
         """Take one message; return a request that is to be answered, or None."""
@@ -269,37 +266,22 @@ class Core:
             request.reply(result)
 
     def respond(self, request: Request) -> JSON:
-        """Check the era of a request and return the result of its handler.
-
-        Raises:
-            RpcError: The response is an error.
-            NoResponse: There is no response.
-        """
-        self._check_era(request)
-        handler = self.handlers.get(request.method)
-        if handler is None or request.method in (HANDSHAKE_ONLY if request.modern else MODERN_ONLY):
-            raise _unknown_method(request)
-        return handler(request)
-
-    # Eras
-
-    def _check_era(self, request: Request) -> None:
-        if not request.modern:
-            if self.era == "modern":
-                raise self._unsupported(None)
-            if not self.greeted and request.method not in HANDSHAKE_ONLY:
-                hint = f"call initialize first, or name the protocol version in _meta as {VERSION_KEY}"
-                raise RpcError(INVALID_REQUEST, hint)
-        elif self.era == "handshake":
-            raise _unknown_method(request)
-        elif request.meta[VERSION_KEY] not in MODERN_VERSIONS:
-            raise self._unsupported(request.meta[VERSION_KEY])
-        elif not isinstance(request.meta.get(CAPABILITIES_KEY), dict):
+        """Check the era of a request and return the result of its handler."""
+        method, modern, version = request.method, request.modern, request.meta.get(VERSION_KEY)
+        known = method not in (HANDSHAKE_ONLY if modern else MODERN_ONLY)
+        if modern and self.era == "handshake":
+            known = False
+        elif version not in MODERN_VERSIONS and (modern or self.era == "modern"):
+            data = {"supported": self.versions(), "requested": version}
+            raise RpcError(UNSUPPORTED_VERSION, f"unsupported protocol version {version!r}", data)
+        elif modern and not isinstance(request.meta.get(CAPABILITIES_KEY), dict):
             raise RpcError(INVALID_PARAMS, f"_meta lacks {CAPABILITIES_KEY}")
-
-    def _unsupported(self, version: JSON) -> RpcError:
-        data = {"supported": self.versions(), "requested": version}
-        return RpcError(UNSUPPORTED_VERSION, f"unsupported protocol version {version!r}", data)
+        elif not modern and not self.greeted and method not in HANDSHAKE_ONLY:
+            hint = f"call initialize first, or name the protocol version in _meta as {VERSION_KEY}"
+            raise RpcError(INVALID_REQUEST, hint)
+        if not known or method not in self.handlers:
+            raise RpcError(METHOD_NOT_FOUND, f"unknown method {method!r}")
+        return self.handlers[method](request)
 
     def versions(self) -> list[str]:
         """The protocol versions that the server speaks, newest first."""
@@ -318,20 +300,6 @@ class Core:
         """The members that the answers to ``initialize`` and ``server/discover`` have in common."""
         return {"capabilities": self.capabilities(), "instructions": self.instructions}
 
-    def stamped(self, request: Request, result: JSON) -> JSON:
-        """The result with the members that the modern era demands, where the request is modern."""
-        if not request.modern or not isinstance(result, dict):
-            return result
-        meta = result.get("_meta", {})
-        stamp: Message = {"resultType": "complete"}
-        if request.method in self.caching:
-            stamp["ttlMs"], stamp["cacheScope"] = self.caching[request.method]
-        if isinstance(meta, dict):
-            result = result | {"_meta": {SERVER_INFO_KEY: self.info} | meta}
-        return stamp | result
-
-    # Lists
-
     def page(self, request: Request, member: str, entries: list[JSON]) -> Message:
         """One page of a list; a cursor is the position of the page's first entry."""
         size = self.page_size or max(len(entries), 1)
@@ -349,22 +317,16 @@ def serve_stdio(server: Core, channel: Pipe, start: Callable[[Request], object] 
     ``start`` has a request answered, in another thread for example. Without it, the reader answers each
     request before it takes the next one.
     """
-    start = start or server.answer
-    for line in _lines(sys.stdin.buffer, channel):
-        request = server.receive(line, channel)
-        if request is not None:
-            start(request)
-
-
-def _lines(source: BinaryIO, channel: ReplyChannel) -> Iterator[bytes]:
+    start, source = start or server.answer, sys.stdin.buffer
     while line := source.readline(MAX_LINE):
-        if line.endswith(b"\n") or len(line) < MAX_LINE:
-            if line.strip():
-                yield line
-            continue
-        while line and not line.endswith(b"\n"):
-            line = source.readline(MAX_LINE)
-        channel.refuse(None, RpcError(PARSE_ERROR, f"a message may have {MAX_LINE} bytes"))
+        if len(line) == MAX_LINE and not line.endswith(b"\n"):
+            while line and not line.endswith(b"\n"):
+                line = source.readline(MAX_LINE)
+            channel.refuse(None, RpcError(PARSE_ERROR, f"a message may have {MAX_LINE} bytes"))
+        elif line.strip():
+            request = server.receive(line, channel)
+            if request is not None:
+                start(request)
 
 
 def encode(message: JSON) -> bytes:
@@ -376,7 +338,3 @@ def encode(message: JSON) -> bytes:
 
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-def _unknown_method(request: Request) -> RpcError:
-    return RpcError(METHOD_NOT_FOUND, f"unknown method {request.method!r}")

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypedDict
 
 from mcp_context_proxy.examples.functions import Between, Server, ToolError
-from mcp_context_proxy.examples.storage import Database, SqlTable, now, words
+from mcp_context_proxy.examples.storage import Table, words
 
 
 class Note(TypedDict):
@@ -17,85 +17,52 @@ class Note(TypedDict):
     updated: str
 
 
-class NoteLine(TypedDict):
-    id: int
-    title: str
-    tags: list[str]
-    updated: str
-
-
-class TagCount(TypedDict):
-    tag: str
-    notes: int
-
-
-DATABASE = Database(
-    "notes",
-    """
-    CREATE TABLE IF NOT EXISTS notes (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT NOT NULL, body TEXT NOT NULL,
-        tags TEXT NOT NULL, created TEXT NOT NULL, updated TEXT NOT NULL
-    );
-    """,
-)
-
-LINE = 'id, title, tags AS "tags [words]", updated'
-MISSING = "there is no note {}; list_notes and search_notes show those there are"
-NOTES = SqlTable[Note](DATABASE, "notes", f"{LINE}, body, created", MISSING)
-LINES = SqlTable[NoteLine](DATABASE, "notes", LINE)
+NOTES = Table("notes", "notes", Note)
 
 LATEST_FIRST = "updated DESC, id DESC"
 
 SCHEME = "note://"
 """Start of the address that a note has as a resource, such as ``note://12``."""
 
-MARKDOWN = {"mimeType": "text/markdown"}
-
 server = Server("notes", "Free-text notes with tags. Each note can also be read as the resource note://ID.")
 
 NoteId = Annotated[int, "Number of the note, as create_note and search_notes return it"]
-Tags = Annotated[list[str] | None, "Short keywords such as 'meeting' or 'idea'"]
+Limit = Annotated[int, "How many at most", Between(1, 200)]
 
 
 @server.tool()
 def create_note(
     title: Annotated[str, "Short headline"],
     body: Annotated[str, "Text of the note, markdown allowed"] = "",
-    tags: Tags = None,
+    tags: Annotated[list[str] | None, "Short keywords such as 'meeting' or 'idea'"] = None,
 ) -> Note:
     """Write down a new note: a thought, a summary, minutes of a meeting. Returns it with its number."""
     if not title.strip():
         raise ToolError("title must not be empty")
-    with NOTES.open() as notes:
-        return notes.add(title=title.strip(), body=body, tags=words(tags), created=now(), updated=now())
+    return NOTES.add(title=title.strip(), body=body, tags=words(tags))
 
 
 @server.tool(read_only=True)
 def get_note(note_id: NoteId) -> Note:
     """Read one note in full."""
-    with NOTES.open() as notes:
-        return notes.get(note_id)
+    return NOTES.get(note_id)
 
 
 @server.tool(read_only=True)
 def list_notes(
-    tag: Annotated[str | None, "Only notes with this tag"] = None,
-    limit: Annotated[int, "How many at most", Between(1, 200)] = 20,
-) -> list[NoteLine]:
-    """List the notes changed last, without their text. Use search_notes to look for words."""
-    with LINES.open() as lines:
-        found = lines.select(f"ORDER BY {LATEST_FIRST}")
-    return [line for line in found if tag is None or tag.lower() in line["tags"]][:limit]
+    tag: Annotated[str | None, "Only notes with this tag"] = None, limit: Limit = 20
+) -> list[Note]:
+    """List the notes changed last. Use search_notes to look for words."""
+    notes = NOTES.select(f"ORDER BY {LATEST_FIRST}")
+    return [note for note in notes if tag is None or tag.lower() in note["tags"]][:limit]
 
 
 @server.tool(read_only=True)
 def search_notes(
-    query: Annotated[str, "Words that must all occur in the title, the text or the tags"],
-    limit: Annotated[int, "How many at most", Between(1, 200)] = 20,
-) -> list[NoteLine]:
+    query: Annotated[str, "Words that must all occur in the title, the text or the tags"], limit: Limit = 20
+) -> list[Note]:
     """Find notes that contain all the given words."""
-    with LINES.open() as lines:
-        return lines.search(query, "title, body, tags", LATEST_FIRST, limit)
+    return NOTES.search(query, "title, body, tags", LATEST_FIRST, limit)
 
 
 @server.tool(destructive=True, idempotent=True)
@@ -105,47 +72,43 @@ def update_note(
     body: Annotated[str | None, "New text, replaces the old one; left out: unchanged"] = None,
 ) -> Note:
     """Replace the title or the text of a note. To add to the end of the text use append_to_note."""
-    with NOTES.open() as notes:
-        return notes.change(note_id, title=title, body=body, updated=now())
+    return NOTES.change(note_id, title=title, body=body)
 
 
 @server.tool()
 def append_to_note(note_id: NoteId, text: Annotated[str, "Text for a new line at the end"]) -> Note:
     """Add a line to the end of a note and keep what is there, for running logs and journals."""
-    with NOTES.open() as notes:
-        body = notes.get(note_id)["body"]
-        return notes.change(note_id, body=f"{body}\n{text}" if body else text, updated=now())
+    with NOTES.edit(note_id) as note:
+        note["body"] = f"{note['body']}\n{text}" if note["body"] else text
+    return note
 
 
 @server.tool(idempotent=True)
 def tag_note(note_id: NoteId, tags: Annotated[list[str], "Keywords to put on the note"]) -> Note:
     """Put tags on a note, beside those it has."""
-    with NOTES.open() as notes:
-        kept = notes.get(note_id)["tags"]
-        return notes.change(note_id, tags=words([*kept, *tags]), updated=now())
+    with NOTES.edit(note_id) as note:
+        note["tags"] = words([*note["tags"], *tags])
+    return note
 
 
 @server.tool(idempotent=True)
 def untag_note(note_id: NoteId, tags: Annotated[list[str], "Keywords to take off the note"]) -> Note:
     """Take tags off a note."""
-    with NOTES.open() as notes:
-        kept = set(notes.get(note_id)["tags"]).difference(words(tags))
-        return notes.change(note_id, tags=words([*kept]), updated=now())
+    with NOTES.edit(note_id) as note:
+        note["tags"] = sorted(set(note["tags"]).difference(words(tags)))
+    return note
 
 
 @server.tool(read_only=True)
-def list_note_tags() -> list[TagCount]:
-    """List the tags in use on notes, the most frequent first."""
-    with LINES.open() as lines:
-        counts = Counter(tag for line in lines.select("") for tag in line["tags"])
-    return [{"tag": tag, "notes": counts[tag]} for tag in sorted(counts, key=lambda tag: (-counts[tag], tag))]
+def list_note_tags() -> dict[str, int]:
+    """Count the notes that have each tag, the most frequent tag first."""
+    return dict(Counter(tag for note in NOTES.select("") for tag in note["tags"]).most_common())
 
 
 @server.tool(destructive=True, idempotent=True)
 def delete_note(note_id: NoteId) -> str:
     """Delete a note for good."""
-    with NOTES.open() as notes:
-        return f"Deleted note {note_id}: {notes.remove(note_id)['title']}"
+    return f"Deleted note {note_id}: {NOTES.remove(note_id)['title']}"
 
 
 @server.prompt
@@ -164,38 +127,41 @@ def summarize_note(
 def weekly_review() -> str:
     """Ask for a review of the notes changed in the last seven days: themes, open ends, next steps."""
     since = (datetime.now(UTC) - timedelta(days=7)).isoformat(timespec="seconds")
-    with NOTES.open() as notes:
-        changed = notes.select("WHERE updated >= ? ORDER BY id", since)
-    texts = "\n\n".join(f"## {note['title']}\n\n{note['body']}" for note in changed) or "(no notes)"
-    return (
-        f"Review my notes of the last week. Name the themes, what is open, and three next steps.\n\n{texts}"
-    )
+    notes = NOTES.select("WHERE updated >= ? ORDER BY id", since)
+    texts = "\n\n".join(f"## {note['title']}\n\n{note['body']}" for note in notes) or "(no notes)"
+    return f"Review my notes of this week. Name the themes, open ends, and three next steps.\n\n{texts}"
 
 
-def _resources() -> list[dict[str, Any]]:
-    with LINES.open() as lines:
-        found = lines.select(f"ORDER BY {LATEST_FIRST}")
+def resources() -> list[dict[str, Any]]:
+    """Every note as a resource, without its text."""
     return [
-        {"uri": f"{SCHEME}{line['id']}", "name": f"note-{line['id']}", "title": line["title"]} | MARKDOWN
-        for line in found
+        {
+            "uri": f"{SCHEME}{note['id']}",
+            "name": f"note-{note['id']}",
+            "title": note["title"],
+            "mimeType": "text/markdown",
+        }
+        for note in NOTES.select(f"ORDER BY {LATEST_FIRST}")
     ]
 
 
-def _read(uri: str) -> dict[str, Any] | None:
-    number = uri.removeprefix(SCHEME)
-    if not uri.startswith(SCHEME) or not (number.isascii() and number.isdecimal()):
-        return None
-    try:
-        note = get_note(int(number))
-    except (ToolError, OverflowError):
-        return None
-    return {"uri": uri} | MARKDOWN | {"text": f"# {note['title']}\n\n{note['body']}\n"}
+def read(uri: str) -> dict[str, Any] | None:
+    """The text of the note with this address, if there is one."""
+    for note in NOTES.select("WHERE ? || id = ?", SCHEME, uri):
+        text = f"# {note['title']}\n\n{note['body']}\n"
+        return {"uri": uri, "mimeType": "text/markdown", "text": text}
+    return None
 
 
-TEMPLATE = {"uriTemplate": f"{SCHEME}{{id}}", "name": "note", "title": "Note"}
-DESCRIPTION = {"description": "The note with this number, as markdown."}
+TEMPLATE = {
+    "uriTemplate": f"{SCHEME}{{id}}",
+    "name": "note",
+    "title": "Note",
+    "description": "The note with this number, as markdown.",
+    "mimeType": "text/markdown",
+}
 
-server.offer_resources(_resources, [TEMPLATE | DESCRIPTION | MARKDOWN], _read)
+server.offer_resources(resources, [TEMPLATE], read)
 
 
 if __name__ == "__main__":

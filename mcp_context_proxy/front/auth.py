@@ -1,13 +1,15 @@
 """Access control of the HTTP front: `Guard` checks every request, on every route, before anything else.
 
-A web page must not reach a proxy on the same machine (Host and Origin are checked), and nobody without the
-bearer token may reach one that listens for other machines. The token comes from the environment, or from a
-file that only its owner can read.
+A web page must not reach a proxy on the same machine (`web_pages`), and nobody without the bearer token may
+reach one that listens for other machines. The token comes from the environment, or from a file that only its
+owner can read. Those who guess it are slowed down (`guesses`). The guard notes the principal of each request:
+the identity behind its token.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import ipaddress
 import logging
@@ -20,7 +22,6 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import platformdirs
 from starlette.datastructures import Headers
@@ -30,22 +31,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.front import web_pages
+from mcp_context_proxy.front.guesses import Guesses
+from mcp_context_proxy.server.caller import PRINCIPAL_KEY
 from mcp_context_proxy.system import process
 
 logger = logging.getLogger(__name__)
 
 HEALTH_PATH = "/healthz"
-"""Path that is answered without a token: its response tells nothing."""
-
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Names that count as one origin: on a given port each of them is this front. Other names of this machine may
-belong to others."""
+"""Path that is answered without a token: its response then says that the proxy is up, and nothing else."""
 
 HTTP_VERSIONS = ("1.0", "1.1")
 """Versions that are spoken here; the parser takes any other for the last of them."""
 
 TOKEN_VARIABLE = "MCP_CONTEXT_PROXY_TOKEN"
 TOKEN_BYTES = 32
+
+SHORTEST_TOKEN = 16
+"""Characters of a token: nobody finds that many by trying, if they were not chosen by a person."""
+
+NEW_TOKEN = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
+"""Command that makes a good one."""
+
+POLICY_VIOLATION = 1008
+"""Close code of a WebSocket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +92,28 @@ class Guard:
     def __init__(self, app: ASGIApp, policy: Policy, pages: Collection[str] = ()) -> None:
         """Enforce `policy`; `pages` are paths without data, which fetch it with the token themselves."""
         self._app, self._policy = app, policy
-        self._open = frozenset({HEALTH_PATH, *pages})
+        self._pages = frozenset(pages)
+        self._guesses = Guesses()
+        token = policy.token
+        self._principal = None if token is None else _identity(f"Bearer {token}")
+        """Identity of those who have the token, however they write the header."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse one request."""
-        if scope["type"] == "http" and (refusal := self._refusal(scope, Headers(scope=scope))):
-            await refusal(scope, receive, send)
+        if scope["type"] == "websocket":
+            # Nothing here speaks it, and none of the checks below would be made.
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
             return
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            refusal = self._refusal(scope, headers) or await self._token_refusal(scope, headers)
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
+        """Return the refusal of a request that nobody may make, with whatever token."""
         if scope["http_version"] not in HTTP_VERSIONS:
             return PlainTextResponse("Only HTTP/1.1 is spoken here.\n", 505, {"Connection": "close"})
         if "transfer-encoding" in headers and "content-length" in headers:
@@ -102,39 +123,51 @@ class Guard:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or (self._policy.hosts is not None and hosts[0].lower() not in self._policy.hosts):
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
-        if not _same_origin(headers.getlist("origin"), hosts[0]):
-            return PlainTextResponse("Requests from other origins are refused.\n", 403)
-        is_open = scope["path"] in self._open and scope["method"] in ("GET", "HEAD")
-        if self._policy.token is not None and not is_open and not self._authorized(headers):
-            text = "A bearer token is needed: Authorization: Bearer TOKEN\n"
-            return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
-        return None
+        page, public = scope["path"] in self._pages, self._is_public(scope)
+        why = web_pages.objection(headers, scope["method"], hosts[0], page=page, public=public)
+        return None if why is None else PlainTextResponse(why, 403)
 
-    def _authorized(self, headers: Headers) -> bool:
-        credentials = headers.getlist("authorization")
-        scheme, _, given = credentials[0].partition(" ") if len(credentials) == 1 else ("", "", "")
-        wanted = self._policy.token or ""
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted.encode())
+    async def _token_refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
+        """Return the refusal of a request without the right token; note whose request it is otherwise."""
+        given = headers.getlist("authorization")
+        if self._policy.token is None:
+            # Without a token a client may still say who it is, to be kept apart from others.
+            scope[PRINCIPAL_KEY] = _identity(given[0]) if given else None
+            return None
+        if self._is_public(scope) and (not given or scope["path"] != HEALTH_PATH):
+            return None
+        if not given:
+            return _unauthorized()
+        client = scope.get("client")
+        delayed = self._guesses.delays(client)
+        if delayed and not await self._guesses.wait(client):
+            return _too_many()
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        authorized = hmac.compare_digest(token.strip().encode(), self._policy.token.encode())
+        if authorized and scheme.lower() == "bearer":
+            self._guesses.right(client)
+            scope[PRINCIPAL_KEY] = self._principal
+            return None
+        self._guesses.wrong(client)
+        return _too_many() if delayed else _unauthorized()
+
+    def _is_public(self, scope: Scope) -> bool:
+        known = scope["path"] == HEALTH_PATH or scope["path"] in self._pages
+        return known and scope["method"] in ("GET", "HEAD")
 
 
-def _same_origin(origins: list[str], host: str) -> bool:
-    """Return whether a request has no Origin (it is not from a browser) or the origin of this front."""
-    if not origins:
-        return True
-    if len(origins) > 1:
-        return False
-    try:
-        origin, own = urlsplit(origins[0]), urlsplit(f"//{host}")
-        if origin.scheme not in ("http", "https") or origin.username is not None or origin.hostname is None:
-            return False
-        if origin.path or origin.query or origin.fragment:
-            return False
-        default = 443 if origin.scheme == "https" else 80
-        if own.hostname is None or (origin.port or default) != (own.port or default):
-            return False
-    except ValueError:
-        return False
-    return origin.hostname == own.hostname or {origin.hostname, own.hostname} <= LOOPBACK_NAMES
+def _identity(credentials: str) -> str:
+    return hashlib.sha256(credentials.encode()).hexdigest()
+
+
+def _unauthorized() -> PlainTextResponse:
+    text = "A bearer token is needed: Authorization: Bearer TOKEN\n"
+    return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
+
+
+def _too_many() -> PlainTextResponse:
+    text = "Too many wrong tokens came; wait a second.\n"
+    return PlainTextResponse(text, 429, {"Retry-After": "1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +185,6 @@ class BearerToken:
         return logging.WARNING if self.token is None else NOTICE
 
 
-OPEN_TO_ALL = BearerToken(
-    None, " without a token: every user and program of this machine can use your servers"
-)
-
-
 def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> BearerToken:
     """Return the token that a front requires.
 
@@ -164,14 +192,19 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
     folder. A file that does not exist is created with a new token.
 
     Raises:
-        ConfigError: the front would be open to other machines, or the file cannot be read or created.
+        ConfigError: the front would be open to other machines, the token can be guessed, or the file cannot
+            be read or created.
     """
     if not settings.auth:
         if is_loopback(settings.host):
-            return OPEN_TO_ALL
+            text = " without a token: every user and program of this machine can use your servers"
+            return BearerToken(None, text)
         message = f"serving without a token needs a loopback address, and {settings.host} is none"
         raise ConfigError([ConfigProblem(None, None, "http.auth", message)])
     if token := environ.get(TOKEN_VARIABLE, "").strip():
+        if fault := _fault(token.encode()):
+            message = f"{fault}; make one with: {NEW_TOKEN}"
+            raise ConfigError([ConfigProblem(None, None, TOKEN_VARIABLE, message)])
         return BearerToken(token, f"; clients send the bearer token in {TOKEN_VARIABLE}")
     path = settings.token_file or platformdirs.user_data_path("mcp-context-proxy") / "token"
     try:
@@ -206,9 +239,18 @@ def _read(path: Path) -> str:
     token = path.read_bytes().strip()
     if not token:
         raise _unusable(path, "the file is empty; delete it for a new token")
-    if not re.fullmatch(rb"[!-~]+", token):
-        raise _unusable(path, "a token is one line of visible ASCII; delete the file for a new one")
+    if fault := _fault(token):
+        raise _unusable(path, f"{fault}; delete the file for a new one")
     return token.decode()
+
+
+def _fault(token: bytes) -> str | None:
+    """Return why a token cannot be used, without any of it."""
+    if not re.fullmatch(rb"[!-~]+", token):
+        return "a token is one line of visible ASCII"
+    if len(token) < SHORTEST_TOKEN:
+        return f"a token has at least {SHORTEST_TOKEN} characters, and this one {len(token)}"
+    return None
 
 
 def _protect(path: Path) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -25,11 +24,11 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, Members, RequestError, RequestId
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.validation import holds_more
-from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS, Drain, Gateway
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS, Gateway
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
-    from mcp_types import JSONRPCMessage
 
     from mcp_context_proxy.server.sdk import SdkServer
 
@@ -44,11 +43,16 @@ SDK_QUEUE = 1024
 SDK_NOTIFICATIONS = frozenset({"notifications/initialized", "notifications/cancelled"})
 """Notifications that mean something to the SDK."""
 
+SDK_BYTES = 1 << 20
+"""Size of one message for the SDK, which keeps it until it is answered."""
+
 MOST_VALUES = 10_000
 """Values in a message that the SDK reads whole while everybody else waits. A message that negotiates,
 announces or answers has a hundred; this many take a tenth of a bearable delay."""
 
-TOO_MUCH = f"message of more than {MOST_VALUES:,} values, which no message of its kind needs"
+TOO_MUCH = (
+    f"message of more than {MOST_VALUES:,} values or {SDK_BYTES:,} bytes, which no message of its kind needs"
+)
 
 COMPLAINTS = 20
 """Log lines about a host's bad messages at once, and one a second after that."""
@@ -100,10 +104,14 @@ class Conversation:
         """Number of requests that the gateway is answering."""
         self._cancellable: dict[RequestId, anyio.CancelScope] = {}
         """Scopes of those that are not cancelled: an id can be used again as soon as its request is."""
+        self._for_sdk: dict[RequestId, ExitStack] = {}
+        """Requests that the SDK has yet to answer; each keeps the drain busy."""
+        self._to_sdk, self._sdk_input = anyio.create_memory_object_stream["SessionMessage | Exception"](
+            SDK_QUEUE
+        )
         self._idle = anyio.Event()
         self._input_ended = False
-        self._requests = HostRequests(channel)
-        self._sdk = SdkRelay(channel, gateway.drain, self._before_sdk_message, self._settled)
+        self._messages = HostMessages(channel)
         self._complaints = Bucket(1.0, COMPLAINTS)
         self._announced: set[str] = set()
         self._group: TaskGroup
@@ -112,13 +120,21 @@ class Conversation:
         self, server: SdkServer, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """Answer until cancelled; requests that are under way then are given up."""
+        to_host, sdk_output = anyio.create_memory_object_stream["SessionMessage"](SDK_QUEUE)
         try:
-            async with anyio.create_task_group() as self._group:
+            async with anyio.create_task_group() as self._group, self._to_sdk, self._sdk_input:
                 task_status.started()
-                await self._sdk.run(server)
+                options = server.create_initialization_options()
+                self._group.start_soon(server.run, self._sdk_input, to_host, options)
+                async with to_host, sdk_output:
+                    await self._relay_from_sdk(sdk_output)
+                    await anyio.sleep_forever()
         finally:
+            for request in self._for_sdk.values():
+                # Nobody waits for its answer any more, so the drain need not either.
+                request.close()
             if self._session is not None:
-                self._gateway.open_sessions.end(self._session)
+                self._gateway.end_session(self._session)
 
     async def finish(self) -> None:
         """Wait until every request is answered; no more messages come."""
@@ -143,7 +159,7 @@ class Conversation:
     def take(self, message: Envelope, frame: bytes) -> anyio.Event | None:
         """Take a decoded message; return the event that is set once its frame is no longer needed, if any."""
         if message.method is UNSET:
-            if not self._requests.answer(message):
+            if not self._messages.take_response(message) and not self._messages.asked(message.id):
                 self._pass_to_sdk(frame)
         elif message.id is UNSET:
             self._receive_notification(message, frame)
@@ -166,11 +182,15 @@ class Conversation:
         params = _members(message.params)
         if method == "initialize" and params is not None:
             self._initialize_id, self._handshake = request_id, params
-        caller = self._caller(params) if params is not None and method in self._methods else None
-        early = caller is None and method in self._methods and self._initialize_id in self._sdk.pending
+        # Set when the front no longer needs the memory of the request.
+        released = anyio.Event()
+        caller = None
+        if params is not None and method in self._methods:
+            caller = self._caller(params, released.set)
+        early = caller is None and method in self._methods and self._initialize_id in self._for_sdk
         if params is None or (caller is None and not early):
             self._pass_to_sdk(frame)
-        elif self.is_busy:
+        elif self.is_busy or (caller is None and not self._has_room_for(frame)):
             text = f"busy: {self._under_way} requests are under way"
             self._refuse(envelope.error_reply(request_id, INVALID_REQUEST, text))
         elif caller is None:
@@ -178,11 +198,15 @@ class Conversation:
         else:
             scope = self._cancellable[request_id] = anyio.CancelScope()
             self._under_way += 1
-            self._group.start_soon(self._answer, request_id, method, params, caller, scope)
-            return caller.released
+            self._group.start_soon(self._answer, request_id, method, params, caller, scope, released)
+            return released
         return None
 
-    def _caller(self, params: Members) -> HostCaller | None:
+    def _has_room_for(self, frame: bytes) -> bool:
+        """Return whether one more early request can wait."""
+        return sum(len(each) for _, each in self._early) + len(frame) <= self._limits.message_bytes
+
+    def _caller(self, params: Members, release: Callable[[], None]) -> Caller | None:
         """Return the caller of a request; None while nothing is negotiated, which is for the SDK to judge."""
         era, session = Era.HANDSHAKE, self._session
         capabilities, client_info = self._handshake.get("capabilities"), self._handshake.get("clientInfo")
@@ -196,14 +220,15 @@ class Conversation:
                 return None
         if era is Era.HANDSHAKE and session is None:
             return None
-        return HostCaller(
-            channel=self._channel,
-            requests=self._requests,
+        return Caller(
             era=era,
             session=session,
             capabilities=capabilities,
             client_info=client_info,
             principal=self._principal,
+            notify=self._messages.notify,
+            ask=self._messages.ask,
+            release=release,
         )
 
     async def _answer(
@@ -211,10 +236,10 @@ class Conversation:
         request_id: RequestId,
         method: str,
         params: Members,
-        caller: HostCaller,
+        caller: Caller,
         scope: anyio.CancelScope,
+        released: anyio.Event,
     ) -> None:
-        released = caller.released
         try:
             with scope, self._gateway.drain.busy():
                 try:
@@ -246,7 +271,7 @@ class Conversation:
             self._group.start_soon(send_and_resume)
 
     def _note_idle(self) -> None:
-        if self._input_ended and not self._under_way and not self._sdk.pending:
+        if self._input_ended and not self._under_way and not self._for_sdk:
             self._idle.set()
 
     def _receive_notification(self, message: Envelope, frame: bytes) -> None:
@@ -260,7 +285,7 @@ class Conversation:
             self._early = [each for each in self._early if each[0].id != target]
             if isinstance(target, int | str):
                 # The SDK does not answer a request that was cancelled.
-                self._sdk.settle(target)
+                self._settle(target)
         elif self._session is not None and message.method in RELAYED_NOTIFICATIONS:
             assert isinstance(message.method, str)
             if message.method not in self._announced:
@@ -275,23 +300,51 @@ class Conversation:
         await self._gateway.notified(method, session)
 
     def _pass_to_sdk(self, frame: bytes) -> None:
-        if (why := self._sdk.take(frame)) is not None:
-            self.reject(frame, frame, INVALID_REQUEST, why)
+        from mcp.shared.message import SessionMessage  # noqa: PLC0415 - loaded while the servers start
+        from mcp_types import JSONRPCRequest, jsonrpc_message_adapter  # noqa: PLC0415
 
-    def _before_sdk_message(self, message: JSONRPCMessage) -> None:
-        """Open the session before the SDK's response to ``initialize`` is written."""
-        if self._session is not None or self._initialize_id is None:
+        if len(frame) > SDK_BYTES or holds_more(frame, MOST_VALUES):
+            self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
             return
-        if getattr(message, "id", None) == self._initialize_id and hasattr(message, "result"):
+        try:
+            message = jsonrpc_message_adapter.validate_json(frame, by_name=False)
+        except ValueError:
+            self.reject(frame, frame, INVALID_REQUEST, "message that is not JSON-RPC")
+            return
+        try:
+            if len(self._for_sdk) >= SDK_QUEUE and isinstance(message, JSONRPCRequest):
+                raise anyio.WouldBlock
+            self._to_sdk.send_nowait(SessionMessage(message))
+        except anyio.WouldBlock:
+            if isinstance(message, JSONRPCRequest):
+                self.reject(frame, frame, INVALID_REQUEST, "request more than can be queued")
+            return
+        if isinstance(message, JSONRPCRequest):
+            self._for_sdk.setdefault(message.id, ExitStack()).enter_context(self._gateway.drain.busy())
 
-            async def notify(method: str, params: Members) -> None:
-                await self._channel.send(envelope.notification(method, params))
+    async def _relay_from_sdk(self, messages: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        """Write the SDK's messages; the session opens before the response to ``initialize`` is written."""
 
-            self._session = Session()
-            self._gateway.open_sessions.open(self._session, notify)
+        async def notify(method: str, params: Members) -> None:
+            await self._channel.send(envelope.notification(method, params))
 
-    def _settled(self, request_id: RequestId) -> None:
-        """Go on after a request that the SDK has answered, or never will."""
+        async for item in messages:
+            message = item.message
+            response_to = None if hasattr(message, "method") else message.id
+            negotiated = hasattr(message, "result") and response_to == self._initialize_id
+            if negotiated and self._session is None:
+                self._session = Session()
+                self._gateway.open_session(self._session, notify)
+            await self._channel.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+            if response_to is not None:
+                self._settle(response_to)
+
+    def _settle(self, request_id: RequestId) -> None:
+        """Forget a request for the SDK that is answered, or never will be, and go on after it."""
+        busy = self._for_sdk.pop(request_id, None)
+        if busy is None:
+            return
+        busy.close()
         if request_id == self._initialize_id:
             early, self._early = self._early, []
             for message, frame in early:
@@ -309,40 +362,17 @@ def _members(params: Raw | object) -> Members | None:
         return None
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class HostCaller:
-    """The host as the caller of one request. Implements `Caller`."""
-
-    channel: HostChannel
-    requests: HostRequests
-    era: Era
-    session: Session | None
-    capabilities: Raw | None
-    client_info: Raw | None
-    principal: str | None
-    released: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the front no longer needs the memory of the request."""
-
-    def notify(self, method: str, params: Members) -> None:
-        """Write a notification, or drop it when the host is not reading."""
-        self.channel.send_nowait(envelope.notification(method, params))
-
-    def release(self) -> None:
-        """See `Caller.release`."""
-        self.released.set()
-
-    async def ask(self, method: str, params: Members) -> bytes:
-        """Make a request of the host; see `Caller.ask`."""
-        return await self.requests.ask(method, params)
-
-
-class HostRequests:
-    """Requests that are made of one host, and their responses."""
+class HostMessages:
+    """Notifications to one host, requests that are made of it, and their responses."""
 
     def __init__(self, channel: HostChannel) -> None:
         self._channel = channel
         self._pending: dict[str, asyncio.Future[bytes]] = {}
         self._count = 0
+
+    def notify(self, method: str, params: Members) -> None:
+        """Write a notification, or drop it when the host is not reading."""
+        self._channel.send_nowait(envelope.notification(method, params))
 
     async def ask(self, method: str, params: Members) -> bytes:
         """Make a request of the host; see `Caller.ask`."""
@@ -354,13 +384,16 @@ class HostRequests:
             await self._channel.send(envelope.request(request_id, method, params))
             return await future
         except asyncio.CancelledError:
-            cancelled = envelope.notification("notifications/cancelled", {"requestId": request_id})
-            self._channel.send_nowait(cancelled)
+            self.notify("notifications/cancelled", {"requestId": envelope.raw(request_id)})
             raise
         finally:
             del self._pending[request_id]
 
-    def answer(self, message: Envelope) -> bool:
+    def asked(self, request_id: object) -> bool:
+        """Return whether an id is one of ours, so that a late response to it is nobody's business."""
+        return isinstance(request_id, str) and request_id.startswith(ASK_PREFIX)
+
+    def take_response(self, message: Envelope) -> bool:
         """Take a response; return whether it belongs to a request that was made here."""
         future = self._pending.get(message.id) if isinstance(message.id, str) else None
         if future is None:
@@ -374,69 +407,3 @@ class HostRequests:
             data = None if error.data is UNSET else error.data
             future.set_exception(RequestError(error.code, error.message or "no result", data))
         return True
-
-
-class SdkRelay:
-    """Passes messages of the host on to the SDK, and the SDK's messages to the host."""
-
-    def __init__(
-        self,
-        channel: HostChannel,
-        drain: Drain,
-        before_message: Callable[[JSONRPCMessage], None],
-        settled: Callable[[RequestId], None],
-    ) -> None:
-        """Relay to `channel`, and keep `drain` busy with requests that have no response yet.
-
-        `before_message` is called with each message of the SDK before it is written, `settled` with the id of
-        each request that is answered, or never will be.
-        """
-        self._channel, self._drain = channel, drain
-        self._before_message, self._settled = before_message, settled
-        self.pending: dict[RequestId, ExitStack] = {}
-        """Requests that the SDK has yet to answer; each keeps the drain busy."""
-        self._to_sdk, self._for_sdk = anyio.create_memory_object_stream["SessionMessage | Exception"](
-            SDK_QUEUE
-        )
-
-    async def run(self, server: SdkServer) -> None:
-        """Serve until cancelled."""
-        to_host, for_host = anyio.create_memory_object_stream["SessionMessage"](SDK_QUEUE)
-        async with anyio.create_task_group() as group, self._to_sdk, self._for_sdk, to_host, for_host:
-            group.start_soon(self._relay, for_host)
-            options = server.create_initialization_options()
-            group.start_soon(server.run, self._for_sdk, to_host, options)
-            await anyio.sleep_forever()
-
-    def take(self, frame: bytes) -> str | None:
-        """Pass a message on, or return the reason why it has to be answered with an error."""
-        from mcp.shared.message import SessionMessage  # noqa: PLC0415 - loaded while the servers start
-        from mcp_types import JSONRPCRequest, jsonrpc_message_adapter  # noqa: PLC0415
-
-        if holds_more(frame, MOST_VALUES):
-            return TOO_MUCH
-        try:
-            message = jsonrpc_message_adapter.validate_json(frame, by_name=False)
-        except ValueError:
-            return "message that is not JSON-RPC"
-        try:
-            self._to_sdk.send_nowait(SessionMessage(message))
-        except anyio.WouldBlock:
-            return "request more than can be queued" if isinstance(message, JSONRPCRequest) else None
-        if isinstance(message, JSONRPCRequest):
-            self.pending.setdefault(message.id, ExitStack()).enter_context(self._drain.busy())
-        return None
-
-    def settle(self, request_id: RequestId | None) -> None:
-        """Forget a request that is answered, or never will be."""
-        if request_id is not None and (busy := self.pending.pop(request_id, None)) is not None:
-            busy.close()
-            self._settled(request_id)
-
-    async def _relay(self, for_host: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        async for item in for_host:
-            message = item.message
-            self._before_message(message)
-            await self._channel.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
-            if not hasattr(message, "method"):
-                self.settle(message.id)

@@ -24,10 +24,16 @@ from starlette.types import Lifespan
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
-from mcp_context_proxy.front.http_connections import HEADER_BYTES, WriteBacklog, connection_class
+from mcp_context_proxy.front.http_connections import (
+    HEADER_BYTES,
+    BoundedConnection,
+    WriteBacklog,
+    connection_class,
+)
 from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
 from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
+from mcp_context_proxy.server.caller import principal_of
 from mcp_context_proxy.server.sdk import SdkServer
 from mcp_context_proxy.system.process import connections_for_hosts
 
@@ -42,6 +48,9 @@ BACKLOG = 2048
 STOP_SECONDS = 2
 """Time for open responses to end by themselves when the front stops; event streams never do."""
 
+CLOSE_SECONDS = 5
+"""Time for the requests of closed connections to end; then they are cancelled."""
+
 ACCEPT_ERROR_SECONDS = 60.0
 """Time between two log lines about connections that cannot be accepted."""
 
@@ -49,7 +58,7 @@ ACCEPT_ERROR = "socket.accept() out of system resource"
 """Asyncio's message about such a connection: nothing else identifies it."""
 
 Health: TypeAlias = Callable[[], dict[str, Any]]
-"""Returns the state of the proxy for ``/healthz``."""
+"""Returns the state of the proxy for ``/healthz``; without the token only its ``status`` is shown."""
 
 
 def application(
@@ -72,7 +81,7 @@ def application(
         async with sessions.run():
             yield
 
-    streamable = PostedMessages(HttpSessions(StreamableHTTPASGIApp(sessions), limits), server.relayed)
+    streamable = PostedMessages(HttpSessions(StreamableHTTPASGIApp(sessions), limits), server.gateway.methods)
     routes = [
         Route("/mcp", SessionRateLimit(streamable, guesses)),
         Route("/sse", events, methods=["GET"]),
@@ -92,8 +101,11 @@ def guarded(
     """Return an ASGI application of some routes and ``/healthz``, all of them guarded."""
 
     async def healthz(request: Request) -> Response:
-        del request
-        return JSONResponse(health())
+        facts = health()
+        if policy.token is None or principal_of(request.scope) is None:
+            # Problems name paths, servers and variables: they are for those who have the token.
+            facts = {"status": facts["status"]}
+        return JSONResponse(facts)
 
     pages = [
         route.path
@@ -131,11 +143,26 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server without its signal handling: its owner stops it."""
+    """Uvicorn's server without its signal handling, which closes what is still open when it stops.
+
+    Uvicorn itself would cancel the responses, and log a traceback for each.
+    """
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.get_running_loop().call_later(STOP_SECONDS, self._close_connections)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    def _close_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedConnection):
+                connection.transport.abort()
 
 
 async def serve(
@@ -156,7 +183,7 @@ async def serve(
         h11_max_incomplete_event_size=HEADER_BYTES,
         # Uvicorn refuses the connection that reaches its number.
         limit_concurrency=limits.http_connections + 1,
-        timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS + CLOSE_SECONDS,
         ws="none",
     )
     http = _Server(config)

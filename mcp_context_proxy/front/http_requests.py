@@ -49,16 +49,12 @@ HEADER_MISMATCH = -32020
 """Error code of the modern era: a header is missing, or contradicts the body."""
 
 
-class GoneError(Exception):
-    """The client went away before it had sent the whole body."""
-
-
 class BadMessageError(Exception):
     """A body that is refused; `response` is the JSON-RPC error that says why."""
 
-    def __init__(self, response: bytes) -> None:
-        super().__init__(response.decode(errors="replace"))
-        self.response = response
+    def __init__(self, request_id: RequestId | None, text: str, code: int = INVALID_REQUEST) -> None:
+        super().__init__(text)
+        self.response = error_response(HTTPStatus.BAD_REQUEST, request_id, text, code)
 
 
 class WholeBodies:
@@ -135,24 +131,9 @@ class BodyBudget:
 
     async def enter(self, size: int) -> Callable[[], None]:
         """Wait for room for `size` bytes; return a function that gives it back, once however often called."""
-        if self._waiting or size > self._left:
-            await self._wait(size)
-        else:
-            self._left -= size
-        inside = True
-
-        def leave() -> None:
-            nonlocal inside
-            if inside:
-                inside = False
-                self._left += size
-                self._admit()
-
-        return leave
-
-    async def _wait(self, size: int) -> None:
-        place = size, anyio.Event()
+        inside, place = True, (size, anyio.Event())
         self._waiting.append(place)
+        self._admit()
         try:
             await place[1].wait()
         except anyio.get_cancelled_exc_class():
@@ -163,27 +144,20 @@ class BodyBudget:
             self._admit()
             raise
 
+        def leave() -> None:
+            nonlocal inside
+            if inside:
+                inside = False
+                self._left += size
+                self._admit()
+
+        return leave
+
     def _admit(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._left:
             size, admitted = self._waiting.popleft()
             self._left -= size
             admitted.set()
-
-
-async def whole(receive: Receive) -> bytes:
-    """Return the whole body.
-
-    Raises:
-        GoneError: the client went away.
-    """
-    parts, more = list[bytes](), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise GoneError
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
@@ -213,14 +187,10 @@ class PostedMessages:
             await self._app(scope, receive, send)
             return
         try:
-            body = await whole(receive)
-        except GoneError:
-            return
-        try:
-            message = read(body)
+            body, message = await read(receive)
             _check_era(message, Headers(scope=scope).get(VERSION_HEADER))
         except BadMessageError as error:
-            await Response(error.response, 400, media_type=JSON_TYPE)(scope, receive, send)
+            await error.response(scope, receive, send)
             return
         scope = {**scope, POSTED_KEY: message}
         request_id, method = message.id, message.method
@@ -228,7 +198,7 @@ class PostedMessages:
             params = envelope.members(message.params) if isinstance(message.params, Raw) else {}
             bypass = scope[BYPASS_KEY] = PayloadBypass(params)
             body = shown(request_id, method, params)
-            send = _PayloadSend(bypass, send, waiting_of(scope))
+            send = _put_payload_back(bypass, send, waiting_of(scope))
         elif holds_more(body, MOST_VALUES):
             known_id = request_id if isinstance(request_id, int | str) else None
             await error_response(HTTPStatus.BAD_REQUEST, known_id, TOO_MUCH)(scope, receive, send)
@@ -236,22 +206,21 @@ class PostedMessages:
         await self._app(scope, replay(body, receive), send)
 
 
-def read(body: bytes) -> Envelope:
-    """Decode the message of a body.
+async def read(receive: Receive) -> tuple[bytes, Envelope]:
+    """Return a body, which `WholeBodies` has received, and the message in it.
 
     Raises:
-        BadMessageError: it is none.
+        BadMessageError: there is no message in it.
     """
+    body: bytes = (await receive()).get("body", b"")
     try:
         message = envelope.decode_from_client(body)
     except MalformedError as error:
-        request_id = envelope.salvage_id(body, body)
         text = f"message that cannot be read: {error}"
-        raise BadMessageError(envelope.error_reply(request_id, error.code, text)) from None
+        raise BadMessageError(envelope.salvage_id(body, body), text, error.code) from None
     if message.method is UNSET and not _is_response(message):
-        text = "a reply needs a result, an object, or an error with code and message"
-        raise BadMessageError(envelope.error_reply(None, INVALID_REQUEST, text))
-    return message
+        raise BadMessageError(None, "a reply needs a result, an object, or an error with code and message")
+    return body, message
 
 
 def error_response(
@@ -283,32 +252,31 @@ def _check_era(message: Envelope, header: str | None) -> None:
     taken_for_handshake = header is None or header in eras.HANDSHAKE_VERSIONS
     if version is not None and header != version and taken_for_handshake:
         text = f"the header {VERSION_HEADER} must say {version!r}, as the body does"
-        raise BadMessageError(envelope.error_reply(message.id, HEADER_MISMATCH, text))
+        raise BadMessageError(message.id, text, HEADER_MISMATCH)
 
 
-class _PayloadSend:
-    """Sends the SDK's response with the payload in the place of the placeholder."""
+def _put_payload_back(bypass: PayloadBypass, send: Send, waiting: Waiting) -> Send:
+    """Return a `Send` that sends the SDK's response with the payload in the place of the placeholder."""
+    start: Message | None = None
 
-    def __init__(self, bypass: PayloadBypass, send: Send, waiting: Waiting) -> None:
-        self._bypass, self._send, self._waiting = bypass, send, waiting
-        self._start: Message | None = None
-        """The start of a response whose length depends on the payload; it is sent with the first part."""
-
-    async def __call__(self, message: Message) -> None:
-        """Send a part of the response."""
+    async def sending(message: Message) -> None:
+        nonlocal start
         if message["type"] == "http.response.start":
             if any(name.lower() == b"content-length" for name, _ in message["headers"]):
-                self._start = message
+                # The length depends on the payload, so the start is sent with the first part.
+                start = message
             else:
-                await self._send(message)
+                await send(message)
             return
         more = message.get("more_body", False)
-        body = self._bypass.put_back(message.get("body", b""))
-        if self._start is not None:
-            start, self._start = self._start, None
+        body = bypass.put_back(message.get("body", b""))
+        if start is not None:
             headers = start["headers"]
             if not more:
                 headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
                 headers.append((b"content-length", str(len(body)).encode()))
-            await self._send({**start, "headers": headers})
-        await send_body(self._send, body, self._waiting, more=more)
+            await send({**start, "headers": headers})
+            start = None
+        await send_body(send, body, waiting, more=more)
+
+    return sending

@@ -2,7 +2,8 @@
 
 When all places are taken, the session that was idle for longest makes room. The SDK keeps no responses for
 clients that come back, so a call whose stream has broken off is cancelled. Only one request with an id, and
-one stream of its own, can be open in a session; the next one waits until the one before it has ended.
+one stream of its own, can be open in a session; the next one waits until the one before it has ended. A
+session serves the principal that opened it; for any other it does not exist.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.front.http_requests import POSTED_KEY, error_response, replay
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Envelope, RequestId
+from mcp_context_proxy.server.caller import principal_of
 
 SESSION_HEADER = "mcp-session-id"
 
@@ -46,6 +48,8 @@ class HttpSessions:
         self._app, self._limits = app, limits
         self._under_way: dict[str, int] = {}
         """Number of open requests of each known session, in the order in which their last ones ended."""
+        self._owners: dict[str, str | None] = {}
+        """Principal of each known session; without one, a session is the SDK's to refuse."""
         self._single: dict[tuple[str, str | None], anyio.Event] = {}
         """Set at the end of a request, by session and id, or of a session's stream, by session and None."""
 
@@ -64,6 +68,9 @@ class HttpSessions:
         elif message is not None and isinstance(message.id, int | str) and message.method is not UNSET:
             request_id = message.id
         session = Headers(scope=scope).get(SESSION_HEADER)
+        if session in self._owners and self._owners[session] != principal_of(scope):
+            await error_response(HTTPStatus.NOT_FOUND, None, "Session not found")(scope, receive, send)
+            return
         if session is None or (request_id is None and scope["method"] != "GET"):
             await self._exchange(scope, receive, send, request_id)
             return
@@ -116,6 +123,7 @@ class HttpSessions:
             if session is None:
                 session, counted = new_session, True
                 self._under_way[new_session] = 1
+                self._owners[new_session] = principal_of(scope)
 
         response = _Response(send, opened, None if session is None else request_id)
         if session in self._under_way:
@@ -132,6 +140,8 @@ class HttpSessions:
                 deleted = (scope["method"], response.status) == ("DELETE", HTTPStatus.OK)
                 if count is not None and not deleted and response.status != HTTPStatus.NOT_FOUND:
                     self._under_way[session] = count - 1
+                else:
+                    self._owners.pop(session, None)
         if response.complete or gone:
             return
         if response.started:
@@ -148,6 +158,7 @@ class HttpSessions:
                 return False
             del self._under_way[idle]
             await self._send_to_sdk(NO_SCOPE, "DELETE", b"", idle)
+            self._owners.pop(idle, None)
         return True
 
     async def _send_to_sdk(self, scope: Scope, method: str, body: bytes, session: str | None = None) -> None:

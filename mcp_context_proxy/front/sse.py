@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import anyio
@@ -20,7 +21,8 @@ from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR
 from mcp_context_proxy.protocol.framing import on_one_line
-from mcp_context_proxy.server.sdk import SdkServer, principal_of
+from mcp_context_proxy.server.caller import principal_of
+from mcp_context_proxy.server.sdk import SdkServer
 
 MESSAGES_PATH = "/messages/"
 
@@ -45,27 +47,28 @@ class EventStreams:
 
     def __init__(self, server: SdkServer, limits: Limits) -> None:
         self._server, self._limits = server, limits
-        self._open: dict[str, Conversation] = {}
+        self._open: dict[str, tuple[str | None, Conversation]] = {}
+        """Principal and conversation of each stream."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Open a stream, and serve its host until it goes away."""
         if scope["method"] != "GET":
             await Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})(scope, receive, send)
             return
-        session_id = secrets.token_hex(16)
+        session_id, principal = secrets.token_hex(16), principal_of(scope)
         channel = EventChannel(send, waiting_of(scope))
         conversation = Conversation(
             gateway=self._server.gateway,
             limits=self._limits,
             channel=channel,
             write_response=channel.send,
-            principal=principal_of(Headers(scope=scope)),
+            principal=principal,
         )
         await channel.open(f"{scope.get('root_path', '')}{MESSAGES_PATH}?session_id={session_id}")
         async with anyio.create_task_group() as group:
             await group.start(conversation.run, self._server)
             group.start_soon(channel.deliver)
-            self._open[session_id] = conversation
+            self._open[session_id] = principal, conversation
             try:
                 while (await receive())["type"] != "http.disconnect":
                     pass
@@ -76,14 +79,9 @@ class EventStreams:
     async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take a posted message for a stream."""
         try:
-            body = await http_requests.whole(receive)
-            message = http_requests.read(body)
-        except http_requests.GoneError:
-            return
+            body, message = await http_requests.read(receive)
         except http_requests.BadMessageError as error:
-            json_type = http_requests.JSON_TYPE
-            refusal = Response(error.response, HTTPStatus.BAD_REQUEST, media_type=json_type)
-            await refusal(scope, receive, send)
+            await error.response(scope, receive, send)
             return
         conversation = self._conversation(scope)
         if isinstance(conversation, Response):
@@ -109,17 +107,19 @@ class EventStreams:
         session_id = QueryParams(scope["query_string"]).get("session_id")
         if session_id is None:
             return Response("session_id is required", HTTPStatus.BAD_REQUEST)
-        return self._open.get(session_id) or Response("Could not find session", HTTPStatus.NOT_FOUND)
+        owner, conversation = self._open.get(session_id, (None, None))
+        if conversation is None or owner != principal_of(scope):
+            # Another principal learns no more about a session than about one that does not exist.
+            return Response("Could not find session", HTTPStatus.NOT_FOUND)
+        return conversation
 
 
+@dataclass(slots=True, eq=False)
 class _Frame:
     """A frame that waits to be sent."""
 
-    __slots__ = ("content", "sent")
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.sent = anyio.Event()
+    content: bytes
+    sent: anyio.Event = field(default_factory=anyio.Event)
 
 
 class EventChannel:

@@ -47,10 +47,25 @@ soon enough for the servers to be stopped after a host has gone."""
 
 async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
     """Serve until the host closes its end; requests that are still under way soon after are cancelled."""
+    unread = 0
     async with anyio.create_task_group() as group, open_standard_pipes() as pipes:
-        backlog = ResponseBacklog(limits.unread_bytes, pipes)
+
+        async def write_response(response: bytes) -> None:
+            """Write a response; while too many bytes of them wait for the host, the servers are not read."""
+            nonlocal unread
+            unread += len(response)
+            if unread > limits.unread_bytes:
+                gate.close()
+            try:
+                await pipes.send(response)
+            finally:
+                was_over = unread > limits.unread_bytes
+                unread -= len(response)
+                if was_over and unread <= limits.unread_bytes:
+                    gate.open()
+
         conversation = Conversation(
-            gateway=gateway, limits=limits, channel=pipes, write_response=backlog.send
+            gateway=gateway, limits=limits, channel=pipes, write_response=write_response
         )
 
         def receive(frame: bytes | Oversized) -> None:
@@ -72,28 +87,6 @@ async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
             await conversation.finish()
             await pipes.flush()
         group.cancel_scope.cancel()
-
-
-class ResponseBacklog:
-    """Stops reading the servers while too many bytes of responses wait to be written to the host."""
-
-    def __init__(self, limit: int, pipes: StandardPipes) -> None:
-        """Let at most `limit` bytes wait, and one message of each server."""
-        self._limit, self._pipes = limit, pipes
-        self._bytes = 0
-
-    async def send(self, response: bytes) -> None:
-        """Write a response once the host takes it."""
-        self._bytes += len(response)
-        if self._bytes > self._limit:
-            gate.close()
-        try:
-            await self._pipes.send(response)
-        finally:
-            was_over = self._bytes > self._limit
-            self._bytes -= len(response)
-            if was_over and self._bytes <= self._limit:
-                gate.open()
 
 
 class StandardPipes:

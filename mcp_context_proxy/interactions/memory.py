@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,7 @@ from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.interactions.vectors import InteractionVectors
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.store import (
     DAY,
@@ -45,6 +46,9 @@ TOP_K: Final = 10
 AGENT_CHARACTERS: Final = 100
 """Characters of an agent's name that are kept: they fit on a line."""
 
+TYPE_CHARACTERS: Final = 64
+"""Characters of a type that are kept."""
+
 UNNAMED: Final = "unknown"
 """Name of an agent that did not say who it is."""
 
@@ -66,8 +70,6 @@ Method: TypeAlias = Literal["semantic", "recent"]
 
 Redact: TypeAlias = Callable[[str], str]
 """Removes secrets from a text."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,56 +97,29 @@ class Recall:
     """A remark for the client on how these were found."""
 
 
-@dataclass(frozen=True, slots=True)
-class InteractionRetention:
-    """Bounds of the interactions that are kept."""
-
-    rows: int
-    days: float
-    characters: int
-    """Length of one content."""
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return the configured bounds."""
-        kept = config.interactions
-        return cls(kept.keep, kept.keep_days, config.limits.interaction_characters)
-
-
 class InteractionMemory:
-    """The interactions of agents. Blocking and thread-safe."""
+    """The interactions of agents.
+
+    Blocking and thread-safe. Methods raise `StoreError` when the store fails, and `ModelError` when they need
+    the model and there is none.
+    """
 
     def __init__(
         self,
         model: LazyModel,
         store: InteractionStore,
-        retention: InteractionRetention,
-        redact: Redact,
+        config: Config,
         clock: Callable[[], float] = time_of_day,
     ) -> None:
-        """Use a store.
-
-        Args:
-            model: Makes embeddings.
-            store: Keeps the interactions and their embeddings.
-            retention: Bounds of the interactions that are kept.
-            redact: Removes secrets from a text.
-            clock: Seconds since 1970.
-        """
-        self._model, self._store, self._retention = model, store, retention
-        self._redact, self._clock = redact, clock
+        """Use a store, with the bounds and without the secrets of a configuration."""
+        self._model, self._store, self._clock = model, store, clock
+        self._keep, self._characters = config.interactions, config.limits.interaction_characters
+        self.redact: Redact = Redactor(all_secrets_of(config))
+        """Removes secrets from a text; may be replaced."""
         self._vectors, self._comparing = InteractionVectors(store), threading.Lock()
 
-    def redact_with(self, redact: Redact) -> None:
-        """Remove other secrets from now on."""
-        self._redact = redact
-
     def add(self, interactions: Sequence[Interaction]) -> list[Interaction]:
-        """Keep interactions, and return them as they are in the store.
-
-        Raises:
-            StoreError: nothing was kept.
-        """
+        """Keep interactions, all or none, and return them as they are in the store."""
         return self.keep([self.presentable(one) for one in interactions])
 
     def presentable(self, interaction: Interaction) -> Interaction:
@@ -152,50 +127,30 @@ class InteractionMemory:
         return replace(
             interaction,
             agent_name=agent_named(interaction.agent_name),
-            content=plain(interaction.content, self._redact, self._retention.characters),
+            interaction_type=one_line(interaction.interaction_type, TYPE_CHARACTERS),
+            content=plain(interaction.content, self.redact, self._characters),
             time=min(interaction.time, self._clock()),
         )
 
     def keep(self, presentable: Sequence[Interaction]) -> list[Interaction]:
-        """Keep presentable interactions, and return them with their ids.
-
-        Raises:
-            StoreError: nothing was kept.
-        """
+        """Keep presentable interactions, all or none, and return them with their ids."""
         now = self._clock()
-        oldest = now - self._retention.days * DAY
-        return self._store.put(presentable, now, self._retention.rows, oldest)
+        return self._store.put(presentable, now, self._keep.keep, now - self._keep.keep_days * DAY)
 
     def embed(self, interactions: Sequence[Interaction]) -> None:
-        """Embed interactions.
-
-        Raises:
-            ModelError: the model makes no embeddings.
-            EmbeddingCancelledError: the proxy is stopping.
-            StoreError: the embeddings cannot be stored.
-        """
+        """Embed interactions; raises `EmbeddingCancelledError` when the proxy is stopping."""
         texts = list(dict.fromkeys(one.content for one in interactions))
         model_id, rows = self._model.run(lambda model: (model.model_id, model.embed(texts)))
         by_text = dict(zip(texts, rows, strict=True))
         self._store.put_vectors(model_id, {one.id: by_text[one.content] for one in interactions})
 
     def unembedded(self, after: int, limit: int) -> list[Interaction]:
-        """Return interactions with a greater id that the model in use has not embedded, by id.
-
-        Raises:
-            ModelError: there is no model.
-            StoreError: the store cannot be read.
-        """
+        """Return interactions with a greater id that the model in use has not embedded, by id."""
         model_id = self._model.run(lambda model: model.model_id)
         return self._store.unembedded(model_id, after, limit)
 
     def unembedded_count(self) -> int:
-        """Return the number of interactions that the model in use has not embedded.
-
-        Raises:
-            ModelError: there is no model.
-            StoreError: the store cannot be read.
-        """
+        """Return the number of interactions that the model in use has not embedded."""
         model_id = self._model.run(lambda model: model.model_id)
         return max(self._store.count(InteractionScope()) - self._store.vector_count(model_id), 0)
 
@@ -207,74 +162,45 @@ class InteractionMemory:
         time_decay_factor: float = DECAY_PER_DAY,
         interaction_type: str | None = None,
     ) -> Recall:
-        """Find interactions that are like a query; old ones count less.
+        """Find interactions that are like a query, by default of all agents and types.
 
-        Without an embedding of the query, this finds the latest ones. The answer says which method was used.
-
-        Args:
-            query: Free text.
-            agent_name: Only interactions of this agent; by default of all.
-            top_k: Number of results.
-            time_decay_factor: Share of a score that is left after a day.
-            interaction_type: Only interactions of this type.
-
-        Raises:
-            StoreError: the store cannot be read.
+        Old ones count less: `time_decay_factor` is the share of a score that is left after a day. Without an
+        embedding of the query, this finds the latest ones. The answer says which method was used.
         """
-        scope = InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type)
+        scope = scope_of(agent_name, interaction_type)
         try:
             model_id, (vector,) = self._model.run(
                 lambda model: (model.model_id, model.embed_queries([query]))
             )
         except (ModelError, EmbeddingCancelledError) as error:
             note = f"The query has no embedding, so these are the latest interactions: {error}."
-            return replace(self._latest(scope, top_k), note=note)
+            return replace(self.recent(agent_name, top_k, interaction_type), note=note)
         with self._comparing:
             self._vectors.follow(model_id, len(vector))
             near, compared = self._vectors.nearest(vector, scope, top_k, time_decay_factor, self._clock())
-        by_id = {one.id: one for one in self._store.get([one.id for one in near])}
+        by_id = {one.id: _readable(one) for one in self._store.get([one.id for one in near])}
         results = [Recollection(by_id[one.id], one.score, one.cosine) for one in near if one.id in by_id]
         known = self._store.count(scope)
         left_out = max(known - compared, 0)
-        return Recall(tuple(results), "semantic", known, left_out, _left_out(left_out))
+        missing = "1 interaction has" if left_out == 1 else f"{left_out:,} interactions have"
+        note = f"{missing} no embedding and could not be compared; mcp-context-proxy backfill embeds them."
+        return Recall(tuple(results), "semantic", known, left_out, note if left_out else None)
 
     def recent(
         self, agent_name: str | None = None, limit: int = TOP_K, interaction_type: str | None = None
     ) -> Recall:
-        """Return the latest interactions, newest first.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        scope = InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type)
-        return self._latest(scope, limit)
+        """Return the latest interactions, newest first."""
+        scope = scope_of(agent_name, interaction_type)
+        results = tuple(Recollection(_readable(one), None, None) for one in self._store.latest(limit, scope))
+        return Recall(results, "recent", self._store.count(scope), 0)
 
     def forget(self, scope: InteractionScope) -> int:
-        """Forget interactions for good; return how many.
-
-        Raises:
-            StoreError: nothing was forgotten.
-        """
+        """Forget interactions for good, all or none; return how many."""
         return self._store.forget(scope)
 
     def forget_one(self, interaction: int) -> bool:
-        """Forget one for good; return whether it was there.
-
-        Raises:
-            StoreError: it was not forgotten.
-        """
+        """Forget one for good; return whether it was there."""
         return self._store.forget_one(interaction)
-
-    def _latest(self, scope: InteractionScope, limit: int) -> Recall:
-        results = tuple(Recollection(one, None, None) for one in self._store.latest(limit, scope))
-        return Recall(results, "recent", self._store.count(scope), 0)
-
-
-def _left_out(count: int) -> str | None:
-    if count == 0:
-        return None
-    subject = "1 interaction has" if count == 1 else f"{count:,} interactions have"
-    return f"{subject} no embedding and could not be compared; mcp-context-proxy backfill embeds them."
 
 
 class Interactions(InteractionMemory):
@@ -293,8 +219,7 @@ class Interactions(InteractionMemory):
         config = config or Config()
         self._opened = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         self._lazy = LazyModel(partial(open_model, config))
-        redact = Redactor(all_secrets_of(config))
-        super().__init__(self._lazy, self._opened.interactions, InteractionRetention.of(config), redact)
+        super().__init__(self._lazy, self._opened.interactions, config)
 
     def record(
         self, agent_name: str, interaction_type: str, content: str, when: float | None = None
@@ -328,9 +253,26 @@ class Interactions(InteractionMemory):
         self._opened.close()
 
 
+def scope_of(
+    agent_name: str | None, interaction_type: str | None, before: float | None = None
+) -> InteractionScope:
+    """Return the interactions of an agent, by any spelling of its name, and of a type; None is any."""
+    return InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type, before)
+
+
 def agent_named(name: str | None) -> str:
     """Return the name of an agent as it is kept: on one line, without invisible characters."""
-    return " ".join(clean(name or "").split())[:AGENT_CHARACTERS].strip() or UNNAMED
+    return one_line(name or "")[:AGENT_CHARACTERS].strip() or UNNAMED
+
+
+def _readable(interaction: Interaction) -> Interaction:
+    """Return an interaction out of the store for a reader: another version may have written it."""
+    return replace(
+        interaction,
+        agent_name=agent_named(interaction.agent_name),
+        interaction_type=one_line(interaction.interaction_type, TYPE_CHARACTERS),
+        content=clean(interaction.content),
+    )
 
 
 def plain(text: str, redact: Redact, most: int) -> str:

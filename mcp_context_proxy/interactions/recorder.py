@@ -80,11 +80,7 @@ class InteractionRecorder:
         self._entries.add(_Entry(interaction))
 
     async def post(self, interaction: Interaction) -> Interaction:
-        """Keep an interaction, and return it as it is in the store.
-
-        Raises:
-            StoreError: it was not kept.
-        """
+        """Keep an interaction, and return it as it is in the store; raises `StoreError`."""
         entry = _Entry(lambda: interaction, is_posted=True)
         while entry.kept is None:
             # Posts that arrive during a write are written together by the next one. With very many of them an
@@ -200,10 +196,7 @@ def backfill(
 ) -> Backfilled:
     """Embed the interactions that have no embedding of the model in use. Blocks; may go on after a break.
 
-    Args:
-        memory: Has the interactions.
-        batch_size: Number of interactions that are embedded and stored together.
-        on_progress: Gets the number of interactions tried, and of all.
+    `on_progress` gets the number of interactions tried, and of all.
 
     Raises:
         ModelError: there is no model.

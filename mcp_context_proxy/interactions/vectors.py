@@ -44,12 +44,13 @@ class InteractionVectors:
         self._names: dict[str, int] = {}
         self._begin("", 0)
 
-    def follow(self, model_id: str, dimensions: int) -> None:
-        """Read the changes of the store, for one model.
+    def _begin(self, model_id: str, dimensions: int) -> None:
+        self._model_id, self._latest, self._count = model_id, 0, 0
+        self._facts = np.zeros(0, _FACTS)
+        self._matrix = np.zeros((0, dimensions), np.float32)
 
-        Raises:
-            StoreError: the store cannot be read.
-        """
+    def follow(self, model_id: str, dimensions: int) -> None:
+        """Read the changes of the store, for one model; raises `StoreError`."""
         if (model_id, dimensions) != (self._model_id, self._matrix.shape[1]):
             self._begin(model_id, dimensions)
         # Every embedding that is written gets the next `seq`, so reading goes on after the last one. A
@@ -58,7 +59,10 @@ class InteractionVectors:
             self._append(fresh)
         if self._store.vector_count(model_id) != np.count_nonzero(self._known["there"]):
             self._known["there"] = np.isin(self._known["seq"], self._store.vector_seqs(model_id))
-            self._remove_forgotten()
+            there = self._known["there"]
+            if np.count_nonzero(there) < (1 - FORGOTTEN_SHARE) * self._count:
+                self._facts, self._matrix = self._known[there], self._matrix[: self._count][there]
+                self._count = len(self._facts)
 
     def nearest(
         self, query: Vector, scope: InteractionScope, top_k: int, factor: float, now: float
@@ -68,7 +72,14 @@ class InteractionVectors:
         Of equal scores, the latest comes first.
         """
         facts = self._known
-        (at,) = np.nonzero(self._within(scope))
+        within: NDArray[np.bool_] = facts["there"].copy()
+        if scope.agent_name is not None:
+            within &= facts["agent"] == self._names.get(scope.agent_name, -1)
+        if scope.interaction_type is not None:
+            within &= facts["type"] == self._names.get(scope.interaction_type, -1)
+        if scope.before is not None:
+            within &= facts["time"] < scope.before
+        (at,) = np.nonzero(within)
         cosines = dots(self._matrix[: self._count], query)[at].astype(np.float64)
         scores = aged(cosines, facts["time"][at], now, factor)
         best = np.lexsort((-facts["id"][at], -facts["time"][at], -scores))[:top_k]
@@ -79,25 +90,9 @@ class InteractionVectors:
         ]
         return near, len(at)
 
-    def _within(self, scope: InteractionScope) -> NDArray[np.bool_]:
-        facts = self._known
-        within: NDArray[np.bool_] = facts["there"].copy()
-        if scope.agent_name is not None:
-            within &= facts["agent"] == self._names.get(scope.agent_name, -1)
-        if scope.interaction_type is not None:
-            within &= facts["type"] == self._names.get(scope.interaction_type, -1)
-        if scope.before is not None:
-            within &= facts["time"] < scope.before
-        return within
-
     @property
     def _known(self) -> NDArray[np.void]:
         return self._facts[: self._count]
-
-    def _begin(self, model_id: str, dimensions: int) -> None:
-        self._model_id, self._latest, self._count = model_id, 0, 0
-        self._facts = np.zeros(0, _FACTS)
-        self._matrix = np.zeros((0, dimensions), np.float32)
 
     def _append(self, fresh: list[InteractionVector]) -> None:
         count, dimensions = self._count + len(fresh), self._matrix.shape[1]
@@ -112,12 +107,6 @@ class InteractionVectors:
             # A damaged vector becomes zero, which is like no query.
             self._matrix[at] = one.vector if is_unit(one.vector, dimensions) else 0
         self._count, self._latest = count, fresh[-1].seq
-
-    def _remove_forgotten(self) -> None:
-        there = self._known["there"]
-        if np.count_nonzero(there) < (1 - FORGOTTEN_SHARE) * self._count:
-            self._facts, self._matrix = self._known[there], self._matrix[: self._count][there]
-            self._count = len(self._facts)
 
     def _number(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))

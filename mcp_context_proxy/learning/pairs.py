@@ -96,15 +96,7 @@ class PairUpdates:
     def of(
         self, use: Use, near: Mapping[ToolKey, Pair], model_id: str, vector: Vector, now: float
     ) -> list[Pair]:
-        """Return the pairs that a use changes or begins.
-
-        Args:
-            use: A use of a tool.
-            near: The pair of each tool whose query means the same.
-            model_id: The model that made the vector.
-            vector: The vector of the query.
-            now: Seconds since 1970.
-        """
+        """Return the pairs that a use changes or begins; `near` has each tool's pair that means the same."""
         # A tool that was shown and not used loses a little, but never in the session that taught its pair:
         # whoever uses two tools for one query does not contradict himself.
         changed = [
@@ -114,7 +106,12 @@ class PairUpdates:
         ]
         known = near.get(use.tool)
         key = key_of(use.query) if known is None else known.key
-        seen = self._of_session(use.session).setdefault(use.tool, set())
+        of_session = self._seen.setdefault(use.session, {})
+        self._seen.move_to_end(use.session)
+        if len(self._seen) > SESSIONS_KEPT:
+            forgotten, _ = self._seen.popitem(last=False)
+            self._taught = {pair: by for pair, by in self._taught.items() if by != forgotten}
+        seen = of_session.setdefault(use.tool, set())
         if key in seen or (known is None and len(seen) >= NEW_IN_A_SESSION):
             return changed
         seen.add(key)
@@ -124,14 +121,6 @@ class PairUpdates:
         query = use.query[:QUERY_CHARACTERS] if self._store_queries else None
         begun = Pair(key, use.tool, query, vector, model_id, first_confidence(use.signal), 1, now, now)
         return [begun, *changed]
-
-    def _of_session(self, session: str) -> dict[ToolKey, set[bytes]]:
-        seen = self._seen.setdefault(session, {})
-        self._seen.move_to_end(session)
-        if len(self._seen) > SESSIONS_KEPT:
-            forgotten, _ = self._seen.popitem(last=False)
-            self._taught = {pair: by for pair, by in self._taught.items() if by != forgotten}
-        return seen
 
 
 def key_of(query: str) -> bytes:

@@ -1,6 +1,7 @@
 """The learned tier, which raises tools by their learned pairs, and novelty, which raises new ones a little.
 
-Searches read an immutable index. Uses are learned one after the other, in a thread; no call waits for it.
+Searches read an immutable index. Uses are learned one after the other, in a thread; no call waits for it. A
+pair is stored before it counts; while the store fails, it is kept in memory and written later.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import anyio
@@ -18,10 +21,11 @@ from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.learning.pair_store import PairStore
-from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairUpdates, Use, key_of
+from mcp_context_proxy.learning.pair_index import PairIndex
+from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairUpdates, Use, key_of, pruned
+from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.retrieval.results import Support
-from mcp_context_proxy.store import DAY, BatchWriter, LearnedStore, Pair, StatisticsStore
+from mcp_context_proxy.store import DAY, BatchWriter, LearnedStore, Pair, PairId, StatisticsStore
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
@@ -70,37 +74,46 @@ class LearnedTier:
         store_queries: bool = True,
         clock: Callable[[], float] = time_of_day,
     ) -> None:
-        """Read nothing yet.
+        """Read nothing until the pairs are needed.
 
-        Args:
-            model: Makes vectors of queries, as search does.
-            store: Keeps the pairs.
-            store_queries: Keep the text of queries; otherwise only hash and vector.
-            clock: Seconds since 1970.
+        Without `store_queries`, the store keeps only hash and vector of a query.
         """
-        self._model, self._clock = model, clock
+        self._model, self._store, self._clock = model, store, clock
+        self._updates = PairUpdates(store_queries)
         self._writing = threading.Lock()
-        self._pairs, self._updates = PairStore(model, store, clock), PairUpdates(store_queries)
+        self._index: PairIndex | None = None
+        self._pruned_at = 0.0
+        self._version: int | None = None
+        self._outdated: list[Pair] = []
+        self._unsaved: dict[PairId, Pair] = {}
+
+    @property
+    def index(self) -> PairIndex:
+        """The pairs as they are now; the first access reads the store."""
+        index = self._index
+        if index is None:
+            index = self._index = self._read()
+        return index
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """All pairs."""
-        return self._pairs.index.pairs
+        return self.index.pairs
 
     def tools(self) -> Collection[ToolKey]:
         """Return the tools that have pairs."""
-        return self._pairs.index.topics.keys()
+        return self.index.topics.keys()
 
     def generation(self) -> object:
         """Return an object that is the same as long as the pairs are the same."""
-        return self._pairs.index
+        return self.index
 
     def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
         """Return the support that each tool has for a query, from its best pair.
 
         A pair counts as ``cosine - DISCOUNT - DOUBT * (1 - confidence)``.
         """
-        index = self._pairs.index
+        index = self.index
         if (cosines := index.cosines(query)) is None:
             return {}
         near = np.flatnonzero(cosines >= GATE)
@@ -122,19 +135,19 @@ class LearnedTier:
 
     def confidence(self, query: NDArray[np.float32]) -> float | None:
         """Return how much is known of requests like this, 0 to 1; None before enough was learned to tell."""
-        index = self._pairs.index
+        index = self.index
         cosines = index.cosines(query)
         return None if cosines is None else confidence(index.pairs, cosines)
 
     def learn(self, use: Use) -> None:
         """Learn from a use; the changed pairs are in the store when this returns.
 
-        Raises:
-            ModelError: the query has no vector; nothing is learned.
+        Without a vector for the query, `ModelError` is raised and nothing is learned.
         """
+        use = replace(use, query=clean(use.query))
         model_id, (vector,) = self._model.vectors([use.query])
         with self._writing:
-            index, now = self._pairs.index, self._clock()
+            index, now = self.index, self._clock()
             near: dict[ToolKey, Pair] = {}
             if (cosines := index.cosines(vector)) is not None:
                 same = sorted(np.flatnonzero(cosines >= SAME), key=lambda at: cosines[at])
@@ -142,15 +155,15 @@ class LearnedTier:
             if (at := index.at.get((key_of(use.query), use.tool))) is not None:
                 near[use.tool] = index.pairs[at]
             if changed := self._updates.of(use, near, model_id, vector, now):
-                self._pairs.put(changed)
-            if len(self._pairs.index.pairs) > MOST_PAIRS:
-                self._pairs.prune()
+                self._put(changed)
+            if len(self.pairs) > MOST_PAIRS:
+                self._prune()
 
     def forget(self, unwanted: Callable[[Pair], bool]) -> int:
         """Forget pairs; return how many."""
         with self._writing:
-            gone = [pair for pair in self._pairs.index.pairs if unwanted(pair)]
-            self._pairs.remove(gone)
+            gone = [pair for pair in self.pairs if unwanted(pair)]
+            self._remove(gone)
             return len(gone)
 
     def forget_query(self, vector: Vector, query: str) -> int:
@@ -166,32 +179,95 @@ class LearnedTier:
     def take(self, pairs: Sequence[Pair]) -> None:
         """Add pairs from elsewhere; a known pair is replaced if its confidence is lower."""
         with self._writing:
-            index, now = self._pairs.index, self._clock()
+            index, now = self.index, self._clock()
             dimensions = self._model.vectors([])[1].shape[1]
             better = []
-            for pair in pairs:
+            for pair in map(_readable, pairs):
                 at = index.at.get(pair.id)
                 is_better = at is None or index.pairs[at].confidence_at(now) < pair.confidence_at(now)
                 if is_better and is_unit(pair.vector, dimensions):
                     better.append(pair)
-            self._pairs.put(better)
-            self._pairs.prune()
+            self._put(better)
+            self._prune()
 
     def refresh(self) -> None:
         """Read the pairs that another process has learned or forgotten, and prune once a day."""
         with self._writing:
-            self._pairs.refresh()
+            self._save()
+            if self._index is not None and self._has_changed_elsewhere():
+                self._index = self._read().with_pairs([*self._unsaved.values()])
+            outdated, self._outdated = self._outdated, []
+            if self._index is not None:
+                self._remove(outdated)
+                if self._clock() - self._pruned_at >= DAY:
+                    self._prune()
+
+    def _put(self, changed: Sequence[Pair]) -> None:
+        index = self.index
+        self._unsaved |= {pair.id: pair for pair in changed}
+        self._save()
+        self._index = index.with_pairs(changed)
+
+    def _save(self) -> None:
+        """Write the pairs that are not in the store yet, also those that it refused before."""
+        if self._unsaved:
+            with suppress(StoreError):
+                self._store.put(self._unsaved.values())
+                self._unsaved = {}
+
+    def _prune(self) -> None:
+        """Forget pairs with hardly any confidence, and the worst of too many."""
+        self._pruned_at = now = self._clock()
+        kept = {id(pair) for pair in pruned(self.pairs, now)}
+        self._remove([pair for pair in self.pairs if id(pair) not in kept])
+
+    def _remove(self, gone: Sequence[Pair]) -> None:
+        if gone:
+            index = self.index
+            for pair in gone:
+                self._unsaved.pop(pair.id, None)
+            with suppress(StoreError):
+                self._store.remove(gone)
+            self._index = index.without(gone)
+
+    def _has_changed_elsewhere(self) -> bool:
+        try:
+            version = self._store.version()
+        except StoreError:
+            return False
+        before, self._version = self._version, version
+        return before not in (None, version)
+
+    def _read(self) -> PairIndex:
+        """Read the store; pairs of another model are embedded again where their text is known."""
+        found: list[Pair] = []
+        with suppress(StoreError):
+            found = [_readable(pair) for pair in self._store.all()]
+        model_id, none = self._model.vectors([])
+        usable = [pair for pair in found if pair.model_id == model_id and is_unit(pair.vector, none.shape[1])]
+        texts = [pair for pair in found if pair.model_id != model_id and pair.query is not None]
+        if texts:
+            _, vectors = self._model.vectors([pair.query or "" for pair in texts])
+            pairs = zip(texts, vectors, strict=True)
+            usable += [replace(pair, vector=vector, model_id=model_id) for pair, vector in pairs]
+        kept = pruned(usable, self._clock())
+        ids = {id(pair) for pair in kept}
+        # `refresh` deletes them: a search may be waiting for this, and a write can wait for another process.
+        self._outdated = [pair for pair in usable if id(pair) not in ids]
+        return PairIndex.of(kept)
+
+
+def _readable(pair: Pair) -> Pair:
+    """Return a pair of another version or another installation with a clean query."""
+    query = None if pair.query is None else clean(pair.query)
+    return pair if query == pair.query else replace(pair, query=query)
 
 
 def confidence(pairs: Sequence[Pair], cosines: NDArray[np.float32]) -> float | None:
     """Return how much is known of queries like one: from 0, nothing like it was asked before, to 1.
 
     That is the mean cosine of the nearest learned queries, times ``n / (n + 1)`` for the mean number ``n`` of
-    their uses. None where too little was learned to tell.
-
-    Args:
-        pairs: All pairs.
-        cosines: Cosine of each pair's query with the one that is asked about.
+    their uses. None where too little was learned to tell. `cosines` has that of each pair's query.
     """
     if len(pairs) < ENOUGH or len({pair.key for pair in pairs}) < ENOUGH:
         return None
@@ -211,7 +287,8 @@ class Novelty:
     """A bonus in search for tools that came lately and were not used yet, for which no pair can speak.
 
     It is small beside words and meaning, halves every few days, and ends with the first use. Tools of the
-    first installation are not new. Blocks for milliseconds once a minute; thread-safe.
+    first installation are not new, and neither are tools that take the place of others of their server.
+    Blocks for milliseconds once a minute; thread-safe.
     """
 
     def __init__(
@@ -220,13 +297,7 @@ class Novelty:
         used: Callable[[], Collection[ToolKey]],
         clock: Callable[[], float] = time_of_day,
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            store: Has the time at which each tool was first seen.
-            used: Returns the tools that have learned pairs.
-            clock: Seconds since 1970.
-        """
+        """Read nothing yet; `used` returns the tools that have learned pairs."""
         self._store, self._used, self._clock = store, used, clock
         self._looking = threading.Lock()
         self._looked_at = float("-inf")
@@ -237,7 +308,13 @@ class Novelty:
         now = self._clock()
         if now - self._looked_at >= LOOK_SECONDS and self._looking.acquire(blocking=False):
             try:
-                self._look(now)
+                self._looked_at = now
+                rows = self._store.definitions()
+                settled = min((row.first for row in rows), default=now) + SETTLED_AFTER_DAYS * DAY
+                since = max(settled, now - NEW_FOR_DAYS * DAY)
+                self._came = {row.key: row.first for row in rows if row.first > since}
+            except StoreError as error:
+                logger.debug("new tools get no bonus: %s", error)
             finally:
                 self._looking.release()
         if not self._came:
@@ -248,17 +325,6 @@ class Novelty:
             for tool, came in self._came.items()
             if tool not in used and now - came < NEW_FOR_DAYS * DAY
         }
-
-    def _look(self, now: float) -> None:
-        self._looked_at = now
-        try:
-            rows = self._store.definitions()
-        except StoreError as error:
-            logger.debug("new tools get no bonus: %s", error)
-            return
-        settled = min((row.first for row in rows), default=now) + SETTLED_AFTER_DAYS * DAY
-        since = max(settled, now - NEW_FOR_DAYS * DAY)
-        self._came = {row.key: row.first for row in rows if row.first > since}
 
 
 def addition(days: float) -> float:

@@ -15,12 +15,7 @@ from typing import Final
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Tool, ToolKey
 from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
-from mcp_context_proxy.store import (
-    DAY,
-    StatisticsStore,
-    ToolSessions,
-    ToolSessionStore,
-)
+from mcp_context_proxy.store import DAY, StatisticsStore, ToolSessions, ToolSessionStore
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +40,7 @@ class WorkingSet:
         budget: int,
         clock: Callable[[], float],
     ) -> None:
-        """Choose the tools. Blocks; to be called once, before anything is listed.
-
-        Args:
-            sessions: Has the sessions in which tools were used.
-            definitions: Has the tokens of their definitions.
-            budget: Tokens that they may cost together.
-            clock: Seconds since 1970.
-        """
+        """Choose tools for a budget in tokens. Blocks; to be called once, before anything is listed."""
         if budget == 0:
             return
         try:

@@ -47,7 +47,7 @@ Learn: TypeAlias = Callable[[Iterable[tuple[str, str]]], None]
 def authorization(config: ServerConfig, learn: Learn) -> httpx2.Auth | None:
     """Return the authorization of requests to a server; None if its configured headers contain one."""
     given = any(name.lower() == "authorization" for name in config.headers)
-    return None if given else BearerAuth(config, CredentialFile(config), learn)
+    return None if given else BearerAuth(config, learn)
 
 
 class BearerAuth(httpx2.Auth):
@@ -56,19 +56,12 @@ class BearerAuth(httpx2.Auth):
     def __init__(
         self,
         config: ServerConfig,
-        file: CredentialFile,
         learn: Learn = lambda secrets: None,
         clock: Callable[[], float] = time_of_day,
     ) -> None:
-        """Prepare; the file is read with the first request.
-
-        Args:
-            config: Configuration of the server.
-            file: Holds its credentials.
-            learn: Called with every token before it is used.
-            clock: Returns the time in seconds since 1970.
-        """
-        self._config, self._file, self._learn, self._clock = config, file, learn, clock
+        """Prepare; the file is read with the first request. `learn` takes every token before it is used."""
+        self._config, self._file = config, CredentialFile(config)
+        self._learn, self._clock = learn, clock
         self._without_person = config.oauth is not None and config.oauth.grant == "client_credentials"
         self._known: OAuthCredentials | None = None
         self._filed: OAuthCredentials | None = None
@@ -87,18 +80,6 @@ class BearerAuth(httpx2.Auth):
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
         response = yield request
-        self._check_scope(response)
-        if response.status_code != UNAUTHORIZED:
-            return
-        renewed = await self._renewed(token)
-        request.headers["authorization"] = f"Bearer {renewed}"
-        # A refused request was not run, so it may be sent again.
-        response = yield request
-        if response.status_code == UNAUTHORIZED:
-            raise LoginRequiredError(self._config.name, "it refuses the token that it was sent")
-
-    def _check_scope(self, response: httpx2.Response) -> None:
-        """Raise an error if the login is valid but lacks the scope for this request."""
         challenge = response.headers.get("www-authenticate", "")
         if response.status_code == FORBIDDEN and INSUFFICIENT_SCOPE.search(challenge):
             scope = NEEDED_SCOPE.search(challenge)
@@ -108,6 +89,14 @@ class BearerAuth(httpx2.Auth):
                 f"the login is not enough, {wanted} is needed: "
                 f"name it in oauth.scope under servers.{self._config.name}",
             )
+        if response.status_code != UNAUTHORIZED:
+            return
+        renewed = await self._renewed(token)
+        request.headers["authorization"] = f"Bearer {renewed}"
+        # A refused request was not run, so it may be sent again.
+        response = yield request
+        if response.status_code == UNAUTHORIZED:
+            raise LoginRequiredError(self._config.name, "it refuses the token that it was sent")
 
     async def _token(self) -> str | None:
         async with self._reading:
@@ -132,12 +121,7 @@ class BearerAuth(httpx2.Auth):
             return known.access_token
 
     async def _renewed(self, refused: str | None) -> str:
-        """Return another token than the one that was refused.
-
-        Raises:
-            LoginRequiredError: only a person can get one.
-            AuthorizationError: there is none now.
-        """
+        """Return another token than the one that was refused, or raise an error if there is none now."""
         async with self._lock:
             if self._known is not None and self._known.access_token != refused:
                 return self._known.access_token

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import IO, Final
 
 import anyio
@@ -33,7 +32,6 @@ LOCK_SECONDS: Final = 30.0
 """Time that another process may hold the lock to renew a token; then it must be stuck, and is ignored."""
 
 LOCK_POLL_SECONDS: Final = 0.05
-"""Time between two attempts to get the lock."""
 
 
 class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,16 +74,11 @@ class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
 class CredentialFile:
     """The credential file of one server. Methods block unless they are coroutines."""
 
-    def __init__(self, config: ServerConfig, folder: Path | None = None) -> None:
-        """Compute the path; nothing is read or written.
-
-        Args:
-            config: Configuration of the server.
-            folder: Folder of the files; by default ``oauth`` in the user's data folder.
-        """
+    def __init__(self, config: ServerConfig) -> None:
+        """Compute the path, in the user's data folder; nothing is read or written."""
         self._server, self._resource = config.name, config.url or ""
         self._issuer = None if config.oauth is None else config.oauth.issuer
-        folder = folder or platformdirs.user_data_path("mcp-context-proxy", appauthor=False) / "oauth"
+        folder = platformdirs.user_data_path("mcp-context-proxy", appauthor=False) / "oauth"
         digest = hashlib.sha256(f"{config.name}\0{config.url}".encode()).hexdigest()[:16]
         self.path = folder / f"{config.name}-{digest}.json"
 

@@ -2,36 +2,36 @@
 
 The SDK's OAuth providers do discovery (RFC 9728, RFC 8414), registration, PKCE and the checks of state and
 issuer. They are driven here, one request at a time, so that nothing is sent unencrypted and a login is
-possible with a server that would respond without one. The browser of the person returns the result to a port
-of this machine.
+possible with a server that would respond without one. Metadata is checked before a client is registered or a
+person is sent anywhere, and the person is told first where they are sent and what is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Final
-from urllib.parse import parse_qs, urlsplit
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
-import anyio
 import httpx2
-from anyio.abc import SocketAttribute, SocketStream
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.auth.oauth2 import OAuthContext
 from mcp.shared.auth import (
-    AuthorizationCodeResult,
     OAuthClientInformationFull,
     OAuthClientMetadata,
+    OAuthMetadata,
     OAuthToken,
+    ProtectedResourceMetadata,
     TokenEndpointAuthMethod,
 )
-from pydantic import AnyUrl
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
+from pydantic import AnyUrl, ValidationError
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth.credentials import OAuthCredentials
+from mcp_context_proxy.oauth.loopback import Loopback
 from mcp_context_proxy.oauth.ssrf_guard import Destinations
 from mcp_context_proxy.oauth.token_endpoint import (
     REQUEST_SECONDS,
@@ -39,48 +39,55 @@ from mcp_context_proxy.oauth.token_endpoint import (
     check_encrypted,
     exchange,
     explained,
+    scopes_beyond,
     with_tokens,
 )
+from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.system import threads
+
+logger = logging.getLogger(__name__)
 
 CLIENT_NAME: Final = "MCP Context Proxy"
 
-NO_OAUTH: Final = OAuthConfig()
+PKCE_METHOD: Final = "S256"
 
-HOST: Final = "127.0.0.1"
-PATH: Final = "/callback"
-
-HEAD_BYTES: Final = 32 * 1024
-"""Limit of the head of a browser's request; codes are long, but not that long."""
-
-HEAD_SECONDS: Final = 10.0
-"""Time for the browser to send it."""
-
-_PAGE: Final = (
-    "<!doctype html><meta charset=utf-8><title>MCP Context Proxy</title>"
-    "<p style='font: 1.2em sans-serif; margin: 3em'>{}</p>"
-)
+ISSUER_PATHS: Final = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
+"""Parts of the path of an authorization server's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
-    """Ways to reach the person who logs in."""
+class LoginOffer:
+    """A login that a person is about to make."""
 
-    redirect_uri: str
-    send: Callable[[str], Awaitable[None]]
-    """Shows a URL to the person, or opens it in a browser."""
-    answer: Callable[[], Awaitable[AuthorizationCodeResult]]
-    """Waits for the result that the browser returns."""
+    issuer: str
+    scope: str | None
+    """Scopes that are asked for, separated by spaces; None if none is named."""
 
 
-async def log_in(config: ServerConfig, person: Person) -> OAuthCredentials:
+Tell: TypeAlias = Callable[[LoginOffer], Awaitable[None]]
+"""Tells a person about a login before it goes on."""
+
+
+async def _tell_nobody(offer: LoginOffer) -> None:
+    del offer
+
+
+async def log_in(
+    config: ServerConfig,
+    loopback: Loopback,
+    show: Callable[[str], Awaitable[None]],
+    tell: Tell = _tell_nobody,
+) -> OAuthCredentials:
     """Log in as a person, with the authorization code grant and PKCE.
+
+    `tell` tells the person about the login first. Then `show` shows a URL to the person, or opens it in a
+    browser; the browser returns the result to `loopback`.
 
     Raises:
         AuthorizationError: the login was refused, or is not possible.
     """
-    settings = config.oauth or NO_OAUTH
-    redirect = AnyUrl(person.redirect_uri)
+    settings = config.oauth or OAuthConfig()
+    redirect = AnyUrl(loopback.redirect_uri)
     method: TokenEndpointAuthMethod | None = None
     if settings.client_id is not None:
         method = "client_secret_post" if settings.client_secret else "none"
@@ -98,10 +105,15 @@ async def log_in(config: ServerConfig, person: Person) -> OAuthCredentials:
             redirect_uris=[redirect],
             token_endpoint_auth_method=method,
         )
+
+    async def redirect_to(address: str) -> None:
+        loopback.expect(address)
+        await show(address)
+
     provider = LoginProvider(
-        config.url or "", metadata, kept, redirect_handler=person.send, callback_handler=person.answer
+        config.url or "", metadata, kept, redirect_handler=redirect_to, callback_handler=loopback.answer
     )
-    provider.issuer, provider.scope = settings.issuer, settings.scope
+    provider.server, provider.settings, provider.tell = config.name, settings, tell
     return await _drive(config, provider, kept)
 
 
@@ -111,7 +123,7 @@ async def log_in_as_client(config: ServerConfig) -> OAuthCredentials:
     Raises:
         AuthorizationError: the login was refused, or is not possible.
     """
-    settings = config.oauth or NO_OAUTH
+    settings = config.oauth or OAuthConfig()
     kept = InMemoryTokenStorage()
     provider = SecretProvider(
         config.url or "",
@@ -127,20 +139,47 @@ async def log_in_as_client(config: ServerConfig) -> OAuthCredentials:
 class LoginProvider(OAuthClientProvider):
     """The SDK's provider, bound to the configured issuer and scope."""
 
-    issuer: str | None = None
-    scope: str | None = None
+    server: str = ""
+    settings: OAuthConfig = OAuthConfig()
+    tell: Tell = staticmethod(_tell_nobody)
+
+    def check_issuer(self) -> OAuthMetadata:
+        """Return the metadata of the authorization server.
+
+        Raises:
+            OAuthFlowError: there is none, or a login there would not be safe.
+        """
+        metadata = self.context.oauth_metadata
+        if metadata is None:
+            raise OAuthFlowError("it publishes no authorization server (RFC 8414)")
+        page = str(metadata.authorization_endpoint)
+        check_encrypted(page)
+        if (parts := httpx2.URL(page)).userinfo or parts.fragment:
+            raise OAuthFlowError("the address of its login page has a user name or a fragment")
+        methods = metadata.code_challenge_methods_supported
+        if methods is not None and PKCE_METHOD not in methods:
+            raise OAuthFlowError(f"its authorization server does not support PKCE with {PKCE_METHOD}")
+        if methods is None and not self.settings.assume_pkce:
+            raise OAuthFlowError(
+                "its authorization server does not say that it supports PKCE (its metadata has no "
+                "code_challenge_methods_supported). If you know that it does, set oauth.assume_pkce = true "
+                f"under servers.{self.server}"
+            )
+        return metadata
 
     def _select_authorization_server(self, advertised: list[str]) -> str:
-        if self.issuer is None:
+        if self.settings.issuer is None:
             return advertised[0]
         for server in advertised:
-            if server.rstrip("/") == self.issuer.rstrip("/"):
+            if server.rstrip("/") == self.settings.issuer.rstrip("/"):
                 return server
-        raise OAuthFlowError(f"it names the authorization server {advertised[0]}, not {self.issuer}")
+        raise OAuthFlowError(f"it names the authorization server {advertised[0]}, not {self.settings.issuer}")
 
     async def _perform_authorization_code_grant(self) -> tuple[str, str]:
-        if self.scope is not None:
-            self.context.client_metadata.scope = self.scope
+        metadata = self.check_issuer()
+        if self.settings.scope is not None:
+            self.context.client_metadata.scope = self.settings.scope
+        await self.tell(LoginOffer(str(metadata.issuer), self.context.client_metadata.scope))
         return await super()._perform_authorization_code_grant()
 
 
@@ -156,15 +195,13 @@ class SecretProvider(ClientCredentialsOAuthProvider):
 async def _drive(
     config: ServerConfig, provider: OAuthClientProvider, kept: InMemoryTokenStorage
 ) -> OAuthCredentials:
-    """Take a provider through its flow, as if the server had refused a request, up to the tokens.
-
-    Raises:
-        AuthorizationError: the login was refused, or is not possible.
-    """
+    """Take a provider through its flow, as if the server had refused a request, up to the tokens."""
     url, destinations = config.url or "", Destinations(config)
     try:
         check_encrypted(url)
-        request = httpx2.Request("GET", url, headers={"accept": "text/event-stream"})
+        # The version has the SDK name the server in each request for a token (RFC 8707), come what may.
+        version = {MCP_PROTOCOL_VERSION_HEADER: eras.HANDSHAKE_VERSION}
+        request = httpx2.Request("GET", url, headers={"accept": "text/event-stream", **version})
         flow = provider.async_auth_flow(request)
         try:
             outgoing = await flow.__anext__()
@@ -172,7 +209,11 @@ async def _drive(
             while kept.tokens is None:
                 outgoing = await flow.asend(response)
                 if kept.tokens is None:
+                    if outgoing.method == "POST" and isinstance(provider, LoginProvider):
+                        # Before a client is registered.
+                        provider.check_issuer()
                     response = await exchange(destinations, outgoing)
+                    _check_resource_metadata(provider.context, outgoing, response)
         finally:
             await flow.aclose()
     except AuthorizationError:
@@ -183,6 +224,32 @@ async def _drive(
     return _credentials(config, provider.context, kept.tokens, destinations)
 
 
+def _check_resource_metadata(
+    context: OAuthContext, request: httpx2.Request, response: httpx2.Response
+) -> None:
+    """Refuse broken metadata of the server, which the SDK would take for none.
+
+    Raises:
+        OAuthFlowError: the response is metadata that cannot be used.
+    """
+    known = context.protected_resource_metadata is not None or context.oauth_metadata is not None
+    of_issuer = any(path in request.url.path for path in ISSUER_PATHS)
+    if known or of_issuer or request.method != "GET" or response.status_code != httpx2.codes.OK:
+        return
+    is_json = "json" in response.headers.get("content-type", "") or response.content.lstrip()[:1] == b"{"
+    try:
+        ProtectedResourceMetadata.model_validate_json(response.content)
+    except ValidationError as error:
+        if not is_json:
+            # Many servers have a page for every address.
+            return
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise OAuthFlowError(
+            f"its metadata at {request.url} cannot be used (RFC 9728): {place}: {first['msg']}"
+        ) from None
+
+
 async def _challenge(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
     """Return the server's refusal of a request without a token; made up if it does not refuse."""
     async with httpx2.AsyncClient(
@@ -191,9 +258,8 @@ async def _challenge(destinations: Destinations, request: httpx2.Request) -> htt
         answer = await client.send(request, stream=True)
         destinations.heard_from(answer)
         await answer.aclose()
-    headers = answer.headers if answer.status_code == 401 else None
-    challenge = {} if headers is None else {"www-authenticate": headers.get("www-authenticate", "")}
-    return httpx2.Response(401, headers=challenge, request=request)
+    challenge = answer.headers.get("www-authenticate", "") if answer.status_code == 401 else ""
+    return httpx2.Response(401, headers={"www-authenticate": challenge}, request=request)
 
 
 def _credentials(
@@ -202,106 +268,21 @@ def _credentials(
     metadata, client = context.oauth_metadata, context.client_info
     if metadata is None or client is None or tokens is None:
         raise AuthorizationError(config.name, "it publishes no authorization server (RFC 8414)")
-    indicator = context.get_resource_url() if context.should_include_resource_param() else None
+    asked = context.client_metadata.scope
+    if asked is not None and (more := scopes_beyond(tokens.scope, asked)):
+        logger.warning("%s: the login was given scopes that nobody asked for: %s", config.name, more)
+    revocation = metadata.revocation_endpoint
     bare = OAuthCredentials(
         server=config.name,
         resource=config.url or "",
         issuer=str(metadata.issuer),
         token_endpoint=str(metadata.token_endpoint),
-        revocation_endpoint=None
-        if metadata.revocation_endpoint is None
-        else str(metadata.revocation_endpoint),
+        revocation_endpoint=None if revocation is None else str(revocation),
         client_id=client.client_id,
         client_secret=client.client_secret,
         auth_method=client.token_endpoint_auth_method,
-        indicator=indicator,
+        indicator=context.get_resource_url(),
         reach=destinations.reach,
         access_token="",
     )
     return with_tokens(bare, tokens)
-
-
-@dataclass(slots=True)
-class Loopback:
-    """A port of this machine that waits for the result of a login."""
-
-    server: str
-    redirect_uri: str
-    _query: dict[str, str] = field(default_factory=dict)
-    _came: anyio.Event = field(default_factory=anyio.Event)
-
-    async def answer(self) -> AuthorizationCodeResult:
-        """Wait for the browser to return the result.
-
-        Raises:
-            AuthorizationError: the person or the authorization server has refused.
-        """
-        await self._came.wait()
-        query = self._query
-        if "error" in query:
-            reason = ": ".join(query[key] for key in ("error", "error_description") if query.get(key))
-            raise AuthorizationError(self.server, f"the login was refused ({reason})")
-        return AuthorizationCodeResult(
-            code=query.get("code", ""), state=query.get("state"), iss=query.get("iss")
-        )
-
-    async def serve(self, stream: SocketStream) -> None:
-        """Answer one request of a browser, and note the result of a login in it."""
-        async with stream:
-            with anyio.move_on_after(HEAD_SECONDS):
-                target = await _target(stream)
-                if target is None or urlsplit(target).path != PATH:
-                    await stream.send(_response("404 Not Found", "There is nothing here."))
-                    return
-                query = {key: values[0] for key, values in parse_qs(urlsplit(target).query).items()}
-                outcome = "The login was refused." if "error" in query else "You can close this page."
-                await stream.send(_response("200 OK", f"{outcome} See the terminal for details."))
-                if not self._came.is_set():
-                    self._query = query
-                    self._came.set()
-
-
-@asynccontextmanager
-async def listening(server: str, port: int) -> AsyncIterator[Loopback]:
-    """Open a port for the result of a login; 0 takes a free one.
-
-    Raises:
-        AuthorizationError: the port cannot be opened.
-    """
-    try:
-        listener = await anyio.create_tcp_listener(local_host=HOST, local_port=port)
-    except OSError as error:
-        raise AuthorizationError(
-            server, f"port {port} cannot be opened ({error.strerror or error})"
-        ) from None
-    try:
-        async with listener, anyio.create_task_group() as group:
-            bound = listener.extra(SocketAttribute.local_port)
-            loopback = Loopback(server, f"http://{HOST}:{bound}{PATH}")
-            group.start_soon(listener.serve, loopback.serve)
-            yield loopback
-            group.cancel_scope.cancel()
-    except BaseExceptionGroup as failed:
-        # A failed login is raised as it is, not wrapped by the task group that serves the port.
-        raise failed.exceptions[0] from None
-
-
-async def _target(stream: SocketStream) -> str | None:
-    """Return the path and query of a GET request; None for anything else."""
-    head = bytearray()
-    while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
-        try:
-            head += await stream.receive()
-        except anyio.EndOfStream:
-            return None
-    method, _, rest = bytes(head).partition(b"\r\n")[0].partition(b" ")
-    return rest.partition(b" ")[0].decode("ascii", "replace") if method == b"GET" else None
-
-
-def _response(status: str, text: str) -> bytes:
-    body = _PAGE.format(text).encode()
-    head = (
-        f"HTTP/1.1 {status}\r\ncontent-type: text/html; charset=utf-8\r\ncontent-length: {len(body)}\r\n"
-        "cache-control: no-store\r\nreferrer-policy: no-referrer\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import Final, TypeAlias
@@ -80,42 +79,36 @@ class Destinations:
         url = request.url
         if _host(url) in self._configured:
             return [request]
-        literal = _literal(url.host)
-        if literal is None and _through_proxy(url):
-            # The HTTP proxy of the network resolves the name, and connects.
-            return [request]
-        found = [literal] if literal is not None else await _resolved(url)
+        literal = True
+        try:
+            found = [ipaddress.ip_address(url.host.partition("%")[0])]
+        except ValueError:
+            literal = False
+            if _through_proxy(url):
+                # The HTTP proxy of the network resolves the name, and connects.
+                return [request]
+            name = url.raw_host.decode("ascii")
+            resolved = await anyio.getaddrinfo(name, url.port, type=socket.SOCK_STREAM)
+            addresses = (ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in resolved)
+            found = list(dict.fromkeys(addresses))
         allowed = [address for address in found if _reach(address) <= self.reach]
         if not allowed:
-            raise OAuthFlowError(_refusal(url.host, found))
-        return [request] if literal is not None else [_to(address, request) for address in allowed]
+            where = ", ".join(str(address) for address in found) or "nowhere"
+            at = "" if where == url.host else f" ({where})"
+            raise OAuthFlowError(
+                f"it leads to {url.host}{at}, an address nearer to this machine than its own; where that is "
+                "meant, set oauth.issuer to its authorization server"
+            )
+        return [request] if literal else [_to(address, request) for address in allowed]
 
 
 def _host(url: str | httpx2.URL) -> str:
     return httpx2.URL(url).host.rstrip(".").lower()
 
 
-def _name(url: httpx2.URL) -> str:
-    """Return the host as it is sent, in ASCII."""
-    return url.raw_host.decode("ascii")
-
-
-def _literal(host: str) -> Address | None:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-
-
-async def _resolved(url: httpx2.URL) -> list[Address]:
-    found = await anyio.getaddrinfo(_name(url), url.port, type=socket.SOCK_STREAM)
-    addresses = (ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found)
-    return list(dict.fromkeys(addresses))
-
-
 def _to(address: Address, request: httpx2.Request) -> httpx2.Request:
     """Return the request to one address; its headers and its TLS handshake still name the host."""
-    extensions = {**request.extensions, "sni_hostname": _name(request.url)}
+    extensions = {**request.extensions, "sni_hostname": request.url.raw_host.decode("ascii")}
     return httpx2.Request(
         request.method,
         request.url.copy_with(host=str(address)),
@@ -126,21 +119,16 @@ def _to(address: Address, request: httpx2.Request) -> httpx2.Request:
 
 
 def _reach(address: Address) -> NetworkReach:
+    """Return the nearest of an address and the IPv4 addresses that it stands for."""
     if isinstance(address, IPv4Address):
         return _reach_of(address)
     if address.ipv4_mapped is not None:
         return _reach_of(address.ipv4_mapped)
-    meant: list[Address] = [address, *_embedded(address)]
-    return max(_reach_of(each) for each in meant)
-
-
-def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
-    """Yield the IPv4 addresses that an address stands for in NAT64, 6to4 and Teredo."""
+    # 6to4, Teredo and NAT64.
+    meant = [address, address.sixtofour, *(address.teredo or ())]
     if address in NAT64:
-        yield IPv4Address(int(address) & 0xFFFFFFFF)
-    if address.sixtofour is not None:
-        yield address.sixtofour
-    yield from address.teredo or ()
+        meant.append(IPv4Address(int(address) & 0xFFFFFFFF))
+    return max(_reach_of(each) for each in meant if each is not None)
 
 
 def _reach_of(address: Address) -> NetworkReach:
@@ -155,12 +143,3 @@ def _reach_of(address: Address) -> NetworkReach:
 def _through_proxy(url: httpx2.URL) -> bool:
     proxies = getproxies()
     return (url.scheme in proxies or "all" in proxies) and not proxy_bypass(url.host)
-
-
-def _refusal(host: str, found: list[Address]) -> str:
-    where = ", ".join(str(address) for address in found) or "nowhere"
-    at = "" if where == host else f" ({where})"
-    return (
-        f"it leads to {host}{at}, an address nearer to this machine than its own; where that is meant, set "
-        "oauth.issuer to its authorization server"
-    )

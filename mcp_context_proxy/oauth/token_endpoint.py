@@ -11,6 +11,7 @@ import logging
 from typing import Final
 
 import httpx2
+import msgspec
 from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.oauth2 import OAuthContext
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
@@ -20,7 +21,7 @@ from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth.credentials import OAuthCredentials
 from mcp_context_proxy.oauth.ssrf_guard import Destinations, NetworkReach
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.clock import time_of_day
 
@@ -74,7 +75,15 @@ async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthC
         raise AuthorizationError(
             credentials.server, "its authorization server gave no usable token"
         ) from None
+    if credentials.scope is not None and (more := scopes_beyond(tokens.scope, credentials.scope)):
+        logger.warning("%s: the new token has scopes that the login had not: %s", credentials.server, more)
     return with_tokens(credentials, tokens)
+
+
+def scopes_beyond(given: str | None, known: str | None) -> str:
+    """Return the scopes in `given` that are not in `known`, for a person."""
+    more = dict.fromkeys(given.split() if given else ())
+    return one_line(" ".join(scope for scope in more if scope not in (known or "").split()), REASON_SHOWN)
 
 
 async def revoke(config: ServerConfig, credentials: OAuthCredentials) -> bool:
@@ -94,15 +103,14 @@ async def revoke(config: ServerConfig, credentials: OAuthCredentials) -> bool:
 def with_tokens(credentials: OAuthCredentials, tokens: OAuthToken) -> OAuthCredentials:
     """Return the credentials with new tokens; fields that the response leaves out stay as they were."""
     lasts, now = tokens.expires_in, time_of_day()
-    fields = {name: getattr(credentials, name) for name in credentials.__struct_fields__}
-    fields |= {
-        "access_token": tokens.access_token,
-        "expires_at": None if lasts is None else now + lasts,
-        "renew_at": None if lasts is None else now + lasts - min(EARLY_SECONDS, EARLY_SHARE * lasts),
-        "refresh_token": tokens.refresh_token or credentials.refresh_token,
-        "scope": tokens.scope or credentials.scope,
-    }
-    return OAuthCredentials(**fields)
+    return msgspec.structs.replace(
+        credentials,
+        access_token=tokens.access_token,
+        expires_at=None if lasts is None else now + lasts,
+        renew_at=None if lasts is None else now + lasts - min(EARLY_SECONDS, EARLY_SHARE * lasts),
+        refresh_token=tokens.refresh_token or credentials.refresh_token,
+        scope=tokens.scope or credentials.scope,
+    )
 
 
 async def _post_as_client(
@@ -134,6 +142,8 @@ async def exchange(destinations: Destinations, request: httpx2.Request) -> httpx
         OSError: the host is not known.
     """
     check_encrypted(str(request.url))
+    # A few compressed bytes can stand for any number of others.
+    request.headers["accept-encoding"] = "identity"
     *others, last = (await destinations.pinned(request))[:ADDRESSES_TRIED]
     # A client for each request: two names of one address must not share a connection that proved only one.
     async with httpx2.AsyncClient(
@@ -155,14 +165,17 @@ async def _whole(
     destinations.heard_from(response)
     body = bytearray()
     try:
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise OAuthFlowError(f"{request.url.host} answered with compressed content, unasked")
         async for chunk in response.aiter_bytes():
             body += chunk
             if len(body) > ANSWER_BYTES:
                 raise OAuthFlowError(f"{request.url.host} answered with more than {ANSWER_BYTES:,} bytes")
     finally:
         await response.aclose()
-    plain = {key: value for key, value in response.headers.items() if key != "content-encoding"}
-    return httpx2.Response(response.status_code, headers=plain, content=bytes(body), request=request)
+    return httpx2.Response(
+        response.status_code, headers=response.headers, content=bytes(body), request=request
+    )
 
 
 def check_encrypted(url: str) -> None:
@@ -188,12 +201,17 @@ def explained(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     if text.startswith("State parameter mismatch"):
         return "the response does not belong to our request (its state is wrong); try again"
-    return clean(text)[:REASON_SHOWN]
+    if text.startswith("Invalid token response"):
+        # The SDK repeats the response, and so perhaps a token.
+        return "its authorization server gave no usable token"
+    return one_line(text, REASON_SHOWN)
 
 
 def reason(response: httpx2.Response) -> str:
     """Return the explanation of an authorization server that refused, for a person."""
-    return clean(f"its authorization server answered {response.status_code}: {response.text}")[:REASON_SHOWN]
+    return one_line(
+        f"its authorization server answered {response.status_code}: {response.text}", REASON_SHOWN
+    )
 
 
 class InMemoryTokenStorage:

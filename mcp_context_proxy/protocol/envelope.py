@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -64,30 +64,46 @@ class RequestError(Exception):
         super().__init__(message)
 
 
+ID_CHARACTERS = 1000
+"""Longest id of a request. Ids are kept while requests are under way, beside what is counted."""
+
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
-_decode_members = msgspec.json.Decoder(Members).decode
 _decode_error = msgspec.json.Decoder(Error).decode
-_encode = msgspec.json.Encoder().encode
+
+members = msgspec.json.Decoder(Members).decode
+"""Decodes the keys of a JSON object; its values stay raw. Raises `msgspec.DecodeError` if it is none."""
+
+value = msgspec.json.Decoder().decode
+"""Decodes JSON to Python values. Raises `msgspec.DecodeError` if it is no JSON."""
+
+encode = msgspec.json.Encoder().encode
+"""Encodes Python values to bytes; `Raw` parts inside are copied byte for byte."""
 
 
 def decode(frame: bytes) -> Envelope:
     """Decode one message.
 
     Raises:
-        MalformedError: it is not JSON, not UTF-8, nested too deeply, or not a JSON-RPC message.
+        MalformedError: it is not JSON, not UTF-8, nested too deeply, or not a JSON-RPC message, or its id is
+            too long.
     """
     # The payload stays undecoded, so a later check would come only in the client.
     if not is_utf8(frame):
         raise MalformedError("it is not UTF-8")
     try:
-        return _decode_envelope(frame)
+        message = _decode_envelope(frame)
+        if isinstance(message.id, str) and len(message.id) > ID_CHARACTERS:
+            raise MalformedError(f"its id has more than {ID_CHARACTERS:,} characters", INVALID_REQUEST)
+        return message
     except (msgspec.DecodeError, RecursionError) as error:
-        # Text that was cut in the middle of an emoji holds half a character: it becomes U+FFFD.
-        mended = _ESCAPE.sub(lambda match: match[1] or rb"\ufffd", frame)
-        if mended != frame:
-            return decode(mended)
-        known = isinstance(error, msgspec.ValidationError)
-        raise MalformedError(str(error), INVALID_REQUEST if known else PARSE_ERROR) from None
+        why: Exception = error
+    if (mended := _mended(frame)) is not None:
+        try:
+            return _decode_envelope(mended)
+        except (msgspec.DecodeError, RecursionError) as error:
+            why = error
+    known = isinstance(why, msgspec.ValidationError)
+    raise MalformedError(str(why), INVALID_REQUEST if known else PARSE_ERROR)
 
 
 def decode_from_client(frame: bytes) -> Envelope:
@@ -107,40 +123,73 @@ def decode_from_client(frame: bytes) -> Envelope:
         raise MalformedError("its id must be a string or an integer", INVALID_REQUEST)
     if isinstance(message.params, Raw) and not starts_with(message.params, b"{"):
         raise MalformedError("its params must be an object", INVALID_REQUEST)
+    if isinstance(message.params, Raw) and holds_a_flood(message.params):
+        raise MalformedError(f"its params have more than {MOST_ENTRIES:,} members", INVALID_REQUEST)
     return message
 
 
-_ESCAPE = re.compile(
-    rb"(\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\[^u]|\\u(?![dD][89a-fA-F]))"
-    rb"|\\u[dD][89a-fA-F][\da-fA-F]{2}"
+MOST_ENTRIES = 10_000
+"""Members of an object, or entries of an array, that are taken apart: each costs a microsecond, for which
+nobody else is served."""
+
+_LARGE_BYTES = 64 * 1024
+
+
+def holds_a_flood(raw: bytes | Raw, most: int = MOST_ENTRIES) -> bool:
+    """Return whether a large object or array has more than `most` entries of its own."""
+    if len(raw) < _LARGE_BYTES:
+        return False
+    from mcp_context_proxy.protocol.nesting import has_more_entries  # noqa: PLC0415 - imports numpy
+
+    return has_more_entries(bytes(raw), most)
+
+
+_HALVES = re.compile(
+    rb"\\u[dD](?:[89abAB][\da-fA-F]{2}(\\u[dD][c-fC-F][\da-fA-F]{2})?|[c-fC-F][\da-fA-F]{2})"
 )
-"""Any escape in JSON; outside the group, half of a surrogate pair."""
+"""A surrogate pair in JSON, with its second half as the group, or half of one."""
+
+ESCAPES_MENDED = 10_000
+"""Escapes of surrogates that are looked at in one message. A cut text has one half,
+and every escaped emoji is looked at; megabytes of them would keep everybody waiting."""
+
+
+def _mended(frame: bytes) -> bytes | None:
+    """Return the message with U+FFFD for half characters, as text cut in an emoji has; None if it has none.
+
+    The positions are searched, not matched: an expression would take seconds for megabytes of other escapes.
+    """
+    parts: list[bytes] = []
+    begin = looked_at = 0
+    for at in sorted([*_positions(frame, b"\\ud"), *_positions(frame, b"\\uD")])[:ESCAPES_MENDED]:
+        before = frame[looked_at:at]
+        escaped = (len(before) - len(before.rstrip(b"\\"))) % 2
+        match = None if at < looked_at or escaped else _HALVES.match(frame, at)
+        if match is None:
+            looked_at = max(looked_at, at + len(b"\\ud"))
+            continue
+        looked_at = match.end()
+        if match[1] is None:
+            parts += frame[begin:at], b"\\ufffd"
+            begin = looked_at
+    return b"".join((*parts, frame[begin:])) if parts else None
+
+
+def _positions(frame: bytes, part: bytes) -> Iterator[int]:
+    at = frame.find(part)
+    for _ in range(ESCAPES_MENDED):
+        if at < 0:
+            return
+        yield at
+        at = frame.find(part, at + len(part))
 
 
 def decode_error(raw: Raw) -> Error:
     """Decode an ``error`` member; a malformed one becomes an internal error that says so."""
     try:
         return _decode_error(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return Error(INTERNAL_ERROR, "malformed error object")
-
-
-def members(raw: bytes | Raw) -> Members:
-    """Decode the keys of a JSON object; its values stay raw.
-
-    Raises:
-        msgspec.DecodeError: it is not an object.
-    """
-    return _decode_members(raw)
-
-
-def value(raw: bytes | Raw) -> Any:
-    """Decode JSON to Python values.
-
-    Raises:
-        msgspec.DecodeError: it is not JSON.
-    """
-    return msgspec.json.decode(raw)
 
 
 def starts_with(raw: bytes | Raw, *kinds: bytes) -> bool:
@@ -166,36 +215,31 @@ def number(raw: bytes | Raw | None) -> float | None:
 def _lenient(raw: bytes | Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 
 def raw(obj: Any) -> Raw:
     """Encode Python values to `Raw`; `Raw` parts inside are copied byte for byte."""
-    return Raw(_encode(obj))
-
-
-def encode(obj: Any) -> bytes:
-    """Encode Python values to bytes; `Raw` parts inside are copied byte for byte."""
-    return _encode(obj)
+    return Raw(encode(obj))
 
 
 def request(request_id: RequestId, method: str, params: Mapping[str, Any] | None) -> bytes:
     """Encode a request, without a line end."""
-    return _encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}})
+    return encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}})
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
     """Encode a notification, without a line end."""
     if not params:
-        return _encode({"jsonrpc": "2.0", "method": method})
-    return _encode({"jsonrpc": "2.0", "method": method, "params": params})
+        return encode({"jsonrpc": "2.0", "method": method})
+    return encode({"jsonrpc": "2.0", "method": method, "params": params})
 
 
 def reply(request_id: RequestId, result: bytes | Raw) -> bytes:
     """Encode a successful reply around an already encoded result, without a line end."""
     # One join copies a large result once.
-    return b"".join((b'{"jsonrpc":"2.0","id":', _encode(request_id), b',"result":', result, b"}"))
+    return b"".join((b'{"jsonrpc":"2.0","id":', encode(request_id), b',"result":', result, b"}"))
 
 
 def error_reply(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
@@ -203,7 +247,7 @@ def error_reply(request_id: RequestId | None, code: int, message: str, data: Any
     error: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         error["data"] = data
-    return _encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+    return encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
 _ID = re.compile(rb'"id"\s*:\s*(-?\d{1,18}(?=\s*[,}])|"[^"\\]{1,128}")')

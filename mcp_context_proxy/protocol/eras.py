@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from mcp_context_proxy import __version__
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 
@@ -29,6 +30,9 @@ CLIENT_INFO_KEY = META_PREFIX + "clientInfo"
 CLIENT_CAPABILITIES_KEY = META_PREFIX + "clientCapabilities"
 LOG_LEVEL_KEY = META_PREFIX + "logLevel"
 SERVER_INFO_KEY = META_PREFIX + "serverInfo"
+SERVER_INFO = envelope.raw(
+    {"name": "mcp-context-proxy", "title": "MCP Context Proxy", "version": __version__}
+)
 SUBSCRIPTION_KEY = META_PREFIX + "subscriptionId"
 """``_meta`` key in notifications of a modern server: the id of the request that subscribed."""
 
@@ -36,6 +40,8 @@ OWN_PREFIX = "io.github.mcp-context-proxy/"
 """Prefix of the ``_meta`` keys that this proxy reads itself; they never reach a downstream server."""
 QUERY_KEY = OWN_PREFIX + "query"
 CONTEXT_KEY = OWN_PREFIX + "context"
+SERVER_KEY = OWN_PREFIX + "server"
+"""``_meta`` key with the name of a server: that of a listed resource, or that which asks a client."""
 
 PER_CONNECTION_KEYS = frozenset(
     {VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, "progressToken"}
@@ -131,14 +137,7 @@ def fit_params_to_server(
     """Convert the params of a client's request for a downstream server of an era.
 
     ``_meta`` of others is kept. Keys of this proxy are removed, and keys that belong to one hop are replaced.
-
-    Args:
-        params: The params as the client sent them.
-        era: The era of the server.
-        capabilities: The capabilities of the client; sent to modern servers only.
-        client_info: The name and version of the client; sent to modern servers only.
-        log_level: The level of log messages that the client wants for this request; modern servers only.
-        progress_token: The token for progress notifications, if the client wants any.
+    Capabilities, name and version of the client, and its log level are sent to modern servers only.
     """
     meta = {
         key: raw
@@ -198,14 +197,10 @@ def result_type(result: Members) -> str:
     return envelope.text(result.get("resultType")) or "complete"
 
 
-def fit_result_to_client(method: str, result: bytes, era: Era, server_info: Raw) -> bytes:
+def fit_result_to_client(method: str, result: bytes, era: Era) -> bytes:
     """Convert a server's result to the era of the client, and change nothing else.
 
-    Args:
-        method: The method that the client called.
-        result: The result as the server sent it.
-        era: The era of the client.
-        server_info: The name and version of this proxy, for modern results.
+    A modern client also learns the name and version of this proxy.
     """
     parts = envelope.members(result)
     if era is Era.HANDSHAKE:
@@ -216,7 +211,7 @@ def fit_result_to_client(method: str, result: bytes, era: Era, server_info: Raw)
         parts["ttlMs"] = _bounded_ttl(parts.get("ttlMs"))
         parts.setdefault("cacheScope", Raw(b'"private"'))
     meta = meta_of(parts)
-    meta[SERVER_INFO_KEY] = server_info
+    meta[SERVER_INFO_KEY] = SERVER_INFO
     parts["_meta"] = envelope.raw(meta)
     return envelope.encode(parts)
 

@@ -49,7 +49,8 @@ class LineFramer:
         if not self._buffer and not self._dropped and data.endswith(b"\n"):
             # The common case: the chunk is exactly one or more whole lines; no copy into the buffer.
             for line in data.split(b"\n"):
-                yield from self._line(line)
+                if line:
+                    yield from self._line(line)
             return
         self._buffer += data
         while (end := self._buffer.find(b"\n", self._searched)) >= 0:
@@ -65,22 +66,18 @@ class LineFramer:
                 yield from self._line(line)
         self._searched = len(self._buffer)
         if self._dropped or self._searched > self._limit:
-            self._drop()
+            # Too long already: only its first and last bytes are kept.
+            if not self._dropped:
+                self._head = bytes(self._buffer[:EDGE_BYTES])
+            keep = self._buffer[-EDGE_BYTES:]
+            self._dropped += len(self._buffer) - len(keep)
+            self._buffer, self._searched = keep, len(keep)
 
     def _line(self, line: bytes) -> Iterator[bytes | Oversized]:
         if len(line) > self._limit:
             yield Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], self._limit)
         elif stripped := line.strip(b" \t\r"):
             yield stripped
-
-    def _drop(self) -> None:
-        """Drop the buffered part of a line that is already too long, but for its last bytes."""
-        if not self._dropped:
-            self._head = bytes(self._buffer[:EDGE_BYTES])
-        keep = self._buffer[-EDGE_BYTES:]
-        self._dropped += len(self._buffer) - len(keep)
-        self._buffer = keep
-        self._searched = len(keep)
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -127,7 +124,12 @@ class EventFramer:
         Raises:
             OversizedEventError: the incomplete event is over the limit.
         """
-        *lines, rest = self._normalized(data).split(b"\n")
+        if self._after_return and data.startswith(b"\n"):
+            data = data[1:]
+        self._after_return = data.endswith(b"\r")
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, rest = data.split(b"\n")
         for ended in lines:
             line: bytes | bytearray = ended
             if self._line:
@@ -144,13 +146,6 @@ class EventFramer:
                 yield self._finish()
         self._line += rest
         self._check(len(self._line))
-
-    def _normalized(self, data: bytes) -> bytes:
-        """The bytes with every kind of line end as a line feed."""
-        if self._after_return and data.startswith(b"\n"):
-            data = data[1:]
-        self._after_return = data.endswith(b"\r")
-        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
 
     def _take(self, line: bytes | bytearray) -> None:
         if line.startswith(b":"):

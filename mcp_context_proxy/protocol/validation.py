@@ -1,4 +1,4 @@
-"""Checks requests before they are handled: params, nesting depth, number of values, log levels.
+"""Checks messages before they are handled: params, nesting depth, number of values, levels, subscriptions.
 
 Only members that this proxy acts on are checked; the server judges the rest. Depth and number of values are
 counted on the bytes, without building any object, so that no input is too large to check.
@@ -7,15 +7,15 @@ counted on the bytes, without building any object, so that no input is too large
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.nesting import PART_BYTES, deepest
 
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """Least severe first."""
@@ -32,6 +32,30 @@ def most_verbose(levels: Iterable[str | None]) -> str | None:
     """Return the least severe of the levels; None if there is none."""
     known = [level for level in levels if level in LOG_LEVELS]
     return min(known, key=LOG_LEVELS.index, default=None)
+
+
+URI_CHARACTERS = 4096
+"""Longest URI of a subscription or an update; a longer one is refused, or not passed on."""
+
+URI_LEVELS = 64
+"""Parents of a URI that are looked for among the subscriptions."""
+
+
+def covers(subscribed: Collection[str], uri: str) -> bool:
+    """Return whether a resource, or one that contains it, is among those subscribed to."""
+    return bool(subscribed) and any(each in subscribed for each in containing(uri))
+
+
+def containing(uri: str) -> Iterator[str]:
+    """Yield the URI of a resource, then of those that contain it, without and with a slash."""
+    yield uri
+    end = len(uri) if len(uri) <= URI_CHARACTERS else 0
+    for _ in range(URI_LEVELS):
+        end = uri.rfind("/", 0, end)
+        if end < 0:
+            return
+        yield uri[:end]
+        yield uri[: end + 1]
 
 
 STRING, OBJECT, NULL = '"', "{", "n"
@@ -75,7 +99,15 @@ def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
         return "_meta must be an object"
     if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
         return wrong
-    return _meta_fault(eras.meta_of(params), modern)
+    meta = eras.meta_of(params)
+    token, level = meta.get("progressToken"), meta.get(eras.LOG_LEVEL_KEY)
+    if token is not None and type(envelope.value(token)) not in (int, str):
+        return "progressToken must be a string or an integer"
+    if modern and not _is(meta.get(eras.CLIENT_CAPABILITIES_KEY), OBJECT):
+        return f"{eras.CLIENT_CAPABILITIES_KEY} must be an object"
+    if modern and level is not None and envelope.text(level) not in LOG_LEVELS:
+        return f"{eras.LOG_LEVEL_KEY} must be one of {', '.join(LOG_LEVELS)}"
+    return None
 
 
 def _reference_fault(params: Members) -> str | None:
@@ -91,58 +123,29 @@ def _reference_fault(params: Members) -> str | None:
     return None
 
 
-def _meta_fault(meta: Members, modern: bool) -> str | None:
-    token = meta.get("progressToken")
-    if token is not None and type(envelope.value(token)) not in (int, str):
-        return "progressToken must be a string or an integer"
-    if modern and not _is(meta.get(eras.CLIENT_CAPABILITIES_KEY), OBJECT):
-        return f"{eras.CLIENT_CAPABILITIES_KEY} must be an object"
-    level = meta.get(eras.LOG_LEVEL_KEY)
-    if modern and level is not None and envelope.text(level) not in LOG_LEVELS:
-        return f"{eras.LOG_LEVEL_KEY} must be one of {', '.join(LOG_LEVELS)}"
-    return None
-
-
 def _is(raw: Raw | None, kind: str) -> bool:
     return raw is not None and envelope.starts_with(raw, kind.encode())
 
 
-CHUNK_BYTES: Final = 1 << 20
-"""Brackets counted at a time; counting takes a few times this memory."""
-
-_OTHER: Final = bytes(set(range(256)) - set(b'"[]{}'))
 _NO_BEGINNING: Final = bytes(set(range(256)) - set(b'"[{,'))
 _STRING: Final = re.compile(rb'"[^"]*"')
 
 
-def nests_deeper(encoded: bytes, limit: int, chunk_bytes: int = CHUNK_BYTES) -> bool:
+def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bool:
     """Return whether objects and arrays nest deeper than `limit` levels. The input must be valid JSON."""
     if encoded.count(b"{") + encoded.count(b"[") <= limit:
         return False
-    brackets = _STRING.sub(b"", _bare(encoded, _OTHER))
-    depth = 0
-    for start in range(0, len(brackets), chunk_bytes):
-        count = min(chunk_bytes, len(brackets) - start)
-        chunk = np.frombuffer(brackets, dtype=np.uint8, count=count, offset=start)
-        levels = np.cumsum(np.where((chunk & 7) == (ord("[") & 7), 1, -1), dtype=np.int32) + depth
-        if levels.max() > limit:
-            return True
-        depth = int(levels[-1])
-    return False
+    return any(depth > limit for depth in deepest(encoded, part_bytes))
 
 
 def holds_more(encoded: bytes, limit: int) -> bool:
     """Return whether valid JSON has `limit` values or more, not counting empty ones."""
     if sum(encoded.count(mark) for mark in (b",", b"[", b"{")) < limit:
         return False
-    bare = _bare(encoded, _NO_BEGINNING)
+    # Escapes go first, from the left. Removing two adjacent quotes does not change what is inside strings.
+    plain = encoded.replace(b"\\\\", b"").replace(b'\\"', b"")
+    bare = plain.translate(None, _NO_BEGINNING).replace(b'""', b"")
     # Each remaining string is a key or a value; the marks that begin or separate values are in it or outside.
     if bare.count(b'"') > 4 * limit:
         return True
     return len(_STRING.sub(b"", bare)) >= limit
-
-
-def _bare(encoded: bytes, other: bytes) -> bytes:
-    """Remove escapes, `other` bytes, then empty strings; the remaining quotes surround strings."""
-    # Escapes go first, from the left. Removing two adjacent quotes does not change what is inside strings.
-    return encoded.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, other).replace(b'""', b"")

@@ -136,23 +136,20 @@ class CrossEncoderModel:
 
     def _scores(self, query: str, texts: Sequence[str]) -> list[float]:
         try:
-            session, tokenizer = self._open()
+            with self._lock:
+                if self._opened is None:
+                    session = open_session(graph_of(self._directory))
+                    if unknown := unknown_inputs(session):
+                        raise RerankError(self.name, unknown)
+                    tokenizer = open_tokenizer(self._directory / TOKENIZER, max_tokens_of(self._directory))
+                    self._opened = session, tokenizer
+                session, tokenizer = self._opened
             inputs = inputs_of(session)
             return [_score(session, inputs, tokenizer.encode(_cut(query), _cut(text))) for text in texts]
         except (RerankError, ModelError) as error:
             raise RerankError(self.name, error.reason, EXPORT) from error
         except Exception as error:  # boundary: both libraries raise a class of their own for every fault
             raise RerankError(self.name, f"the runtime refuses it: {error}", EXPORT) from error
-
-    def _open(self) -> tuple[Any, Any]:
-        with self._lock:
-            if self._opened is None:
-                session = open_session(graph_of(self._directory))
-                if unknown := unknown_inputs(session):
-                    raise RerankError(self.name, unknown)
-                tokenizer = open_tokenizer(self._directory / TOKENIZER, max_tokens_of(self._directory))
-                self._opened = session, tokenizer
-            return self._opened
 
 
 def _score(session: Any, inputs: dict[str, Any], pair: Any) -> float:

@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import anyio
@@ -24,6 +23,7 @@ from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Tool
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line
 from mcp_context_proxy.rerank.reranker_model import Candidate, RerankerModel, complete_order
 from mcp_context_proxy.retrieval.results import Ranking, Result
 
@@ -73,14 +73,7 @@ class Reranker:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask nothing yet.
-
-        Args:
-            mode: When to ask, unless a search says otherwise.
-            model: The configured model; None to ask the client's own.
-            limits: Bound the time of an answer.
-            clock: Seconds.
-        """
+        """Ask nothing yet; without a configured ``model`` the client's own is asked."""
         self.mode, self._model = mode, model
         self._seconds, self._clock = limits.rerank_seconds, clock
         self._failures: dict[str, tuple[float, str]] = {}
@@ -97,10 +90,8 @@ class Reranker:
     ) -> tuple[Ranking, Reranking | None]:
         """Return a ranking with its best tools in a better order, or unchanged, and the outcome.
 
-        Args:
-            ranking: Of tools, with at least `CANDIDATES` results where there are so many.
-            client: The client's own model; None if it cannot be asked.
-            mode: Overrides the configured mode. With "never" there is no outcome.
+        It should have `CANDIDATES` tools or more. ``client`` is the client's own model, if it can be asked.
+        ``mode`` overrides the configured mode; with "never" there is no outcome.
         """
         mode = mode or self.mode
         if mode == "never":
@@ -127,7 +118,7 @@ class Reranker:
             self._failures = {key: one for key, one in self._failures.items() if now < one[0]}
             self._failures[model.key] = now + RETRY_SECONDS, str(error)
             logger.warning("%s. The order of the search stays.", error)
-            return ranking, Reranking(False, str(error), now - began)
+            return ranking, Reranking(False, one_line(str(error), LINE_CHARACTERS), now - began)
         self._failures.pop(model.key, None)
         self._orders[question] = order
         if len(self._orders) > ORDERS_KEPT:
@@ -142,7 +133,7 @@ class Reranker:
         try:
             await self._order(self._model, "send a mail", PLAIN_CASE)
         except RerankError as error:
-            return Reranking(False, str(error), self._clock() - began)
+            return Reranking(False, one_line(str(error), LINE_CHARACTERS), self._clock() - began)
         return Reranking(True, self._model.name, self._clock() - began)
 
     async def _order(self, model: RerankerModel, query: str, texts: tuple[Candidate, ...]) -> list[int]:
@@ -161,9 +152,7 @@ class Reranker:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         if self._model is not None:
             with anyio.CancelScope(shield=True):
                 await self._model.aclose()

@@ -24,6 +24,7 @@ from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.protocol.text import clean
 
 SYSTEM: Final = (
@@ -68,15 +69,10 @@ class Candidate:
 class RerankerModel(Protocol):
     """Orders candidates. Its answer is not trusted: see `complete_order`."""
 
-    @property
-    def name(self) -> str:
-        """The model and its place, for a person."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """Identity of the model: after a failure it is left alone for a while."""
-        ...
+    name: str
+    """The model and its place, for a person."""
+    key: str
+    """Identity of the model: after a failure it is left alone for a while."""
 
     async def order(self, query: str, candidates: Sequence[Candidate]) -> Sequence[int]:
         """Return positions of candidates, best first; the caller sets the time limit.
@@ -84,11 +80,9 @@ class RerankerModel(Protocol):
         Raises:
             RerankError: there is no answer, or no usable one.
         """
-        ...
 
     async def aclose(self) -> None:
         """Release connections and memory."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +110,7 @@ class Question:
         return cls(text, len(candidates))
 
     def order(self, answer: str, model: str) -> list[int]:
-        """Return the positions in an answer of ``model``, best first.
-
-        Raises:
-            RerankError: it names none.
-        """
+        """Return the positions in an answer of ``model``, best first; without any it is a `RerankError`."""
         positions = [number - 1 for number in numbers_in(answer) if 1 <= number <= self.count]
         if not positions:
             raise RerankError(model, "its answer is no list of numbers")
@@ -149,7 +139,7 @@ def complete_order(positions: Sequence[int], count: int) -> list[int]:
 
 
 def _cut(text: str, length: int) -> str:
-    return " ".join(clean(text).split())[:length]
+    return one_line(text)[:length]
 
 
 class _Block(msgspec.Struct):

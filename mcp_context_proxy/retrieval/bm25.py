@@ -161,9 +161,14 @@ class LexicalIndex:
         hashes = np.array([hash(term) for term in terms], np.int64)
         by_term: list[list[tuple[NDArray[np.int32], Small]]] = [[] for _ in terms]
         for group, first in self._placed_groups():
-            shift = np.int32(first * len(FIELDS))
-            for at, span in group.whole.spans(hashes):
-                by_term[at].append((group.whole.cells[span] + shift, group.whole.counts[span]))
+            whole, shift = group.whole, np.int32(first * len(FIELDS))
+            if not whole.vocabulary.size:
+                continue
+            places = np.minimum(np.searchsorted(whole.vocabulary, hashes), whole.vocabulary.size - 1)
+            starts, ends = whole.offsets[places], whole.offsets[places + 1]
+            for at in np.flatnonzero(whole.vocabulary[places] == hashes).tolist():
+                span = slice(starts[at], ends[at])
+                by_term[at].append((whole.cells[span] + shift, whole.counts[span]))
         pairs = list(chain.from_iterable(by_term))
         cells = np.concatenate([np.zeros(0, np.int32), *(own for own, _ in pairs)])
         counts = np.concatenate([np.zeros(0, np.uint8), *(own for _, own in pairs)])
@@ -310,15 +315,6 @@ class Postings:
             (joined.lengths > 0).sum(axis=0),
         )
 
-    def spans(self, hashes: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-        """Yield the place among ``hashes`` of each term that occurs, with the slice of its cells."""
-        if not self.vocabulary.size:
-            return
-        places = np.minimum(np.searchsorted(self.vocabulary, hashes), self.vocabulary.size - 1)
-        (found,) = (self.vocabulary[places] == hashes).nonzero()
-        starts, ends = self.offsets[places], self.offsets[places + 1]
-        yield from ((int(at), slice(int(starts[at]), int(ends[at]))) for at in found)
-
 
 def _small(numbers: Small, highest: int) -> Small:
     """Return numbers in as little memory as they need: there are some fifty for each tool."""
@@ -340,12 +336,6 @@ class Group(Generic[Member, Whole]):
     members: tuple[Member, ...]
     size: int
     whole: Whole
-
-    def has(self, members: Sequence[tuple[Member, int]]) -> bool:
-        """Return whether its members are the same objects as these."""
-        return len(self.members) == len(members) and all(
-            ours is theirs for ours, (theirs, _) in zip(self.members, members, strict=True)
-        )
 
 
 def grouped(
@@ -381,7 +371,7 @@ def grouped(
     while at < len(members):
         group = known.get(id(members[at][0]))
         following = members[at : at + (len(group.members) if group else 1)]
-        if group is not None and not group.has(following):
+        if group is not None and list(map(id, group.members)) != [id(member) for member, _ in following]:
             group, following = None, members[at : at + 1]
         if group is not None and not (collected and group.size < enough):
             flush()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -21,16 +22,13 @@ from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval.index import Filters, Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.query_scores import PreparedQuery, QueryScores
-from mcp_context_proxy.retrieval.relevance import Calibration
 from mcp_context_proxy.retrieval.results import Learned, Ranking, Result, SearchOptions, Support
+from mcp_context_proxy.retrieval.scoring import Calibration, count_selected
 from mcp_context_proxy.retrieval.text import content_words, name_key, query_texts
 
-SUSPECTS_LAST = 1
-"""Suspected tools that come after others that fit, where a selection has room: one is enough to be seen."""
-
 PLACES_BEFORE_SUSPECTS = 5
-"""Places of other tools before it, even where fewer would have been selected: it must not displace any. Also
-the lowest number of places where suspected tools are ranked among others."""
+"""Places of other tools before suspected ones, even where fewer would have been selected: they must not
+displace any. Also the lowest number of places where suspected tools are ranked among others."""
 
 SHARE_OF_SUSPECTS = 0.5
 """Share of the places of a selection that suspected tools may have where no others fit."""
@@ -41,7 +39,6 @@ HISTORY_DECAY = 0.5
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
 
-Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 Novel = Callable[[], Mapping[ToolKey, float]]
 """Returns the additions for new tools, by server and own name."""
 
@@ -66,13 +63,9 @@ class Engine:
     ) -> None:
         """Prepare an engine.
 
-        Args:
-            embedder: Embeds texts of the catalog; None searches by words alone.
-            query_embedder: Embeds queries, which should not end up in a store; by default the same.
-            calibration: Decides how near an item must be to be meant, which depends on the model.
-            calls: Returns how often a source was used; the most used are indexed first.
-            learned: Tools used for earlier queries; None for nothing.
-            novel: Returns additions for new tools; None where novelty does not matter.
+        The query embedder (by default the same) embeds queries, which should not end up in a store; without a
+        model words alone are searched. The calibration decides how near an item must be to be meant, which
+        depends on the model.
         """
         self._embedder, self._query_embedder = embedder, query_embedder or embedder
         self._calibration, self._calls = calibration, calls
@@ -103,25 +96,30 @@ class Engine:
             history: Earlier queries, the latest first: they pull the query as a whole towards them.
         """
         started = time.perf_counter()
-        index = self._complete(snapshot, on_progress, lambda: False) if wait else self._read(snapshot)
+        index = self.index(snapshot, on_progress) if wait else self.index_of(snapshot)
         vectors, note = None, None
         if options.method != "lexical":
             vectors, note = self._query_vectors(query, index, history)
-        prepared = PreparedQuery.of(
-            query,
-            index,
-            vectors=vectors,
-            method=options.method,
-            supports=self._supports(index, vectors) if options.method == "hybrid" else {},
-            novel=self._novel_items(index) if options.explore and vectors is not None else {},
+        supports, novel = dict[int, Support](), dict[int, float]()
+        if self._learned is not None and vectors is not None and options.method == "hybrid":
+            supports = _by_item(index, partial(self._learned.supported, vectors[0]))
+        if self._novel is not None and vectors is not None and options.explore:
+            novel = _by_item(index, self._novel)
+        prepared = PreparedQuery(
+            query, index, vectors=vectors, method=options.method, supports=supports, novel=novel
         )
         allowed = index.allowed(filters)
         found = _rank(prepared, allowed, self._calibration, options)
         considered = int(allowed.sum())
         indexed = None
         if not index.complete and not index.note:
-            indexed = int((allowed & index.ready).sum()), considered
-            note = _progress_note(indexed, index.unread, filters)
+            done = int((allowed & index.ready).sum())
+            indexed = done, considered
+            kind = "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
+            if index.unread:
+                note = f"indexing has begun: {index.unread:,} {kind} could not be searched yet"
+            elif done < considered:
+                note = f"{done:,} of {considered:,} {kind} are indexed; the rest was searched by words"
         return Ranking(
             query=query,
             results=tuple(found.selected) if found.fits else (),
@@ -143,13 +141,28 @@ class Engine:
         snapshot: Snapshot,
         on_progress: OnProgress | None = None,
         cancelled: Cancelled = lambda: False,
-    ) -> None:
+    ) -> Index:
         """Index all of a snapshot; searches that do not wait use the finished part meanwhile.
 
         Raises:
             EmbeddingCancelledError: ``cancelled()`` returned true; the next indexing goes on from there.
         """
-        self._complete(snapshot, on_progress, cancelled)
+        if (index := self._known(snapshot)) is not None and index.complete:
+            return index
+        with self._building:
+            index = self._read(snapshot)
+            while index.unread:
+                if cancelled():
+                    raise EmbeddingCancelledError(0, index.unread)
+                index = self._read(snapshot, index)
+            if index.complete or self._embedder is None:
+                return index
+            newest = all(known.snapshot.generation <= snapshot.generation for known in self._indexes)
+            steps = embedded(index, self._embedder, newest, on_progress, cancelled, calls=self._calls)
+            for further in steps:
+                index = further
+                self._keep(index)
+            return index
 
     def index_of(self, snapshot: Snapshot) -> Index:
         """Return a snapshot's index, as far as it is ready."""
@@ -193,25 +206,6 @@ class Engine:
         except ModelError:
             return None
 
-    def _complete(self, snapshot: Snapshot, on_progress: OnProgress | None, cancelled: Cancelled) -> Index:
-        """Return the whole index, built here where no other thread did."""
-        if (index := self._known(snapshot)) is not None and index.complete:
-            return index
-        with self._building:
-            index = self._read(snapshot)
-            while index.unread:
-                if cancelled():
-                    raise EmbeddingCancelledError(0, index.unread)
-                index = self._read(snapshot, index)
-            if index.complete or self._embedder is None:
-                return index
-            newest = all(known.snapshot.generation <= snapshot.generation for known in self._indexes)
-            steps = embedded(index, self._embedder, newest, on_progress, cancelled, calls=self._calls)
-            for further in steps:
-                index = further
-                self._keep(index)
-            return index
-
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
         """Return a known index, or a new one of the snapshot's words; of more words than ``before``."""
         with self._reading:
@@ -247,24 +241,10 @@ class Engine:
                     self._indexes = tuple(lexical if known is index else known for known in self._indexes)
             return None, lexical.note
 
-    def _supports(self, index: Index, vectors: NDArray[np.float32] | None) -> Mapping[int, Support]:
-        """Return the learned support of items, by position."""
-        if self._learned is None or vectors is None:
-            return {}
-        try:
-            return dict(_by_item(index, self._learned.supported(vectors[0])))
-        except ModelError:
-            return {}
 
-    def _novel_items(self, index: Index) -> Mapping[int, float]:
-        """Return the additions for new items, by position."""
-        try:
-            return {} if self._novel is None else dict(_by_item(index, self._novel()))
-        except ModelError:
-            return {}
-
-
-def query_vectors(query: str, embed: Embed, history: Sequence[str] = ()) -> NDArray[np.float32] | None:
+def query_vectors(
+    query: str, embed: Callable[[Sequence[str]], NDArray[np.float32]], history: Sequence[str] = ()
+) -> NDArray[np.float32] | None:
     """Return one row of norm 1 for each of `text.query_texts`; None for a query without a letter.
 
     The row of the whole query is the mean of two: of the text, and of its words without stop words. So
@@ -293,14 +273,18 @@ def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> 
     return vector / norm if norm > 0 else otherwise
 
 
-def _by_item(index: Index, by_tool: Mapping[ToolKey, T]) -> Iterator[tuple[int, T]]:
-    """Yield values by server and own name of a tool, by its position."""
-    if not by_tool:
-        return
-    for item in index.named([name_key(name) for _, name in by_tool]):
+def _by_item(index: Index, values: Callable[[], Mapping[ToolKey, T]]) -> dict[int, T]:
+    """Return values of tools by position in the index; none where the model that they come from fails."""
+    try:
+        by_tool = values()
+    except ModelError:
+        return {}
+    found = {}
+    for item in index.named([name_key(name) for _, name in by_tool]) if by_tool else ():
         tool = index.items[item]
         if isinstance(tool, Tool) and (tool.server, tool.name) in by_tool:
-            yield item, by_tool[tool.server, tool.name]
+            found[item] = by_tool[tool.server, tool.name]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,34 +305,39 @@ def _rank(
 
     Suspected tools are scored apart from the others and not left out, for the suspicion may be wrong:
 
-    - Where others fit, the best suspected one comes last, if its score is higher than all of theirs.
+    - Where others fit, those that would have been selected come last: the best one of each suspected server,
+      and more if there are few others.
     - Where none of the others fits, suspected ones are ranked among them, in at most half of the places.
     - Where there are no others, or the query names a tool or past use speaks for it, it is ranked as usual.
     """
     trusted = allowed
     if query.index.unsuspected is not None:
-        trusted = query.index.unsuspected.copy()
-        trusted[[*query.supports, *query.named]] = True
-        trusted &= allowed
+        trusted = query.index.unsuspected & allowed
         if not trusted.any():
+            # Neither past use nor a name may raise one tool so that the suspicion counts against the others.
             trusted = allowed
-    scores = QueryScores.of(query, trusted)
+        else:
+            spoken_for = np.zeros_like(allowed)
+            spoken_for[[*query.supports, *query.named]] = True
+            trusted |= spoken_for & allowed
+    scores = QueryScores(query, trusted)
     evidence = scores.evidence(calibration)
     fits = scores.fits(calibration, evidence)
     suspected = allowed & ~trusted
     if not suspected.any():
         selected, others = scores.ranked(options)
         return _Ranked(selected, others, fits, evidence, scores.whole)
-    suspects = QueryScores.of(query, suspected)
+    suspects = QueryScores(query, suspected)
     cosines = [one.whole for one in (scores, suspects) if one.whole is not None]
     results, others = scores.ranked(replace(options, at_least=max(options.at_least, PLACES_BEFORE_SUSPECTS)))
     demoted, more = suspects.ranked(options)
     if fits:
-        kept = min(len(results), max(options.most - SUSPECTS_LAST, PLACES_BEFORE_SUSPECTS))
-        room = max(0, min(SUSPECTS_LAST, options.most - kept))
-        best = max((result.score for result in results), default=0.0)
-        taken = [one for one in demoted[:room] if one.score > best]
-        kept = kept if taken else len(results)
+        wanted = _selected_unless_suspected(results, demoted, options)
+        first = {one.item.server: one for one in reversed(wanted) if isinstance(one.item, Tool)}
+        kept = min(len(results), max(options.most - len(first), PLACES_BEFORE_SUSPECTS))
+        room = min(options.most - kept, max(len(first), PLACES_BEFORE_SUSPECTS - kept))
+        wanted.sort(key=lambda one: one not in first.values())
+        taken = sorted(wanted[: max(0, room)], key=lambda one: -one.score)
         selected = [*results[:kept], *taken]
         any_fits = True
     else:
@@ -358,17 +347,20 @@ def _rank(
         taken = demoted[: max(1, int(SHARE_OF_SUSPECTS * places), places - len(results))]
         kept = places - len(taken)
         selected = sorted([*results[:kept], *taken], key=lambda one: -one.score)
-    others = [*results[kept:], *others, *demoted[len(taken) :], *more][
-        : max(0, options.depth - len(selected))
-    ]
+    left = [one for one in demoted if one not in taken]
+    others = [*results[kept:], *others, *left, *more][: max(0, options.depth - len(selected))]
     return _Ranked(selected, others, any_fits, evidence, max(cosines, default=None))
 
 
-def _progress_note(indexed: tuple[int, int], unread: int, filters: Filters) -> str | None:
-    """Return how far indexing is, for a reader of the results."""
-    (done, total), kind = indexed, "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
-    if unread:
-        return f"indexing has begun: {unread:,} {kind} could not be searched yet"
-    return (
-        None if done == total else f"{done:,} of {total:,} {kind} are indexed; the rest was searched by words"
-    )
+def _selected_unless_suspected(
+    results: Sequence[Result], demoted: Sequence[Result], options: SearchOptions
+) -> list[Result]:
+    """Return the suspected tools that would have been selected among all others, best first."""
+    together = sorted([*results, *demoted], key=lambda one: -one.score)
+    count = count_selected(np.array([one.score for one in together], np.float32), options)
+    ranked = together[:count]
+    return [
+        one
+        for one in demoted
+        if one in ranked or (one.cosine is not None and one.cosine >= options.include_score)
+    ]

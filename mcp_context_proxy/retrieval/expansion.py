@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import IndexedChunk, Item, Kind, Snapshot
+from mcp_context_proxy.items import Item, Kind, Snapshot
 from mcp_context_proxy.retrieval.index import Index, item_key
 from mcp_context_proxy.retrieval.text import chunks
+from mcp_context_proxy.retrieval.vectors import DenseIndex
 
 CHUNKS_COMPARED = 5
 """Chunks of an item that are compared; nearly every tool has fewer, a long document has some of anything."""
@@ -59,12 +60,7 @@ class Expander:
     """Finds items that are near to items and to texts."""
 
     def __init__(self, index_of: Callable[[Snapshot], Index], embedder: Embedder | None) -> None:
-        """Prepare.
-
-        Args:
-            index_of: Returns the index of a snapshot, as far as it is ready.
-            embedder: Embeds queries and results of calls; None where there is no model.
-        """
+        """Find neighbours in the indexes of snapshots; without an embedder, only those of items."""
         self._index_of, self._embedder = index_of, embedder
         self._graphs: tuple[NeighbourGraph, ...] = ()
 
@@ -86,12 +82,8 @@ class Expander:
     ) -> list[Expanded]:
         """Return items near to the selected ones, then items near to these, and so on.
 
-        Args:
-            selected: Items to begin with; never part of the result.
-            query: Chooses the chunks that stand for a long item.
-            snapshot: The catalog.
-            options: How far to go.
-            allowed: Returns whether an item may be added.
+        The selected items are never part of the result. The query chooses the chunks that stand for a long
+        item.
         """
         graph = self._graph(snapshot)
         frontier = [at for item in selected if (at := graph.position(item)) is not None]
@@ -171,45 +163,40 @@ class NeighbourGraph:
             items: Positions in the index.
             query: A vector that chooses the chunks of an item that has too many; without one its first ones.
         """
-        chunks = {item: self._chunks(item) for item in items if item not in self._known}
-        chosen = {item: _chosen(own, query) for item, own in chunks.items() if own}
-        found: dict[int, Neighbours] = dict.fromkeys(chunks, ())
-        if self.index.dense is not None and chosen:
-            near, cosines = self._cosines(np.concatenate(list(chosen.values())))
+        dense, found = self.index.dense, dict[int, Neighbours]()
+        new = [item for item in items if item not in self._known and self.index.ready[item]]
+        if dense is not None and new:
+            chosen = [_chosen(dense.vectors_of(item), query) for item in new]
+            near, cosines = self._cosines(dense, np.concatenate(chosen))
             row = 0
-            for item, vectors in chosen.items():
+            for item, vectors in zip(new, chosen, strict=True):
                 found[item] = _nearest(near, cosines[row : row + len(vectors)].max(axis=0), item)
                 row += len(vectors)
-        # An item with few chunks has the same neighbours for every query.
-        self._known |= {item: found[item] for item in found if len(chunks[item]) <= CHUNKS_COMPARED}
-        return [found[item] if item in found else self._known[item] for item in items]
+                # An item with few chunks has the same neighbours for every query.
+                if dense.sizes[item] <= CHUNKS_COMPARED:
+                    self._known[item] = found[item]
+        return [found[item] if item in found else self._known.get(item, ()) for item in items]
 
     def nearest(self, vectors: NDArray[np.float32]) -> Neighbours:
         """Return the items nearest to any of some vectors."""
         if self.index.dense is None or not len(vectors):
             return ()
-        items, cosines = self._cosines(vectors)
+        items, cosines = self._cosines(self.index.dense, vectors)
         return _nearest(items, cosines.max(axis=0))
 
-    def _cosines(self, vectors: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    def _cosines(
+        self, dense: DenseIndex, vectors: NDArray[np.float32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
         """Return items near to any of some vectors, and [vectors, items]: cosines with their best chunks."""
-        dense = self.index.dense
-        assert dense is not None
         items = dense.candidates(vectors, np.zeros(len(self.index.items), np.float32))
         compared = dense.of(items)
         return items, compared.by_item(compared.cosines(vectors))
 
-    def _chunks(self, item: int) -> Sequence[IndexedChunk]:
-        """Return an item's chunks; none while it has no vectors."""
-        part = list(self.index.parts.values())[self.index.sources[item]]
-        chunks: Sequence[IndexedChunk] = part.source.embeddings.get(self.index.items[item].name, ())
-        return chunks
 
-
-def _chosen(chunks: Sequence[IndexedChunk], query: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    vectors = np.array([chunk.embedding for chunk in chunks], np.float32)
-    if len(chunks) > CHUNKS_COMPARED and query is not None:
-        return np.array(vectors[np.argsort(-(vectors @ query), kind="stable")[:CHUNKS_COMPARED]])
+def _chosen(vectors: NDArray[np.float32], query: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """Return the vectors of those chunks that stand for an item."""
+    if len(vectors) > CHUNKS_COMPARED and query is not None:
+        vectors = vectors[np.argsort(-(vectors @ query), kind="stable")]
     return vectors[:CHUNKS_COMPARED]
 
 

@@ -283,8 +283,7 @@ def assemble(
     found = suspected({key: part.suspicion for (key, kind), part in parts.items() if kind == Kind.TOOL})
     is_unsuspected = [kind != Kind.TOOL or key not in found for key, kind in parts]
     unsuspected = np.repeat(is_unsuspected, sizes) if found else None
-    ready = _ready(parts)
-    return Index(
+    index = Index(
         snapshot=snapshot,
         parts=parts,
         readings=tuple(readings),
@@ -295,7 +294,7 @@ def assemble(
         suspected=found,
         unsuspected=unsuspected,
         kinds=np.concatenate([np.zeros(0, np.uint8), *(whole.kinds for whole in wholes)]),
-        ready=ready,
+        ready=np.zeros(0, bool),
         names=np.concatenate([np.zeros((0, 2), np.int64), *(whole.names for whole in wholes)]),
         pool=pool,
         unread=unread,
@@ -304,28 +303,23 @@ def assemble(
             None if previous is None else previous.lexical,
             unsuspected,
         ),
-        dense=_dense(parts, readings, pool) if note is None and ready.any() else None,
+        dense=None,
         note=note,
         complete=complete,
     )
+    index = with_vectors(index, parts, pool, complete)
+    return index if note is None else replace(index, dense=None)
 
 
 def with_vectors(index: Index, parts: Mapping[Identity, Part], pool: Pool, complete: bool = False) -> Index:
     """Return the same index with the vectors that its parts have by now."""
-    ready = _ready(parts)
-    dense = _dense(parts, index.readings, pool) if ready.any() else None
+    ready = np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
+    dense = None
+    if ready.any():
+        rows = np.concatenate([part.rows for part in parts.values()])
+        sizes = np.concatenate([group.whole.sizes for group in index.readings])
+        dense = DenseIndex(pool.vectors, rows, sizes)
     return replace(index, parts=parts, pool=pool, ready=ready, dense=dense, complete=complete)
-
-
-def _ready(parts: Mapping[Identity, Part]) -> NDArray[np.bool_]:
-    return np.concatenate([np.zeros(0, np.bool_), *(part.ready for part in parts.values())])
-
-
-def _dense(
-    parts: Mapping[Identity, Part], readings: Iterable[Group[Reading, Reading]], pool: Pool
-) -> DenseIndex:
-    rows = [part.rows for part in parts.values()]
-    return DenseIndex.build(pool.vectors, rows, [group.whole.sizes for group in readings])
 
 
 def lexical_only(index: Index, error: ModelError) -> Index:

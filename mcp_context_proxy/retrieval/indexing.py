@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
@@ -87,7 +86,8 @@ def read(
     Stops after ``seconds`` and the source it is at, but not before one source is read; the other sources are
     left out. The most used come first.
     """
-    sources = {(source.key, _kind_of(source)): source for source in snapshot.sources}
+    # The kind as plain text: an enumeration is hashed in Python, and there may be thousands of sources.
+    sources = {(one.key, str(one.items[0].kind) if one.items else ""): one for one in snapshot.sources}
     several = sum(kind == Kind.TOOL for _, kind in sources) > 1
     pool = Pool() if previous is None else previous.pool
     before = {} if previous is None else previous.parts
@@ -110,11 +110,6 @@ def read(
         complete=not with_model and not unread,
         previous=previous,
     )
-
-
-def _kind_of(source: Source) -> str:
-    # Plain text, because an enumeration is hashed in Python, and there may be thousands of sources.
-    return str(source.items[0].kind) if source.items else ""
 
 
 def _read_part(source: Source, several_servers: bool, pool: Pool, before: Part | None) -> Part:
@@ -174,6 +169,7 @@ def _read_changed(
 def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, TermCounts]:
     """Read items for a catalog of one or of several servers."""
     texts = [item_text(item, several_servers) for item in items]
+    chunks = tuple(own for _, own in texts)
     labels = [[hash(label) for label in metadata_of(item).labels()] for item in items]
     exposed = [item.exposed_name if isinstance(item, Tool) else item.name for item in items]
     names = [
@@ -181,14 +177,14 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
     ]
     reading = Reading(
         items=tuple(items),
-        chunks=tuple(text.chunks for text in texts),
-        sizes=np.array([len(text.chunks) for text in texts], np.int64),
+        chunks=chunks,
+        sizes=np.array([len(own) for own in chunks], np.int64),
         kinds=np.array([KINDS.index(item.kind) for item in items], np.uint8),
         names=np.array(names, np.int64).reshape(-1, 2),
         labels=np.fromiter(chain.from_iterable(labels), np.int64),
         label_counts=np.array([len(own) for own in labels], np.int64),
     )
-    return reading, count_terms(text.fields for text in texts)
+    return reading, count_terms(fields for fields, _ in texts)
 
 
 def embedded(
@@ -200,32 +196,35 @@ def embedded(
     pace: float = 1.0,
     calls: Calls = lambda _key: 0,
 ) -> Iterator[Index]:
-    """Yield the index with more and more vectors, until it is complete.
+    """Yield the index, which has every item of its snapshot, with more and more vectors until it is complete.
 
-    Args:
-        index: An index with every item of its snapshot.
-        embedder: Embeds the catalog's texts.
-        may_publish: Whether the sources get the embeddings; those of an old snapshot would replace newer
-            ones.
-        on_progress: Called with how many of the missing texts are embedded.
-        cancelled: Returns whether to stop.
-        pace: Factor of the time between two unfinished indexes.
-        calls: Returns how often a source was used; the texts of the most used are embedded first.
+    The sources get the embeddings if this ``may_publish``: those of an old snapshot would replace newer ones.
+    ``pace`` is a factor of the time between two unfinished indexes.
 
     Raises:
         EmbeddingCancelledError: ``cancelled()`` returned true.
     """
-    missing = _missing_texts(index.parts.values(), calls)
+    waiting = [part for part in index.parts.values() if not part.complete]
+    waiting.sort(key=lambda part: -calls(part.source.key))
+    texts_of_items = (part.reading.chunks[item] for part in waiting for item in np.flatnonzero(~part.ready))
+    missing = list(dict.fromkeys(chain.from_iterable(texts_of_items)))
     if len(missing) > TEXTS_TO_TRIM_FOR:
         trim_now()
+    start = 0
+
+    def report(done: int, _of: int) -> None:
+        if cancelled():
+            raise EmbeddingCancelledError(start + done, len(missing))
+        if on_progress is not None and done:
+            on_progress(start + done, len(missing))
+
     known: dict[str, int] = {}
     due, before, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts, index.pool
     try:
         for start in range(0, len(missing), TEXTS_A_STEP):
-            progress = partial(_report, start, len(missing), on_progress, cancelled)
-            progress(0, 0)
+            report(0, 0)
             texts = missing[start : start + TEXTS_A_STEP]
-            vectors = embedder.embed(texts, progress)
+            vectors = embedder.embed(texts, report)
             known |= zip(texts, pool.add(vectors).tolist(), strict=True)
             began = time.perf_counter()
             if began >= due and start + len(texts) < len(missing):
@@ -253,22 +252,6 @@ def embedded(
     yield with_vectors(index, parts, pool, complete=True)
 
 
-def _missing_texts(parts: Iterable[Part], calls: Calls) -> list[str]:
-    """Return every text that has no vector yet, once; those of the most used sources first."""
-    waiting = sorted((part for part in parts if not part.complete), key=lambda part: -calls(part.source.key))
-    texts = (part.reading.chunks[item] for part in waiting for item in np.flatnonzero(~part.ready))
-    return list(dict.fromkeys(chain.from_iterable(texts)))
-
-
-def _report(
-    start: int, total: int, on_progress: OnProgress | None, cancelled: Cancelled, done: int, _of: int
-) -> None:
-    if cancelled():
-        raise EmbeddingCancelledError(start + done, total)
-    if on_progress is not None and done:
-        on_progress(start + done, total)
-
-
 def _all_with_rows(parts: Mapping[Identity, Part], known: Mapping[str, int]) -> dict[Identity, Part]:
     return {identity: part if part.complete else _with_rows(part, known) for identity, part in parts.items()}
 
@@ -290,7 +273,7 @@ def _compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identit
     used = np.unique(np.concatenate([np.zeros(0, np.int32), *(part.rows for part in parts.values())]))
     used, fresh = used[used != NOWHERE], Pool()
     moved = np.full(pool.vectors.size, NOWHERE, np.int32)
-    moved[used] = fresh.add(pool.vectors.copied(used))
+    moved[used] = fresh.add(np.array(pool.vectors.views(used), np.float32))
     return {identity: replace(part, rows=moved[part.rows]) for identity, part in parts.items()}, fresh
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -59,26 +59,18 @@ class Fields:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ItemText:
-    """Everything that is indexed of one item."""
+def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...]]:
+    """Return the indexed text of an item in a catalog of one or of several servers, and its chunks.
 
-    fields: Fields
-    chunks: tuple[str, ...]
-    """The texts that are embedded; never empty."""
-
-
-def item_text(item: Item, several_servers: bool) -> ItemText:
-    """Return the indexed text of an item in a catalog of one or of several servers.
-
-    The form of the chunks was chosen by measurement: with several servers their names and the parameter names
-    help, with a single one they only dilute the description.
+    Chunks are the texts that are embedded; there is at least one. Their form was chosen by measurement: with
+    several servers their names and the parameter names help, with a single one they only dilute the
+    description.
     """
     description, name = encodable(item.description[:DESCRIPTION_LIMIT]), encodable(item.name[:NAME_LIMIT])
     if not isinstance(item, Tool):
         body = encodable(item.text[:DOCUMENT_LIMIT])
         fields = Fields(name, description, "", "", "", body)
-        return ItemText(fields, _headed_chunks(name, f"{description}\n\n{body}"))
+        return fields, _headed_chunks(name, f"{description}\n\n{body}")
     parameters, words = read_parameters(item.definition), identifier_words(name)
     fields = Fields(
         name=name,
@@ -89,10 +81,10 @@ def item_text(item: Item, several_servers: bool) -> ItemText:
         text="",
     )
     if not several_servers:
-        return ItemText(fields, _headed_chunks(words, description))
+        return fields, _headed_chunks(words, description)
     names = encodable(", ".join(identifier_words(parameter) for parameter in parameters.top))
     body = f"{description} Parameters: {names}" if names else description
-    return ItemText(fields, _headed_chunks(f"{fields.server} {words}", body))
+    return fields, _headed_chunks(f"{fields.server} {words}", body)
 
 
 def _headed_chunks(head: str, body: str) -> tuple[str, ...]:
@@ -105,30 +97,28 @@ def _headed_chunks(head: str, body: str) -> tuple[str, ...]:
 class Parameters:
     """The parameters in the schema of a tool, outer ones first."""
 
-    top: tuple[str, ...] = ()
+    top: list[str] = field(default_factory=list)
     """Names of the arguments themselves."""
-    nested: tuple[str, ...] = ()
+    nested: list[str] = field(default_factory=list)
     """Names within them."""
-    descriptions: tuple[str, ...] = ()
+    descriptions: list[str] = field(default_factory=list)
 
 
 def read_parameters(definition: bytes) -> Parameters:
     """Return the parameters in a tool's definition; none for a definition that cannot be read."""
+    found = Parameters()
     try:
         decoded = msgspec.json.decode(definition)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Parameters()
-    top: list[str] = []
-    nested: list[str] = []
-    descriptions: list[str] = []
+        return found
     for depth, name, node in _walk(decoded.get("inputSchema") if isinstance(decoded, dict) else None):
-        if len(top) + len(nested) >= MAX_PARAMETERS:
+        if len(found.top) + len(found.nested) >= MAX_PARAMETERS:
             break
-        (top if depth == 0 else nested).append(name[:MAX_NAME])
+        (found.top if depth == 0 else found.nested).append(name[:MAX_NAME])
         description = node.get("description") if isinstance(node, dict) else None
         if isinstance(description, str) and description:
-            descriptions.append(description[:MAX_DESCRIPTION])
-    return Parameters(tuple(top), tuple(nested), tuple(descriptions))
+            found.descriptions.append(description[:MAX_DESCRIPTION])
+    return found
 
 
 def _walk(schema: JSON) -> Iterator[tuple[int, str, JSON]]:
@@ -192,8 +182,6 @@ class ItemMetadata:
     """Category, tags and hints of one item."""
 
     category: str
-    category_configured: bool
-    """Otherwise it is derived."""
     tags: tuple[str, ...]
     """The configured ones."""
     derived_tags: tuple[str, ...]
@@ -219,12 +207,12 @@ class ItemMetadata:
 
 
 def category_label(category: str) -> str:
-    """Return the label of a category as in `ItemMetadata.labels`."""
+    """Return the label of a category, for `Filters`."""
     return f"category:{category}"
 
 
 def tag_label(tag: str) -> str:
-    """Return the label of a tag as in `ItemMetadata.labels`."""
+    """Return the label of a tag, for `Filters`."""
     return f"tag:{tag}"
 
 
@@ -238,13 +226,12 @@ def metadata_of(item: Item) -> ItemMetadata:
     tags = tuple(dict.fromkeys(map(folded, item.tags)))
     if not isinstance(item, Tool):
         # A document is read and never called, and nothing of the world comes in through it.
-        return ItemMetadata(item.kind.value, False, tags, (), True, False, False)
+        return ItemMetadata(item.kind.value, tags, (), True, False, False)
     hints = _hints(item.definition)
     read_only = hints.get("readOnlyHint") is True
     derived = (tag for tag in dict.fromkeys(_derived_tags(item, hints)) if tag not in tags)
     return ItemMetadata(
         category=folded(item.category or item.server),
-        category_configured=item.category is not None,
         tags=tags,
         derived_tags=tuple(derived),
         read_only=read_only,
@@ -256,11 +243,9 @@ def metadata_of(item: Item) -> ItemMetadata:
 def described(item: Item) -> dict[str, Any]:
     """Return category and tags of an item for display, each with its origin (configured or derived)."""
     metadata = metadata_of(item)
+    configured = isinstance(item, Tool) and item.category is not None
     return {
-        "category": {
-            "name": metadata.category,
-            "origin": "configured" if metadata.category_configured else "derived",
-        },
+        "category": {"name": metadata.category, "origin": "configured" if configured else "derived"},
         "tags": [
             *({"name": tag, "origin": "configured"} for tag in metadata.tags),
             *({"name": tag, "origin": "derived"} for tag in metadata.derived_tags),
@@ -283,7 +268,7 @@ def _derived_tags(tool: Tool, hints: Mapping[str, Any]) -> Iterator[str]:
     yield folded(tool.server)
     server_words = identifier_words(tool.server).split()
     yield from (word for word in server_words if not word.isdigit() and word not in _NO_TAGS)
-    name_words = identifier_words(tool.name).split()
+    name_words = identifier_words(tool.name[:NAME_LIMIT]).split()
     yield from [VERBS[word] for word in name_words if word in VERBS][:1]
     yield from (word for word in name_words if word in LANGUAGES)
     for hint, tag in _HINT_TAGS.items():

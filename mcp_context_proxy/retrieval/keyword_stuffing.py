@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from mcp_context_proxy.items import Item, Tool
-from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT
+from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT, NAME_LIMIT
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
 
 Suspicion: TypeAlias = Literal["requests", "names"]
@@ -62,15 +62,18 @@ _WORD = re.compile(r"[^\W\d_]+")
 _ASKING = (re.compile(r"I(?=[ '’][a-z])(?<=\bI)"), re.compile(r"me\b(?<=[\s\"'(“‘]me)(?![-/])"))
 """The words I and me, but not World War I, I/O or /users/me. The patterns begin with the letters, which is
 ten times as fast: every description is searched."""
-_QUOTED = re.compile(r"(?<=[\s(])(?:\"[^\"]*\"|“[^”]*”|'[^']*'(?!\w))")
-"""A quotation within a sentence; not a sentence that is nothing else."""
+_QUOTED = re.compile(r"(?<=[\s(])(?:\"[^\"]*+\"|“[^“”]*+”|'[^']*+'(?!\w))")
+"""A quotation within a sentence; not a sentence that is nothing else. It holds no quotation mark that may
+begin one: a heap of marks that are never closed is then read once, and not again from each of them."""
 
 
 def suspicion(items: Sequence[Item]) -> Suspicion | None:
     """Return why the descriptions of the tools of a server are suspected; None where they are not."""
     tools = [item for item in items if isinstance(item, Tool)]
     texts = [tool.description[:DESCRIPTION_LIMIT] for tool in tools]
-    if _are_requests(texts):
+    asking = [sentence for text in texts if _asks(text) for sentence in _sentences(text) if _asks(sentence)]
+    requests = sum(_asks(_QUOTED.sub("", sentence)) for sentence in asking)
+    if requests >= FEWEST_ASKING and requests >= ASKING_SHARE * sum(len(_sentences(text)) for text in texts):
         return "requests"
     described = [(tool.name, text) for tool, text in zip(tools, texts, strict=True) if _LETTER.search(text)]
     return None if _names_match(described) else "names"
@@ -80,14 +83,6 @@ def suspected(servers: Mapping[str, Suspicion | None]) -> dict[str, Suspicion]:
     """Return the servers whose tools come after others: the suspected ones, or none where all are."""
     found = {key: why for key, why in servers.items() if why is not None}
     return found if len(found) < len(servers) else {}
-
-
-def _are_requests(texts: Sequence[str]) -> bool:
-    candidates = (
-        sentence for text in texts if _asks(text) for sentence in _sentences(text) if _asks(sentence)
-    )
-    asking = sum(_asks(_QUOTED.sub("", sentence)) for sentence in candidates)
-    return asking >= FEWEST_ASKING and asking >= ASKING_SHARE * sum(len(_sentences(text)) for text in texts)
 
 
 def _asks(text: str) -> bool:
@@ -112,12 +107,15 @@ def _names_match(described: Sequence[tuple[str, str]]) -> bool:
         found += _has_word(text.lower(), distinctive)
         if found >= enough:
             return True
-    return not _is_english([text for _, text in described])
+    # Names can only be looked for in descriptions that are in English.
+    words = Counter(word for _, text in described for word in _WORD.findall(text.lower()))
+    letters = sum(len(word) * number for word, number in words.items())
+    return LETTERS_A_WORD * sum(words[word] for word in _ENGLISH) < ENGLISH_SHARE * letters
 
 
 def _beginnings(name: str) -> set[str]:
-    words = (word for word in identifier_words(name).split() if word.isalpha() and word not in STOP_WORDS)
-    return {stem(word)[:BEGINNING] for word in words if len(word) >= SHORTEST_WORD}
+    words = (word for word in identifier_words(name[:NAME_LIMIT]).split() if word.isalpha())
+    return {stem(word)[:BEGINNING] for word in words if len(word) >= SHORTEST_WORD and word not in STOP_WORDS}
 
 
 def _has_word(text: str, beginnings: Sequence[str]) -> bool:
@@ -129,9 +127,3 @@ def _has_word(text: str, beginnings: Sequence[str]) -> bool:
         if at >= 0:
             return True
     return False
-
-
-def _is_english(texts: Sequence[str]) -> bool:
-    words = Counter(word for text in texts for word in _WORD.findall(text.lower()))
-    letters = sum(len(word) * number for word, number in words.items())
-    return LETTERS_A_WORD * sum(words[word] for word in _ENGLISH) >= ENGLISH_SHARE * letters

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -15,9 +14,10 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.retrieval.bm25 import K1
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.relevance import STRONG_COVERAGE, Calibration
-from mcp_context_proxy.retrieval.results import SUSPECTED, Method, Result, SearchOptions, Support
+from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
+    STRONG_COVERAGE,
+    Calibration,
     add_learned,
     add_novelty,
     boost_uncovered_sentences,
@@ -53,9 +53,6 @@ FIELDS_NAMED = 2
 WORDS_NAMED = 4
 """Words of a field that the reasons repeat."""
 
-QUERY_CHARACTERS = 80
-"""Characters of a past query that the reasons repeat."""
-
 FIELD_REASONS = {
     "name": "name matches",
     "description": "description mentions",
@@ -68,33 +65,11 @@ FIELD_REASONS = {
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PreparedQuery:
     """A query with everything that is computed of it once for all items of an index."""
 
-    index: Index
-    texts: Sequence[str]
-    """The query and its sentences."""
-    vectors: NDArray[np.float32] | None
-    """[texts, dimensions]; None in a search by words only."""
-    method: Method
-    terms: Mapping[str, str]
-    """Index terms of the query and their synonyms, each with its word."""
-    asked: frozenset[str]
-    """Index terms of the query itself."""
-    lexical: NDArray[np.float32]
-    """BM25F of every item."""
-    idf: Mapping[str, float]
-    named: Sequence[int]
-    """Items whose name the query is."""
-    supports: Mapping[int, Support]
-    """Past use that speaks for items, by position in the index."""
-    novel: Mapping[int, float]
-    """Additions for new items, by position in the index."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         text: str,
         index: Index,
         *,
@@ -102,107 +77,78 @@ class PreparedQuery:
         method: Method,
         supports: Mapping[int, Support],
         novel: Mapping[int, float],
-    ) -> PreparedQuery:
-        """Divide a query into terms and sentences and compute its lexical scores."""
+    ) -> None:
+        """Divide a query into terms and sentences and compute its lexical scores.
+
+        The vectors are those of the query and its sentences, None in a search by words only. Past use and the
+        additions for new items are given by position in the index.
+        """
         text = text[:QUERY_LIMIT]
         asked = query_terms(text)
         alike = synonyms(asked)
-        lexical = index.lexical.score(asked, alike, SYNONYM_SHARE)
-        return cls(
-            index=index,
-            texts=query_texts(text),
-            vectors=vectors,
-            method=method,
-            terms={**asked, **alike},
-            asked=frozenset(asked),
-            lexical=lexical.scores,
-            idf=lexical.idf,
-            named=index.named([name_key(text)]),
-            supports=supports,
-            novel=novel,
-        )
+        self.index, self.vectors, self.method = index, vectors, method
+        self.supports, self.novel = supports, novel
+        self.texts = query_texts(text)
+        self.terms: Mapping[str, str] = {**asked, **alike}
+        """Index terms of the query and their synonyms, each with its word."""
+        self.asked = frozenset(asked)
+        """Index terms of the query itself."""
+        self.lexical = index.lexical.score(asked, alike, SYNONYM_SHARE)
+        self.named = index.named([name_key(text)])
+        """Items whose name the query is."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QueryScores:
     """Scores of the items that can be among the best, by place: their position among these, in catalog order.
 
     These are all items that pass the filters; in a large catalog those of them that are near by estimate.
     """
 
-    query: PreparedQuery
-    allowed: int
-    """Number of items that pass the filters."""
-    items: NDArray[np.intp]
-    """Position in the index, by place."""
-    exact: frozenset[int]
-    """Places of the items whose name the query is."""
-    lexical: NDArray[np.float32]
-    dense: DenseIndex | None
-    """The chunks of these items; None in a lexical search, as are the cosines."""
-    by_chunk: NDArray[np.float32] | None
-    """[texts, chunks]: the cosine of each text of the query with each chunk."""
-    cosine: NDArray[np.float32] | None
-    """Highest cosine of any text of the query with any chunk of each item."""
-    whole: float | None
-    """Highest cosine of the query as a whole with any item."""
-    sentences: NDArray[np.float32] | None
-    """[sentences, items]: cosines of a query of several sentences; None for others."""
-    supports: Mapping[int, Support]
-    novel: Mapping[int, float]
-    plain: NDArray[np.float32]
-    """Scores before `boost_uncovered_sentences`."""
-    fused: NDArray[np.float32]
-    """Scores that order the items."""
-    boosted_by: Mapping[int, int]
-    """For each place that was raised, the sentence that raised it most."""
-
-    @classmethod
-    def of(cls, query: PreparedQuery, allowed: NDArray[np.bool_]) -> QueryScores:
+    def __init__(self, query: PreparedQuery, allowed: NDArray[np.bool_]) -> None:
         """Score the items of the index that are marked as allowed; without vectors by words only."""
         index = query.index
-        dense = by_chunk = cosine = cosines = near = None
+        self.query, self.allowed = query, int(allowed.sum())
+        self.dense: DenseIndex | None = None
+        """The chunks of these items; None in a lexical search, as are the cosines."""
+        self.by_chunk: NDArray[np.float32] | None = None
+        """[texts, chunks]: the cosine of each text of the query with each chunk."""
+        self.cosine: NDArray[np.float32] | None = None
+        """Highest cosine of any text of the query with any chunk of each item."""
+        cosines = near = None
         if index.dense is None or query.vectors is None:
-            items = np.flatnonzero(allowed)
+            self.items = np.flatnonzero(allowed)
         else:
-            words = fuse(None, query.lexical)
+            words = fuse(None, query.lexical.scores)
             if query.method == "dense":
                 words.fill(0)
             words[~allowed] = -np.inf
-            items = index.dense.candidates(query.vectors, words, {*query.named, *query.supports})
-            dense = index.dense.of(items)
-            by_chunk = dense.cosines(query.vectors)
-            cosines = dense.by_item(by_chunk)
-            cosine = near = cosines.max(axis=0)
-        lexical, supports = query.lexical[items], _by_place(query.supports, items)
-        exact, novel = _by_place(dict.fromkeys(query.named), items), _by_place(query.novel, items)
+            self.items = index.dense.candidates(query.vectors, words, {*query.named, *query.supports})
+            self.dense = index.dense.of(self.items)
+            self.by_chunk = self.dense.cosines(query.vectors)
+            cosines = self.dense.by_item(self.by_chunk)
+            self.cosine = near = cosines.max(axis=0)
+        self.lexical = query.lexical.scores[self.items]
+        self.exact = frozenset(_by_place(dict.fromkeys(query.named), self.items))
+        self.supports = _by_place(query.supports, self.items)
+        self.novel = _by_place(query.novel, self.items)
         if near is not None:
             if not index.complete:
-                near = fill_missing_cosines(near, lexical, index.ready[items])
-            near = add_learned(near, supports)
-        plain = fused = add_novelty(fuse(near, lexical, query.method), novel)
-        sentences, boosted_by = None, dict[int, int]()
-        if query.method == "hybrid" and not exact and cosines is not None and items.size:
-            sentences = cosines[1:] if len(cosines) > SEVERAL_SENTENCES else None
-        if sentences is not None:
-            fused, boosted_by = boost_uncovered_sentences(plain, sentences)
-        return cls(
-            query=query,
-            allowed=int(allowed.sum()),
-            items=items,
-            exact=frozenset(exact),
-            lexical=lexical,
-            dense=dense,
-            by_chunk=by_chunk,
-            cosine=cosine,
-            whole=None if cosines is None or not items.size else float(cosines[0].max()),
-            sentences=sentences,
-            supports=supports,
-            novel=novel,
-            plain=plain,
-            fused=fused,
-            boosted_by=boosted_by,
-        )
+                near = fill_missing_cosines(near, self.lexical, index.ready[self.items])
+            near = add_learned(near, self.supports)
+        self.plain = add_novelty(fuse(near, self.lexical, query.method), self.novel)
+        """Scores before `boost_uncovered_sentences`."""
+        self.fused = self.plain
+        """Scores that order the items."""
+        self.boosted_by = dict[int, int]()
+        """For each place that was raised, the sentence that raised it most."""
+        self.whole = None if cosines is None or not self.items.size else float(cosines[0].max())
+        """Highest cosine of the query as a whole with any item."""
+        self.sentences: NDArray[np.float32] | None = None
+        """[sentences, items]: cosines of a query of several sentences; None for others."""
+        if query.method == "hybrid" and not self.exact and cosines is not None and self.items.size:
+            self.sentences = cosines[1:] if len(cosines) > SEVERAL_SENTENCES else None
+        if self.sentences is not None:
+            self.fused, self.boosted_by = boost_uncovered_sentences(self.plain, self.sentences)
 
     def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
         """Return the selected items and those that follow them down to the depth asked for, best first."""
@@ -237,10 +183,9 @@ class QueryScores:
 
         Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
         """
-        has_a_word = bool((self.lexical > 0).any())
-        if self.exact or any(
-            support.cosine >= PROVEN_BY_USE and not support.general for support in self.supports.values()
-        ):
+        has_a_word = bool(self.lexical.any())
+        by_use = (support.cosine for support in self.supports.values() if not support.general)
+        if self.exact or any(cosine >= PROVEN_BY_USE for cosine in by_use):
             return True
         if self.whole is None:
             return has_a_word
@@ -273,22 +218,28 @@ class QueryScores:
         return ordered
 
     def _query_idf(self) -> float:
-        return math.fsum(self.query.idf[term] for term in self.query.asked)
+        return math.fsum(self.query.lexical.idf[term] for term in self.query.asked)
 
     def _coverage(self) -> float:
         """Return the share of the query's idf that the lexically best item has."""
         if not self.lexical.any():
             return 0.0
         best_item = int(self.items[self.lexical.argmax()])
-        matched = {term for _, term, _ in self.query.index.lexical.parts(best_item, self.query.idf)}
-        return math.fsum(self.query.idf[term] for term in matched) / self._query_idf()
+        matched = {term for _, term, _ in self.query.index.lexical.parts(best_item, self.query.lexical.idf)}
+        return math.fsum(self.query.lexical.idf[term] for term in matched) / self._query_idf()
 
     def _result(self, place: int) -> Result:
         """Return the item at a place with its scores and reasons."""
         query, index, item = self.query, self.query.index, int(self.items[place])
         cosine = float(self.cosine[place]) if self.cosine is not None and index.ready[item] else None
-        parts = index.lexical.parts(item, query.idf)
-        text, chunk = self._nearest(place)
+        parts = index.lexical.parts(item, query.lexical.idf)
+        chunks = index.chunks[item]
+        text, chunk = None, chunks[0]
+        if self.dense is not None and self.by_chunk is not None:
+            start = int(self.dense.starts[place])
+            own = self.by_chunk[:, start : start + len(chunks)]
+            nearest = int(own.max(axis=0).argmax())
+            text, chunk = query.texts[int(own[:, nearest].argmax())], chunks[nearest]
         boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
         learned = 0.0
         if support is not None and self.cosine is not None:
@@ -310,24 +261,13 @@ class QueryScores:
             why=self._why(place, cosine, parts),
         )
 
-    def _nearest(self, place: int) -> tuple[str | None, str]:
-        """Return the text of the query and the chunk of an item that are nearest to each other."""
-        chunks = self.query.index.chunks[int(self.items[place])]
-        if self.dense is None or self.by_chunk is None:
-            return None, chunks[0]
-        start = int(self.dense.starts[place])
-        own = self.by_chunk[:, start : start + len(chunks)]
-        chunk = int(own.max(axis=0).argmax())
-        return self.query.texts[int(own[:, chunk].argmax())], chunks[chunk]
-
     def _why(self, place: int, cosine: float | None, parts: Sequence[tuple[str, str, float]]) -> str:
         """Return the reasons for one result as a short sentence; ``parts`` is its score by field and term."""
         reasons = ["exact name"] if place in self.exact else self._lexical_reasons(parts)
         if cosine is not None:
             reasons.append(f"meaning {cosine:.2f}")
-        if (support := self.supports.get(place)) is not None:
-            past = "" if support.query is None else f" '{support.query[:QUERY_CHARACTERS]}'"
-            reasons.append(f"used before for{past or ' a similar query'}")
+        if place in self.supports:
+            reasons.append(USED_BEFORE)
         if place in self.novel:
             reasons.append("new here")
         if (suspicion := self.query.index.suspicion(int(self.items[place]))) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isinf
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +34,10 @@ class SearchOptions:
     """
 
     top_k: int = 20
-    """Chunk matches considered."""
     top_n: int = 5
-    """Items selected."""
     include_score: float = 0.7
-    """Cosine from which items are selected even past ``top_n``. It is the cosine and not the score: words in
-    common have no upper bound, and a long query would bring in everything that shares many."""
+    """The cosine counts and not the score: words in common have no upper bound, and a long query would bring
+    in everything that shares many."""
     share_of_best: float | None = None
     """Select items that score at least this share of the best score, ``at_least`` to ``at_most`` items."""
     best: int = 1
@@ -74,7 +72,7 @@ class Support:
     cosine: float
     """The tool counts as if its cosine were this, where its own is lower."""
     query: str | None
-    """The past query that is nearest; None where queries are not kept."""
+    """The past query that is nearest, for the owner alone; None where queries are not kept."""
     uses: int
     general: bool = False
     """True for a tool that was used for queries that have nothing in common: then this one says little."""
@@ -161,6 +159,9 @@ class Ranking:
 
 
 _HELD_BACK = "held back where tools of others fit, because"
+
+USED_BEFORE: Final = "used before for a similar request"
+"""The reason for what use has taught. Models read it, so it never quotes a query of another session."""
 
 SUSPECTED: Mapping[Suspicion, str] = {
     "requests": f"{_HELD_BACK} the descriptions of its server read like requests",

@@ -8,11 +8,15 @@ sets of tools, and the factor stays the same whichever of them is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import isinf
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.config import EmbeddingConfig
 from mcp_context_proxy.retrieval.results import Method, SearchOptions, Support
 from mcp_context_proxy.retrieval.vectors import DECIMALS, best
 
@@ -63,6 +67,20 @@ EVIDENCE_SPARED = 0.02
 
 FEWEST_ITEMS = 20
 """A smaller catalog needs as much evidence as one of this size: of a single item any would be enough."""
+
+STRONG_COVERAGE = 0.6
+"""Share of a query's idf that the best item must have for its words alone to say that something is meant."""
+
+BACKGROUND = Path(__file__).with_name("background.npy")
+"""Vectors of general requests by the packaged model, as float16, one a row.
+
+They are requests that people make to tools in general, written down without a look at any set of tools that
+is measured; half of them serve nearly as well. ``scripts/build_background.py`` embeds them: to do it at the
+first search of every new store would make somebody wait for most of a second."""
+
+Calibration: TypeAlias = float | NDArray[np.float32] | Literal["anything"]
+"""Decides how near the best item must be for anything to be meant: vectors of general requests, a cosine, or,
+for a model of which nothing is known, ``anything``."""
 
 
 def fuse(
@@ -230,7 +248,7 @@ def evidence(
     Args:
         cosine: The best of any item with the query as a whole.
         vector: The vector of the query as a whole.
-        background: Vectors of general requests, one a row (`relevance`).
+        background: Vectors of general requests, one a row.
         coverage: The share of the highest possible BM25F that the best item has, 0 to 1.
     """
     near = np.round((background @ vector).astype(np.float64), DECIMALS)
@@ -246,3 +264,17 @@ def needed_evidence(items: int) -> float:
     about sqrt(2 ln n) standard deviations (the leading term of its asymptotic expansion).
     """
     return EVIDENCE_BY_SPREAD * float(np.sqrt(2 * np.log(max(items, FEWEST_ITEMS)))) - EVIDENCE_SPARED
+
+
+def calibration_for(embedding: EmbeddingConfig) -> Calibration:
+    """Return the calibration for a model; ``anything`` for another model without a configured cosine."""
+    if embedding.fitting_cosine is not None:
+        return embedding.fitting_cosine
+    return packaged_background() if embedding.packaged else "anything"
+
+
+@cache
+def packaged_background() -> NDArray[np.float32]:
+    """Return the vectors of `BACKGROUND`."""
+    stored: NDArray[np.float16] = np.load(BACKGROUND)
+    return stored.astype(np.float32)

@@ -116,10 +116,15 @@ _WRITTEN_WORD = re.compile(r"[\w'-]+")
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 """Marks people leave out when typing: Latin, Greek, Cyrillic accents, Hebrew and Arabic vowel points."""
 
+_CROWD = re.compile("((?:[^\\w\x00-\x7f]|[\uff9e\uff9f]){30})(?:[^\\w\x00-\x7f]|[\uff9e\uff9f])+")
+"""More marks than any letter has, by Unicode's Stream-Safe Text Format, or a line drawn with characters.
+Normalization sorts the marks of a letter in time that is the square of their number."""
+
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*")
-_NEED = re.compile(_SENTENCE.pattern + r"|;\s+|,?\s+and\s+then\s+")
-"""Separates the parts of a query that may ask for different things."""
+_NEED = re.compile(_SENTENCE.pattern + r"|;\s+|(?:,|(?<!\s)(?=\s))\s++and\s++then\s+")
+"""Separates the parts of a query that may ask for different things. A run of spaces is looked at once, from
+its beginning: from each of its spaces, it would take time in the square of its length."""
 _BULLET = re.compile(r"^(?:[-*+•–]|\d{1,2}[.)])\s+")
 _SPACE = re.compile(r"\s+")
 _LETTER = re.compile(r"[^\W_]")
@@ -249,7 +254,8 @@ def _words_of(run: str) -> Iterator[str]:
 def _unaccented(text: str) -> str:
     if text.isascii():
         return text
-    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text)))
+    decomposed = unicodedata.normalize("NFKD", _CROWD.sub(r"\1", text))
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed))
 
 
 def query_texts(query: str) -> list[str]:

@@ -43,8 +43,8 @@ CANDIDATES_OF_WORDS = 250
 """Items that are best by words alone, whatever the estimate says."""
 
 FIRST_SLAB, LARGEST_SLAB = 2_048, 16_384
-"""Rows that memory is reserved for at a time, doubling in between; the system gives it only where rows
-are."""
+"""Rows that memory is reserved for at a time, doubling in between (multiples of `ROWS_A_TURN`); the system
+gives it only where rows are."""
 
 ROWS_A_TURN = 512
 """Rows that meet all texts of a query in turn, while they are in the processor's cache."""
@@ -78,17 +78,6 @@ class DenseIndex:
     sizes: NDArray[np.int64]
     """Number of chunks of each item: at least one."""
 
-    @classmethod
-    def build(
-        cls, vectors: Vectors, rows: Sequence[NDArray[np.int32]], sizes: Sequence[NDArray[np.int64]]
-    ) -> DenseIndex:
-        """Put together the rows of groups of chunks, and the numbers of chunks of groups of items."""
-        return cls(
-            vectors,
-            np.concatenate([np.zeros(0, np.int32), *rows]),
-            np.concatenate([np.zeros(0, np.int64), *sizes]),
-        )
-
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """First chunk of each item."""
@@ -101,6 +90,11 @@ class DenseIndex:
             return self
         sizes = self.sizes[items]
         return DenseIndex(self.vectors, _spans(self.rows, self.starts[items], sizes)[0], sizes)
+
+    def vectors_of(self, item: int) -> NDArray[np.float32]:
+        """Return the vectors of an item's chunks, one below the other."""
+        start = self.starts[item]
+        return np.array(self.vectors.views(self.rows[start : start + self.sizes[item]]), np.float32)
 
     def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [queries, chunks]: the cosine of each query ([queries, dimensions]) with each chunk."""
@@ -215,15 +209,14 @@ class Vectors:
             found.append(row)
         return found
 
-    def copied(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return some of the vectors, one below the other."""
-        return np.array(self.views(rows), np.float32)
-
     def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [queries, rows]: the cosine of each query with each row."""
         found = np.empty((len(queries), self.size), np.float32)
+        columns = _columns(queries)
         for slab, count in self._used():
-            found[:, slab.first : slab.first + count] = _products(queries, slab.rows[:count])
+            for start in range(0, count, ROWS_A_TURN):
+                place = slice(slab.first + start, slab.first + min(start + ROWS_A_TURN, count))
+                _multiply(slab.rows[start : start + ROWS_A_TURN], columns, found[:, place])
         return np.round(found, DECIMALS, out=found)
 
     def cosines_of(self, rows: NDArray[np.int32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -240,7 +233,7 @@ class Vectors:
     def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return about the same as `cosines`, in a fraction of the time."""
         found = np.empty((len(queries), self.size), np.float32)
-        for at, query in enumerate(map(QuantizedQuery.of, queries)):
+        for at, query in enumerate(map(QuantizedQuery, queries)):
             for slab, count in self._used():
                 found[at, slab.first : slab.first + count] = slab.quantized.estimates(query, count)
         return found
@@ -269,59 +262,38 @@ class Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._vectors = Vectors()
-
-    @property
-    def vectors(self) -> Vectors:
+        self.vectors = Vectors()
         """The vectors stored now; later ones do not show in it."""
-        return self._vectors
 
     def add(self, vectors: NDArray[np.float32]) -> NDArray[np.int32]:
         """Store some vectors and return their rows."""
         with self._lock:
-            if not self._vectors.slabs and len(vectors):
+            if not self.vectors.slabs and len(vectors):
                 self._append(np.zeros((1, vectors.shape[1]), np.float32))
-            first = self._vectors.size
+            first = self.vectors.size
             self._append(vectors)
-            return np.arange(first, self._vectors.size, dtype=np.int32)
+            return np.arange(first, self.vectors.size, dtype=np.int32)
 
     def _append(self, vectors: NDArray[np.float32]) -> None:
         while len(vectors):
-            slabs, size = self._vectors.slabs, self._vectors.size
+            slabs, size = self.vectors.slabs, self.vectors.size
             if not slabs or size == slabs[-1].first + len(slabs[-1].rows):
                 rows, dimensions = min(max(FIRST_SLAB, size), LARGEST_SLAB), vectors.shape[1]
                 empty = np.zeros((rows, dimensions), np.float32)
-                slabs = (*slabs, Slab(size, empty, BinaryQuantization.empty(rows, dimensions)))
+                slabs = (*slabs, Slab(size, empty, BinaryQuantization(rows, dimensions)))
             start = size - slabs[-1].first
             taken = vectors[: len(slabs[-1].rows) - start]
             place = slice(start, start + len(taken))
             slabs[-1].rows[place] = taken
             slabs[-1].quantized.put(place, taken)
             # Assigned last: a reader that has the previous value sees none of the new rows.
-            self._vectors = Vectors(slabs, size + len(taken))
+            self.vectors = Vectors(slabs, size + len(taken))
             vectors = vectors[len(taken) :]
 
 
 def dots(rows: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return [rows]: the product of each row with one vector, in this thread alone (see `_products`)."""
+    """Return [rows]: the product of each row with one vector, in this thread alone (see `_multiply`)."""
     products: NDArray[np.float32] = np.einsum("rd,d->r", rows, vector)
-    return products
-
-
-def _products(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return [queries, rows]: the product of each query with each row.
-
-    Always 512 rows by 4 queries at a time, filled up with zeros: the last digits of a matrix product depend
-    on its shape, so a tool's cosine would otherwise depend on how many other tools there are; and a large
-    product has threads that wait for each other on a busy machine.
-    """
-    products = np.empty((len(queries), len(rows)), np.float32)
-    columns = _columns(queries)
-    for start in range(0, len(rows), ROWS_A_TURN):
-        turn = rows[start : start + ROWS_A_TURN]
-        if len(turn) < ROWS_A_TURN:
-            turn = np.concatenate([turn, np.zeros((ROWS_A_TURN - len(turn), rows.shape[1]), np.float32)])
-        _multiply(turn, columns, products[:, start : start + ROWS_A_TURN])
     return products
 
 
@@ -338,13 +310,17 @@ def _columns(queries: NDArray[np.float32]) -> list[NDArray[np.float32]]:
 def _multiply(
     turn: NDArray[np.float32], columns: Sequence[NDArray[np.float32]], into: NDArray[np.float32]
 ) -> None:
-    """Write [queries, rows] of a turn of rows with each turn of queries, as far as there is room."""
+    """Write [queries, rows]: the product of each query with each row, as far as there is room.
+
+    Always 512 rows by 4 queries at a time, filled up with zeros or unused rows: the last digits of a matrix
+    product depend on its shape, so a tool's cosine would otherwise depend on how many other tools there are;
+    and a large product has threads that wait for each other on a busy machine.
+    """
     for at, some in enumerate(columns):
         place = into[at * QUERIES_A_TURN : (at + 1) * QUERIES_A_TURN]
         place[...] = (turn @ some).T[: place.shape[0], : place.shape[1]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class BinaryQuantization:
     """The signs of some vectors, and their scales: enough to estimate cosines.
 
@@ -357,21 +333,15 @@ class BinaryQuantization:
     not need.
     """
 
-    words: NDArray[np.uint64]
-    """[words, vectors]: one bit per component, set where it is positive; word by word, so that the same word
-    of all vectors is in one piece of memory."""
-    positive: NDArray[np.uint16]
-    """Number of positive components of each vector."""
-    scales: NDArray[np.float32]
-    """1 over the sum of the absolute components, which makes the estimate of a vector with itself 1."""
-
-    @classmethod
-    def empty(cls, vectors: int, dimensions: int) -> BinaryQuantization:
+    def __init__(self, vectors: int, dimensions: int) -> None:
         """Reserve room for some vectors; the estimate of each is 0 until it is put."""
-        words = -(-dimensions // WORD_BITS)
-        return cls(
-            np.zeros((words, vectors), np.uint64), np.zeros(vectors, np.uint16), np.zeros(vectors, np.float32)
-        )
+        self.words = np.zeros((-(-dimensions // WORD_BITS), vectors), np.uint64)
+        """[words, vectors]: one bit per component, set where it is positive; word by word, so that the same
+        word of all vectors is in one piece of memory."""
+        self.positive = np.zeros(vectors, np.uint16)
+        """Number of positive components of each vector."""
+        self.scales = np.zeros(vectors, np.float32)
+        """1 over the sum of the absolute components, which makes the estimate of a vector with itself 1."""
 
     def put(self, at: slice, vectors: NDArray[np.float32]) -> None:
         """Quantize vectors into places that nobody reads yet."""
@@ -407,26 +377,18 @@ class BinaryQuantization:
         return total.astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class QuantizedQuery:
     """A query's vector, each component rounded to ``low + step * number``."""
 
-    low: np.float32
-    step: np.float32
-    bits: NDArray[np.uint64]
-    """[bits, words]: the numbers bit by bit, the highest first."""
-    total: np.float32
-    """Sum of the components before rounding."""
-
-    @classmethod
-    def of(cls, query: NDArray[np.float32]) -> QuantizedQuery:
-        """Round a vector."""
+    def __init__(self, query: NDArray[np.float32]) -> None:
         highest = 2**QUERY_BITS - 1
-        low = query.min()
-        step = np.float32((query.max() - low) / highest or 1)
-        numbers = np.round((query - low) / step).astype(np.uint8)
-        bits = _packed(np.array([numbers >> bit & 1 for bit in reversed(range(QUERY_BITS))]))
-        return cls(low, step, bits, query.sum())
+        self.total: np.float32 = query.sum()
+        """Sum of the components before rounding."""
+        self.low: np.float32 = query.min()
+        self.step = np.float32((query.max() - self.low) / highest or 1)
+        numbers = np.round((query - self.low) / self.step).astype(np.uint8)
+        self.bits = _packed(np.array([numbers >> bit & 1 for bit in reversed(range(QUERY_BITS))]))
+        """[bits, words]: the numbers bit by bit, the highest first."""
 
 
 def _packed(bits: NDArray[np.bool_] | NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -9,6 +9,7 @@ nothing. Nothing here blocks, and no caller waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
@@ -67,31 +68,24 @@ def outcome_of(result: bytes) -> Outcome:
     return Outcome.FAILED if bytes(members.get("isError", b"false")) == b"true" else Outcome.SUCCEEDED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndedCalls:
-    """Passes ended calls on to statistics, to the memory of interactions, and to learning."""
+    """Passes ended calls on to statistics, to the memory of interactions, and to learning.
 
-    def __init__(
-        self,
-        *,
-        records: RequestRecords,
-        catalog: Catalog,
-        usage: UsageRecorder | None = None,
-        log: InteractionLog | None = None,
-        learn: Callable[[Use], None] | None = None,
-        used: Callable[[RequestContext, Tool], None] | None = None,
-        in_session: Callable[[ToolKey, str | None], None] | None = None,
-        working_set: WorkingSet | None = None,
-    ) -> None:
-        """Prepare to take calls; a part that is None is switched off.
+    A part that is None is switched off.
+    """
 
-        `learn` takes the pairs of a query and the tool used for it, `used` takes a request and a tool that it
-        had selected and that was called for it, and `in_session` takes server and own name of a tool that was
-        used, and the id of the session, if any. Uses of the `working_set` say nothing about a request, since
-        it is always listed.
-        """
-        self._records, self._catalog, self._usage, self._log = records, catalog, usage, log
-        self._learn, self._used, self._in_session = learn, used, in_session
-        self._working_set = working_set or WorkingSet()
+    records: RequestRecords
+    catalog: Catalog
+    usage: UsageRecorder | None = None
+    log: InteractionLog | None = None
+    learn: Callable[[Use], None] | None = None
+    used: Callable[[RequestContext, Tool], None] | None = None
+    """Takes a request, and a tool that it had selected and that was called for it."""
+    in_session: Callable[[ToolKey, str | None], None] | None = None
+    """Takes a tool that was used, and the id of the session, if any."""
+    working_set: WorkingSet = field(default_factory=WorkingSet)
+    """Always listed, so a use of one of its tools says nothing about a request."""
 
     def answered(
         self,
@@ -108,39 +102,39 @@ class EndedCalls:
         outcome = outcome_of(result)
         if outcome is Outcome.ASKS:
             return
-        if self._usage is not None:
+        if self.usage is not None:
             failed = outcome is Outcome.FAILED
-            self._usage.called(tool.server, tool.name, seconds * 1000, failed, len(result))
-        if self._log is not None:
-            self._log.called(tool, params, caller, goal)
+            self.usage.called(tool.server, tool.name, seconds * 1000, failed, len(result))
+        if self.log is not None:
+            self.log.called(tool, params, caller, goal)
         if outcome is Outcome.SUCCEEDED:
             self._attribute(tool, session, caller.principal, goal)
 
     def failed(self, tool: Tool, error: DownstreamError, seconds: float) -> None:
         """Take a call that has no result, or whose server answered with an error."""
-        if self._usage is not None:
+        if self.usage is not None:
             ms = None if isinstance(error, NOT_SENT) else seconds * 1000
-            self._usage.called(tool.server, tool.name, ms, True, 0)
+            self.usage.called(tool.server, tool.name, ms, True, 0)
 
     def _attribute(
         self, tool: Tool, session: SessionContext | None, principal: str | None, goal: str | None
     ) -> None:
-        if self._learn is None and self._used is None:
+        if self.learn is None and self.used is None:
             return
-        if self._in_session is not None:
-            self._in_session((tool.server, tool.name), None if session is None else session.id)
+        if self.in_session is not None:
+            self.in_session((tool.server, tool.name), None if session is None else session.id)
         context = self._request_of(tool, session)
         shows = context is not None and _shows(context, tool)
-        if self._used is not None and context is not None and shows:
-            self._used(context, tool)
+        if self.used is not None and context is not None and shows:
+            self.used(context, tool)
         query = goal or (context.query if context is not None else None)
-        if self._learn is None or not query or not query.strip():
+        if self.learn is None or not query or not query.strip():
             return
         signal, shown = Signal.UNLISTED, list[ToolKey]()
         if context is not None and shows:
             signal = Signal.FOUND if context.origin == "search" else Signal.LISTED
         if context is not None and query == context.query:
-            tools = self._catalog.snapshot.tools
+            tools = self.catalog.snapshot.tools
             found = (tools.get(item.name) for item in context.of(Kind.TOOL))
             shown = [each.key for each in found if each is not None]
         # Each session counts once, however often it calls; without a session each request does.
@@ -148,28 +142,20 @@ class EndedCalls:
             counted_as = session.id
         else:
             counted_as = f"request {context.id}" if context is not None else f"principal {principal}"
-        self._learn(
-            Use(
-                query=query,
-                tool=tool.key,
-                signal=signal,
-                session=counted_as,
-                shown=tuple(shown),
-            )
-        )
+        self.learn(Use(query, tool.key, signal, counted_as, tuple(shown)))
 
     def _request_of(self, tool: Tool, session: SessionContext | None) -> RequestContext | None:
         """Return the request that a call belongs to, if any."""
         since = time_of_day() - WINDOW_SECONDS
-        if self._records.newest < since:
+        if self.records.newest < since:
             return None
         session_id = None if session is None else session.id
-        recent = [one for one in self._records.recent() if one.time >= since and one.session == session_id]
+        recent = [one for one in self.records.recent() if one.time >= since and one.session == session_id]
         showing = next((one for one in recent if _shows(one, tool)), None)
         if showing is not None or session is None or not recent:
             return showing
         # No request had selected it, so it was used for the session's latest one, unless it is always listed.
-        always_listed = tool.include is not IncludeMode.AGENT or self._working_set.why(tool) is not None
+        always_listed = tool.include is not IncludeMode.AGENT or self.working_set.why(tool) is not None
         return None if always_listed else recent[0]
 
 
@@ -177,16 +163,16 @@ def _shows(context: RequestContext, tool: Tool) -> bool:
     return any(item.name == tool.exposed_name and item.score is not None for item in context.of(Kind.TOOL))
 
 
+@dataclass(frozen=True, slots=True)
 class InteractionLog:
     """Records searches and calls of hosts as interactions, under the names of the hosts."""
 
-    def __init__(self, recorder: InteractionRecorder) -> None:
-        self._recorder = recorder
+    recorder: InteractionRecorder
 
     def searched(self, query: str, agent_name: str | None) -> None:
         """Record a search."""
         interaction = Interaction(agent_name or "", SEARCH, query, time_of_day())
-        self._recorder.note(lambda: interaction)
+        self.recorder.note(lambda: interaction)
 
     def called(self, tool: Tool, params: Members, caller: Caller, goal: str | None) -> None:
         """Record a call; its arguments are decoded later, off the event loop."""
@@ -196,11 +182,7 @@ class InteractionLog:
             content = memory.call(tool.exposed_name, bytes(arguments), goal)
             return Interaction(agent_of(client) or "", CALL, content, now)
 
-        self._recorder.note(interaction)
-
-
-class _ClientInfo(msgspec.Struct):
-    name: str = ""
+        self.recorder.note(interaction)
 
 
 def agent_of(client_info: Raw | None) -> str | None:
@@ -208,6 +190,6 @@ def agent_of(client_info: Raw | None) -> str | None:
     if client_info is None:
         return None
     try:
-        return msgspec.json.decode(client_info, type=_ClientInfo).name or None
-    except msgspec.MsgspecError:
+        return envelope.text(envelope.members(client_info).get("name")) or None
+    except msgspec.DecodeError:
         return None

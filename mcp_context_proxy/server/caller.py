@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Raw
 
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.protocol.eras import Era
 
+PRINCIPAL_KEY = "mcp-context-proxy/principal"
+"""Key of an ASGI scope: the identity behind the request. The guard of the front sets it."""
 
-class Caller(Protocol):
+
+def principal_of(scope: Mapping[str, Any]) -> str | None:
+    """Return the identity behind an HTTP request; None if callers have none."""
+    found: str | None = scope.get(PRINCIPAL_KEY)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Caller:
     """The client that made one request: what it declared, and how it is notified and asked meanwhile."""
 
     era: Era
@@ -22,19 +34,9 @@ class Caller(Protocol):
     client_info: Raw | None
     principal: str | None
     """The identity that the front knows, if any; nothing created by one principal is usable by another."""
-
-    def notify(self, method: str, params: Members) -> None:
-        """Send a notification that belongs to this request. Does not block."""
-        ...
-
-    def release(self) -> None:
-        """Give back the room of the request at the front: the limits of its server count it from now on."""
-        ...
-
-    async def ask(self, method: str, params: Members) -> bytes:
-        """Make a request of the client and return its encoded result.
-
-        Raises:
-            RequestError: the client refuses, or cannot be asked in this era.
-        """
-        ...
+    notify: Notify
+    """Sends a notification that belongs to this request."""
+    ask: Ask
+    """Makes a request of the client; a modern client cannot be asked so."""
+    release: Callable[[], None]
+    """Gives back the room of the request at the front: the limits of its server count it from now on."""

@@ -14,8 +14,8 @@ import base64
 import binascii
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,7 +25,7 @@ from msgspec import Raw
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.protocol import envelope, validation
+from mcp_context_proxy.protocol import envelope, eras, validation
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -37,9 +37,8 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.validation import LOG_LEVELS, most_verbose
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.forwarding import fit_to_caller
 from mcp_context_proxy.server.meta_tools import MetaTools
-from mcp_context_proxy.server.notifications import OpenSessions
+from mcp_context_proxy.server.notifications import OpenSessions, Send
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools_call import ToolCalls
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Members, Caller], Awaitable[bytes]]
+"""Returns the encoded result of a method; raises `RequestError` if the request is refused or fails."""
 
 RELAYED_NOTIFICATIONS = frozenset({"notifications/roots/list_changed"})
 """Notifications of clients that are passed on to servers."""
@@ -86,16 +86,15 @@ class Gateway:
         page_size: int = 0,
     ) -> None:
         """Route requests to these parts; `page_size` is the number of entries on a page, 0 for no pages."""
-        self.open_sessions = open_sessions
-        """The handshake-era sessions, which fronts open and end."""
-        open_sessions.when_opened(contexts.register)
-        open_sessions.when_ended(lambda session: self._share_log_level())
-        self._fleet, self._tool_calls, self._meta_tools = fleet, tool_calls, meta_tools
+        self._fleet, self._contexts, self._open_sessions = fleet, contexts, open_sessions
+        self._tool_calls, self._meta_tools, self._page_size = tool_calls, meta_tools, page_size
+        self.resources = resources
+        self._announcing: dict[tuple[Session, str], bool] = {}
+        """Notifications that are being passed on; True if one came again meanwhile."""
         self.drain = Drain()
         """Ends the requests that are under way when the proxy stops."""
         self.tracing: Tracing | None = None
         """Makes spans of requests; None while nobody collects them."""
-        self._resources, self._page_size = resources, page_size
         self._handlers: Mapping[str, Handler] = {
             "tools/list": self._paged("tools/list", "tools", tool_list.answer),
             "tools/call": self._call,
@@ -111,11 +110,8 @@ class Gateway:
             "completion/complete": prompts.complete,
             "logging/setLevel": self._set_log_level,
         }
-
-    @property
-    def methods(self) -> frozenset[str]:
+        self.methods = frozenset(self._handlers)
         """Methods that are answered here."""
-        return frozenset(self._handlers)
 
     async def handle(self, method: str, params: Members, caller: Caller) -> bytes:
         """Answer a request with its encoded result, fitted to the caller's era.
@@ -147,20 +143,39 @@ class Gateway:
             ) from None
         raise AssertionError("a request that is given up raises")
 
-    async def notified(self, method: str, session: Session) -> None:
-        """Take a notification of a handshake-era client."""
-        if method in RELAYED_NOTIFICATIONS:
-            await self._fleet.notify(session.party, method)
+    def open_session(self, session: Session, send: Send) -> None:
+        """Open a handshake-era session; `send` notifies its client beside its requests."""
+        self._open_sessions.open(session, send)
+        self._contexts.sessions.register(session)
 
-    def watching(self, uris: Iterable[str]) -> AbstractAsyncContextManager[None]:
-        """Subscribe to updates of these resources for a modern client, as long as the context lasts."""
-        return self._resources.watching(uris)
+    def end_session(self, session: Session) -> None:
+        """End a session, its subscriptions, and its connections to servers; do nothing if it has ended."""
+        if self._open_sessions.end(session):
+            self._share_log_level()
+            self.resources.end(session)
+            self._fleet.end(session.party)
+
+    async def notified(self, method: str, session: Session) -> None:
+        """Take a notification of a handshake-era client; repeated ones wait together for a slow server."""
+        key = session, method
+        if method not in RELAYED_NOTIFICATIONS:
+            return
+        if key in self._announcing:
+            self._announcing[key] = True
+            return
+        self._announcing[key] = True
+        try:
+            while self._announcing[key]:
+                self._announcing[key] = False
+                await self._fleet.notify(session.party, method)
+        finally:
+            del self._announcing[key]
 
     async def _call(self, params: Members, caller: Caller) -> bytes:
         name = envelope.text(params.get("name"))
         if name is not None and name in meta_definitions.RESERVED:
             result = await self._meta_tools.call(name, params, caller)
-            return fit_to_caller("tools/call", result, caller)
+            return eras.fit_result_to_client("tools/call", result, caller.era)
         return await self._tool_calls.call(params, caller)
 
     async def _set_log_level(self, params: Members, caller: Caller) -> bytes:
@@ -174,7 +189,7 @@ class Gateway:
 
     def _share_log_level(self) -> None:
         """Have servers log at the most verbose level of all sessions; each session is sent its own."""
-        self._fleet.set_log_level(most_verbose(session.log_level for session in self.open_sessions))
+        self._fleet.set_log_level(most_verbose(session.log_level for session in self._open_sessions))
 
     def _paged(self, method: str, member: str, whole: Handler) -> Handler:
         """Return a handler of a list, whose entries are in `member`: in pages if those are configured."""
@@ -186,7 +201,7 @@ class Gateway:
             result = await whole(params, caller)
             if self._page_size:
                 result = _page(result, member, cursor, self._page_size)
-            return fit_to_caller(method, result, caller)
+            return eras.fit_result_to_client(method, result, caller.era)
 
         return listed
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -95,6 +96,7 @@ _NOT_FOR_MODELS: Final = {"min_calls"}
 _KEYWORDS: Final = ("type", "minimum", "maximum", "items", "enum", "description")
 
 
+@cache
 def input_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     """Derive the input schema of a meta tool from the struct that decodes its arguments.
 
@@ -140,24 +142,17 @@ class Setup:
     """True to let models search earlier interactions."""
 
 
-WORDS_ONLY: Final = (
-    f" The embedding model cannot be used, so {SEARCH} goes by words alone: use words that the names and "
-    "descriptions of tools are likely to have."
-)
-
-
 def instructions(setup: Setup, words_only: bool = False) -> str:
-    """Return the server instructions for the host's model.
-
-    Args:
-        setup: Facts of the configuration.
-        words_only: The embedding model cannot be used.
-    """
+    """Return the server instructions for the host's model, which may have to search by words alone."""
+    hint = (
+        f" The embedding model cannot be used, so {SEARCH} goes by words alone: use words that the names and "
+        "descriptions of tools are likely to have."
+    )
     return (
         f"One server in front of {_names(setup)}. Not all of their tools may be listed. "
         f"When none of the listed ones fits, describe what you need to {SEARCH}: it returns the matching "
         f"tools with their parameters. Call what it finds by name, or through {CALL}."
-        + (WORDS_ONLY if words_only else "")
+        + (hint if words_only else "")
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -15,8 +16,7 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.search_filters import SearchFilters
-from mcp_context_proxy.context.selection import SearchAnswer
-from mcp_context_proxy.context.session import Handle, Handles, Session, SessionContext, handle_of
+from mcp_context_proxy.context.session import Handle, Handles, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterError, UnknownItemError
@@ -29,7 +29,6 @@ from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingReran
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.forwarding import ask_client, client_capabilities
 from mcp_context_proxy.server.meta_definitions import (
     MANAGE,
     RECALL,
@@ -44,6 +43,7 @@ from mcp_context_proxy.server.meta_definitions import (
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.server.questions import ask_client, client_capabilities
 from mcp_context_proxy.server.rendering import recall_result, search_result
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_thread
@@ -54,51 +54,34 @@ Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MetaTools:
     """Answers ``tools/call`` for the meta tools."""
 
-    def __init__(
-        self,
-        *,
-        fleet: Fleet,
-        contexts: ContextEngine,
-        calls: ToolCalls,
-        handles: Handles,
-        changes: ChangeNotifier,
-        pending_input: PendingInput,
-        asks_clients: bool,
-        manage: Callable[[], bool],
-        recorder: InteractionRecorder | None = None,
-        log: InteractionLog | None = None,
-    ) -> None:
-        """Connect the parts.
-
-        Args:
-            fleet: The downstream servers.
-            contexts: Builds contexts.
-            calls: Passes calls on to servers.
-            handles: Contexts that clients carry themselves.
-            changes: Notifies sessions of changed lists.
-            pending_input: Parks searches that wait for the model of a modern client.
-            asks_clients: Let the client's own model rerank searches.
-            manage: Returns whether models may change contexts by hand.
-            recorder: Interactions that models may recall; None if they may not.
-            log: Remembers searches; None to remember none.
-        """
-        self._fleet, self._contexts, self._calls = fleet, contexts, calls
-        self._handles, self._changes, self._may_manage = handles, changes, manage
-        self._pending_input, self._asks_clients = pending_input, asks_clients
-        self._recorder, self._log = recorder, log
+    fleet: Fleet
+    contexts: ContextEngine
+    calls: ToolCalls
+    handles: Handles
+    changes: ChangeNotifier
+    pending_input: PendingInput
+    asks_clients: bool
+    """True to let the client's own model rerank searches."""
+    manage: Callable[[], bool]
+    """Returns whether models may change contexts by hand."""
+    recorder: InteractionRecorder | None = None
+    """Interactions that models may recall; None if they may not."""
+    log: InteractionLog | None = None
+    """Remembers searches; None to remember none."""
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
         """Return the result of a meta tool, not yet fitted to an era."""
         raw = params.get("arguments", Raw(b"{}"))
         try:
-            if name == SEARCH:
-                search = partial(self._search, _arguments(raw, SearchArguments), params, caller)
-                return await self._with_sampling(params, caller, search)
-            if name == SET_CONTEXT:
-                search = partial(self._set_context, _arguments(raw, ContextArguments), params, caller)
+            if name in (SEARCH, SET_CONTEXT):
+                kind: type[SearchArguments | ContextArguments]
+                kind = SearchArguments if name == SEARCH else ContextArguments
+                wanted = _arguments(raw, kind)
+                search = partial(self._search, wanted, params, caller)
                 return await self._with_sampling(params, caller, search)
             if name == MANAGE:
                 return await self._manage(_arguments(raw, ManageArguments), params, caller)
@@ -115,7 +98,7 @@ class MetaTools:
         call: the search is parked until the client calls again with the answer, or goes on without it after
         a timeout.
         """
-        if not self._asks_clients or "sampling" not in client_capabilities(caller):
+        if not self.asks_clients or "sampling" not in client_capabilities(caller):
             return await search(None, caller.notify)
 
         def model(ask: Ask, client: str) -> RerankerModel:
@@ -129,26 +112,34 @@ class MetaTools:
         async def parked(ask: Ask, notify: Notify) -> bytes:
             return await search(model(ask, f"of {caller.principal}"), notify)
 
-        return await self._pending_input.call(caller.principal, "search", params, caller.notify, parked)
+        return await self.pending_input.call(caller.principal, "search", params, caller.notify, parked)
 
     async def _search(
         self,
-        wanted: SearchArguments,
+        wanted: SearchArguments | ContextArguments,
         params: Members,
         caller: Caller,
         client: RerankerModel | None,
         notify: Notify,
     ) -> bytes:
-        kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
-        filters = msgspec.convert(wanted, SearchFilters, from_attributes=True)
-        number = DomainOverrides(top_n=wanted.top_n)
+        """Search for either meta tool; a handshake-era session lists the selected tools from now on."""
+        handle, query = self._handle(wanted.context_id, params, caller), wanted.query
+        overrides, scope = Overrides(), None
+        if isinstance(wanted, SearchArguments):
+            kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
+            scope = Scope(kinds, msgspec.convert(wanted, SearchFilters, from_attributes=True))
+            number = DomainOverrides(top_n=wanted.top_n)
+            overrides = Overrides(number, number)
+        else:
+            handle = handle or self.handles.create(caller.principal)
+            query = query if wanted.intent is None else f"{query}\n{wanted.intent}"
         try:
-            answer = await self._contexts.select(
-                wanted.query,
-                self._handle(wanted.context_id, params, caller) or caller.session,
-                Overrides(number, number),
-                origin="search",
-                scope=Scope(kinds, filters),
+            answer = await self.contexts.select(
+                query,
+                handle or caller.session,
+                overrides,
+                origin="search" if isinstance(wanted, SearchArguments) else "set_context",
+                scope=scope,
                 on_progress=_progress(params, notify),
                 client=client,
                 listed=None if caller.session is None else tuple(caller.session.shown),
@@ -156,72 +147,47 @@ class MetaTools:
             )
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
-        self._finish(answer, caller)
-        return search_result(answer, self._fleet, wanted.include_schema)
-
-    async def _set_context(
-        self,
-        wanted: ContextArguments,
-        params: Members,
-        caller: Caller,
-        client: RerankerModel | None,
-        notify: Notify,
-    ) -> bytes:
-        handle = self._handle(wanted.context_id, params, caller) or self._handles.create(caller.principal)
-        answer = await self._contexts.select(
-            wanted.query if wanted.intent is None else f"{wanted.query}\n{wanted.intent}",
-            handle,
-            origin="set_context",
-            on_progress=_progress(params, notify),
-            client=client,
-            listed=None if caller.session is None else tuple(caller.session.shown),
-            owner=caller.principal,
-        )
-        handle.shown = dict.fromkeys(answer.tool_names)
-        self._finish(answer, caller)
-        return search_result(answer, self._fleet, True, handle.secret)
-
-    def _finish(self, answer: SearchAnswer, caller: Caller) -> None:
-        """Remember a search, and list the selected tools in a handshake-era session from now on."""
-        if self._log is not None:
-            self._log.searched(answer.context.query, agent_of(caller.client_info))
+        if self.log is not None:
+            self.log.searched(answer.context.query, agent_of(caller.client_info))
         if caller.session is not None:
             caller.session.query = answer.context.query
-            self._changes.show(caller.session, sorted(answer.tool_names))
+            self.changes.show(caller.session, sorted(answer.tool_names))
+        if isinstance(wanted, SearchArguments):
+            return search_result(answer, self.fleet, wanted.include_schema)
+        assert handle is not None
+        handle.shown = dict.fromkeys(answer.tool_names)
+        return search_result(answer, self.fleet, True, handle.secret)
 
     async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:
-        if not self._may_manage():
+        if not self.manage():
             return failure(f"{MANAGE} is switched off; [context] manage_tool switches it on")
-        session = self._handle(wanted.context_id, params, caller) or caller.session
+        session: SessionContext | None = self._handle(wanted.context_id, params, caller) or caller.session
         if session is None:
-            session = self._handles.create(caller.principal)
+            session = self.handles.create(caller.principal)
         if wanted.action != "list":
-            self._change(wanted, session, caller.session)
-        items = await self._contexts.items(session)
+            if wanted.type is None or wanted.name is None:
+                raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
+            change = self.contexts.add if wanted.action == "add" else self.contexts.remove
+            watched = nullcontext() if caller.session is None else self.changes.watching(caller.session)
+            try:
+                with watched:
+                    change(session, Kind(wanted.type), wanted.name, wanted.server)
+            except UnknownItemError as error:
+                raise _UnusableArgumentsError(str(error)) from error
+        items = await self.contexts.items(session)
         context_id = {"context_id": session.secret} if isinstance(session, Handle) else {}
         lines = [f"- {item.type} {item.name} ({item.include_mode})" for item in items]
         text = "\n".join(["In the context of every request:", *lines] if lines else ["The context is empty."])
         data = {"items": items, **context_id}
         return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
 
-    def _change(self, wanted: ManageArguments, session: SessionContext, shown_to: Session | None) -> None:
-        if wanted.type is None or wanted.name is None:
-            raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
-        change = self._contexts.add if wanted.action == "add" else self._contexts.remove
-        watched = nullcontext() if shown_to is None else self._changes.watching(shown_to)
-        try:
-            with watched:
-                change(session, Kind(wanted.type), wanted.name, wanted.server)
-        except UnknownItemError as error:
-            raise _UnusableArgumentsError(str(error)) from error
-
     async def _recall(self, wanted: RecallArguments) -> bytes:
-        if self._recorder is None:
+        if self.recorder is None:
             return failure(f"{RECALL} is switched off; [interactions] recall_tool switches it on")
         try:
-            await self._recorder.wait_for_recent()
+            await self.recorder.wait_for_recent()
             search = partial(
-                self._recorder.memory.semantic_search_interactions,
+                self.recorder.memory.semantic_search_interactions,
                 wanted.query,
                 wanted.agent_name,
                 wanted.top_k,
@@ -238,13 +204,13 @@ class MetaTools:
         if wanted.name in RESERVED - {meta_definitions.CALL}:
             return await self.call(wanted.name, sent, caller)
         try:
-            tool = await self._calls.resolve(wanted.name)
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.
                 self._handle(wanted.context_id, sent, caller)
                 meta = {**eras.meta_of(params), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
                 sent["_meta"] = envelope.raw(meta)
-            return await self._calls.call_tool(tool, sent, caller, wanted.goal)
+            tool = await self.calls.resolve(wanted.name, sent, caller)
+            return await self.calls.call_tool(tool, sent, caller, wanted.goal)
         except UnknownItemError as error:
             return unknown(error)
         except (DownstreamError, RequestError) as error:
@@ -253,8 +219,8 @@ class MetaTools:
     def _handle(self, context_id: str | None, params: Members, caller: Caller) -> Handle | None:
         """Return the context that a call names; a model can read the error about an unknown `context_id`."""
         if context_id is None:
-            return handle_of(params, self._handles, caller.principal)
-        handle = self._handles.get(context_id, caller.principal)
+            return handle_of(params, self.handles, caller.principal)
+        handle = self.handles.get(context_id, caller.principal)
         if handle is None:
             raise _UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
         return handle
@@ -284,14 +250,8 @@ def _progress(params: Members, notify: Notify) -> OnProgress | None:
         return None
 
     def report(done: int, total: int) -> None:
-        notify(
-            "notifications/progress",
-            {
-                "progressToken": token,
-                "progress": envelope.raw(done),
-                "total": envelope.raw(total),
-                "message": envelope.raw("indexing tools"),
-            },
-        )
+        facts = {"progress": done, "total": total, "message": "indexing tools"}
+        raw = {name: envelope.raw(fact) for name, fact in facts.items()}
+        notify("notifications/progress", {"progressToken": token, **raw})
 
     return report

@@ -14,14 +14,19 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import anyio
+import anyio.lowlevel
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.downstream.backpressure import Bucket
+from mcp_context_proxy.downstream.inbound import ELICITATION_COMPLETE, RESOURCE_UPDATED
+from mcp_context_proxy.downstream.inbound import LOG_MESSAGE as MESSAGE
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.server.watches import Watches
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +35,18 @@ QUEUED = 1024
 
 QUEUED_BYTES = 16 * 1024 * 1024
 """Bytes queued for one session: as many as one message may have."""
+
+QUEUED_BYTES_TOGETHER = 32 * 1024 * 1024
+"""Bytes queued for all sessions; a notification to several counts for each."""
+
+UPDATES_WAITING = 1000
+"""Updated resources of one server that wait to be announced; more are dropped."""
+
+UPDATES_WAITING_BYTES = 1024 * 1024
+"""Bytes of these updates."""
+
+UPDATES_PER_SECOND, UPDATES_AT_ONCE = 100, 500
+"""Updates of one server that are announced; the others wait for their turn."""
 
 LISTS_SETTLE_SECONDS = 0.5
 """Time that a changed list waits for the changes that usually come with it: servers get ready together."""
@@ -46,9 +63,6 @@ PAUSE_SECONDS = 0.5
 TOOLS_CHANGED = "notifications/tools/list_changed"
 RESOURCES_CHANGED = "notifications/resources/list_changed"
 PROMPTS_CHANGED = "notifications/prompts/list_changed"
-RESOURCE_UPDATED = "notifications/resources/updated"
-MESSAGE = "notifications/message"
-ELICITATION_COMPLETE = "notifications/elicitation/complete"
 
 Send = Callable[[str, Members], Awaitable[None]]
 """Sends a notification: method, params."""
@@ -59,37 +73,25 @@ class OpenSessions:
 
     def __init__(self) -> None:
         self._queues: dict[Session, _Queue] = {}
-        self._on_open: list[Callable[[Session], None]] = []
-        self._on_end: list[Callable[[Session], None]] = []
+        self._room = _Room()
         self._without_task: list[_Queue] = []
         self._opened = anyio.Event()
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._queues))
 
-    def when_opened(self, callback: Callable[[Session], None]) -> None:
-        """Call `callback`, which must not block, for each session that is opened."""
-        self._on_open.append(callback)
-
-    def when_ended(self, callback: Callable[[Session], None]) -> None:
-        """Call `callback`, which must not block, for each session that ends."""
-        self._on_end.append(callback)
-
     def open(self, session: Session, send: Send) -> None:
         """Add a session; `send` reaches its client beside its requests."""
-        queue = self._queues[session] = _Queue(send)
+        queue = self._queues[session] = _Queue(send, self._room)
         self._without_task.append(queue)
         self._opened.set()
-        for callback in self._on_open:
-            callback(session)
 
-    def end(self, session: Session) -> None:
-        """Remove a session that has ended."""
+    def end(self, session: Session) -> bool:
+        """Remove a session that has ended; return whether it was open."""
         queue = self._queues.pop(session, None)
         if queue is not None:
             queue.end()
-            for callback in self._on_end:
-                callback(session)
+        return queue is not None
 
     def notify(self, session: Session, method: str, params: Members) -> None:
         """Notify one session soon; does nothing if it is not open."""
@@ -122,11 +124,17 @@ class OpenSessions:
                 self._without_task.clear()
 
 
+class _Room:
+    """Room for the notifications of all sessions."""
+
+    taken = 0
+
+
 class _Queue:
     """Notifications that wait to be sent to one session."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, room: _Room) -> None:
+        self._send, self._room = send, room
         self._waiting: deque[tuple[str, Members]] = deque()
         self._bytes = 0
         self._added = anyio.Event()
@@ -137,15 +145,22 @@ class _Queue:
         if not params and (method, params) in self._waiting:
             return
         size = _size(params)
-        if len(self._waiting) >= QUEUED or self._bytes + size > QUEUED_BYTES:
+        full = len(self._waiting) >= QUEUED or self._bytes + size > QUEUED_BYTES
+        if self._ended or full or self._room.taken + size > QUEUED_BYTES_TOGETHER:
             logger.debug("dropped %s: the client does not read", method)
             return
         self._waiting.append((method, params))
-        self._bytes += size
+        self._count(size)
         self._added.set()
+
+    def _count(self, more: int) -> None:
+        self._bytes += more
+        self._room.taken += more
 
     def end(self) -> None:
         self._ended = True
+        self._waiting.clear()
+        self._count(-self._bytes)
         if self._delivery is not None:
             self._delivery.cancel()
 
@@ -156,7 +171,7 @@ class _Queue:
                 self._added = anyio.Event()
                 while self._waiting:
                     method, params = self._waiting.popleft()
-                    self._bytes -= _size(params)
+                    self._count(-_size(params))
                     try:
                         await self._send(method, params)
                     except Exception:
@@ -168,35 +183,72 @@ def _size(params: Members) -> int:
     return sum(len(memoryview(raw)) for raw in params.values())
 
 
+class _Updates:
+    """Updated resources of one server that wait to be announced, each once."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Members] = {}
+        self._bytes = 0
+        self._rate = Bucket(UPDATES_PER_SECOND, UPDATES_AT_ONCE)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, uri: str, params: Members) -> None:
+        """Add an update, which replaces an earlier one of the same resource."""
+        size = _size(params) - _size(self._waiting.get(uri, {}))
+        too_many = uri not in self._waiting and len(self._waiting) >= UPDATES_WAITING
+        if too_many or self._bytes + size > UPDATES_WAITING_BYTES:
+            logger.debug("dropped an update of %s: too many wait", uri)
+            return
+        self._waiting[uri] = params
+        self._bytes += size
+
+    def take(self) -> list[tuple[str, Members]]:
+        """Remove and return as many updates as the rate allows, oldest first."""
+        taken = []
+        while self._waiting and self._rate.take():
+            uri = next(iter(self._waiting))
+            params = self._waiting.pop(uri)
+            self._bytes -= _size(params)
+            taken.append((uri, params))
+        return taken
+
+
 class ChangeNotifier:
     """Compares the visible lists with those last announced, and announces the difference."""
 
-    def __init__(self, catalog: Catalog, tools: ToolList, sessions: OpenSessions) -> None:
-        self._catalog, self._tools, self._sessions = catalog, tools, sessions
-        self._publish: Send | None = None
+    def __init__(self, catalog: Catalog, tools: ToolList, sessions: OpenSessions, watches: Watches) -> None:
+        self._catalog, self._tools, self._sessions, self._watches = catalog, tools, sessions, watches
+        self.publish: Send | None = None
+        """Publishes events to subscriptions of modern clients; None before the first of them."""
         self._announced: dict[str, bytes] = {}
         self._grown: set[Session] = set()
-        self._updated: dict[str, Members] = {}
+        self._rewritten: dict[str, Members] = {}
+        """Our own documents that have changed, by URI."""
+        self._updated: dict[str, _Updates] = {}
+        """Updated resources, by server."""
         self._catalog_changed, self._other_changed = anyio.Event(), anyio.Event()
-
-    def publish_to(self, publish: Send) -> None:
-        """Publish events to modern subscriptions by `publish`."""
-        self._publish = publish
+        catalog.changed.append(self.catalog_changed)
 
     def catalog_changed(self) -> None:
         """Compare the lists with those announced soon: the catalog has a new snapshot."""
         self._catalog_changed.set()
 
-    def resource_updated(self, uri: str, params: Members | None = None) -> None:
-        """Announce that the content of a resource has changed, with the `params` of its server if any."""
-        self._updated[uri] = params or {"uri": envelope.raw(uri)}
+    def resource_updated(self, uri: str) -> None:
+        """Announce that the content of a resource of the proxy itself has changed."""
+        self._rewritten[uri] = {"uri": envelope.raw(uri)}
         self._other_changed.set()
 
-    def downstream_event(self, method: str, params: Members) -> None:
+    def downstream_event(self, server: str, method: str, params: Members) -> None:
         """Take a notification of a downstream server about something other than its lists."""
+        if method != RESOURCE_UPDATED:
+            return
         uri = envelope.text(params.get("uri"))
-        if method == RESOURCE_UPDATED and uri is not None:
-            self.resource_updated(uri, eras.without_subscription(params))
+        if uri is not None and self._watches.accepts(server, uri):
+            waiting = self._updated.setdefault(server, _Updates())
+            waiting.put(uri, eras.without_subscription(params))
+            self._other_changed.set()
 
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
@@ -245,27 +297,35 @@ class ChangeNotifier:
             await anyio.sleep(SETTLE_SECONDS)
             self._other_changed = anyio.Event()
             grown, self._grown = self._grown, set()
-            updated, self._updated = self._updated, {}
-            for params in updated.values():
+            updated, self._rewritten = list(self._rewritten.items()), {}
+            for waiting in self._updated.values():
+                updated += waiting.take()
+            for _, params in updated:
                 await self._publish_event(RESOURCE_UPDATED, params)
             for session in self._sessions:
                 if session in grown:
                     self._sessions.notify(session, TOOLS_CHANGED, {})
-                for uri, params in updated.items():
+                if not session.subscriptions:
+                    continue
+                for uri, params in updated:
                     if session.subscribes(uri):
                         self._sessions.notify(session, RESOURCE_UPDATED, params)
+                # Many sessions with many subscriptions take their time; others go on meanwhile.
+                await anyio.lowlevel.checkpoint()
+            if any(self._updated.values()):
+                self._other_changed.set()
             await anyio.sleep(PAUSE_SECONDS)
 
     async def _publish_event(self, method: str, params: Members) -> None:
-        if self._publish is not None:
-            await self._publish(method, params)
+        if self.publish is not None:
+            await self.publish(method, params)
 
     def _visible(self, snapshot: Snapshot) -> dict[str, bytes]:
         """Return a digest of each list, as seen without a query, by the method that announces it."""
         tools = [snapshot.tools[name].fingerprint for name in self._tools.base_names(snapshot)]
         resources = [
-            *(item.definition for item in snapshot.resources.values()),
-            *(item.definition for item in snapshot.templates),
+            *(f"{item.server} ".encode() + item.definition for item in snapshot.resources.values()),
+            *(f"{item.server} ".encode() + item.definition for item in snapshot.templates.values()),
             *(f"{uri} {item.description}".encode() for uri, item in snapshot.documents.items()),
         ]
         return {

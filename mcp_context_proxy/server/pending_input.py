@@ -32,16 +32,6 @@ Work = Callable[[Ask, Notify], Awaitable[bytes]]
 """Makes the call: takes the ways to ask and to notify the client, returns the encoded result."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Purpose:
-    """A caller and its call; a handle is good for the same again and for nothing else."""
-
-    principal: str | None
-    subject: str
-    params: Any
-    """Decoded, without the params that differ between a call and its continuation."""
-
-
 @dataclass(slots=True, eq=False)
 class _Question:
     request: dict[str, Any]
@@ -50,7 +40,8 @@ class _Question:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    purpose: _Purpose
+    purpose: tuple[str | None, str, Any]
+    """Principal, subject and params of the call; a continuation must have the same."""
     listener: Notify | None
     """Takes notifications for the request that waits for the call; None while no request does."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -72,13 +63,9 @@ class PendingInput:
     def __init__(self, limit: int, seconds: float) -> None:
         """Let at most `limit` calls wait, each for `seconds`."""
         self._limit, self._seconds = limit, seconds
-        self._waiting: dict[str, _Call] = {}
+        self.waiting: dict[str, _Call] = {}
+        """Calls that wait for their client to come back, by handle."""
         self._group: TaskGroup | None = None
-
-    @property
-    def waiting(self) -> int:
-        """Number of calls that wait for their client to come back."""
-        return len(self._waiting)
 
     async def run(self) -> None:
         """Own the calls until cancelled."""
@@ -88,7 +75,7 @@ class PendingInput:
                 await anyio.sleep_forever()
         finally:
             self._group = None
-            for call in self._waiting.values():
+            for call in self.waiting.values():
                 if call.expiry is not None:
                     call.expiry.cancel()
 
@@ -105,9 +92,9 @@ class PendingInput:
             Exception: any that `work` raises.
         """
         same = {key: raw for key, raw in params.items() if key not in eras.RETRY_KEYS and key != "_meta"}
-        purpose = _Purpose(principal, subject, envelope.value(envelope.encode(same)))
+        purpose = principal, subject, envelope.value(envelope.encode(same))
         if "requestState" in params:
-            call = self._resume(envelope.text(params["requestState"]) or "", _answers(params), purpose)
+            call = self._resume(params, purpose)
         else:
             if self._group is None:
                 raise RequestError(INTERNAL_ERROR, "the proxy is stopping")
@@ -115,15 +102,20 @@ class PendingInput:
             self._group.start_soon(self._run, call, work)
         return await self._outcome(call, listener)
 
-    def _resume(self, state: str, answers: Members, purpose: _Purpose) -> _Call:
+    def _resume(self, params: Members, purpose: tuple[str | None, str, Any]) -> _Call:
         """Hand the client's answers to the call that waits for them."""
-        call = self._waiting.get(state)
+        try:
+            answers = envelope.members(params.get("inputResponses", Raw(b"{}")))
+        except msgspec.DecodeError:
+            raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None
+        state = envelope.text(params["requestState"]) or ""
+        call = self.waiting.get(state)
         if call is None or call.purpose != purpose:
             raise RequestError(INVALID_PARAMS, UNKNOWN)
         for key in call.questions:
             if key in answers and not envelope.starts_with(answers[key], b"{"):
                 raise RequestError(INVALID_PARAMS, f"the answer {key!r} in inputResponses must be an object")
-        del self._waiting[state]
+        del self.waiting[state]
         if call.expiry is not None:
             call.expiry.cancel()
         for key in list(call.questions):
@@ -148,8 +140,8 @@ class PendingInput:
 
     async def _ask(self, call: _Call, method: str, params: Members) -> bytes:
         """Have the client asked, now or when it next waits for the call, and return its response."""
-        if len(self._waiting) >= self._limit:
-            raise RequestError(INTERNAL_ERROR, f"busy: {len(self._waiting)} calls wait for input")
+        if len(self.waiting) >= self._limit:
+            raise RequestError(INTERNAL_ERROR, f"busy: {len(self.waiting)} calls wait for input")
         call.asked += 1
         key = f"input-{call.asked}"
         asked = {name: raw for name, raw in params.items() if name != eras.ELICITATION_ID}
@@ -179,7 +171,7 @@ class PendingInput:
         if call.result is not None:
             return call.result
         state = secrets.token_urlsafe(HANDLE_BYTES)
-        self._waiting[state] = call
+        self.waiting[state] = call
         call.expiry = asyncio.get_running_loop().call_later(self._seconds, self._expire, state)
         requests = {key: question.request for key, question in call.questions.items()}
         return envelope.encode(
@@ -188,13 +180,6 @@ class PendingInput:
 
     def _expire(self, state: str) -> None:
         """Cancel a call whose client has not come back, at its server too."""
-        call = self._waiting.pop(state, None)
+        call = self.waiting.pop(state, None)
         if call is not None:
             call.scope.cancel()
-
-
-def _answers(params: Members) -> Members:
-    try:
-        return envelope.members(params.get("inputResponses", Raw(b"{}")))
-    except msgspec.DecodeError:
-        raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None

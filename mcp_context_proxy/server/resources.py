@@ -1,6 +1,7 @@
 """Resources: the proxy's own rules, references and contexts, and those of the downstream servers.
 
-A URI is only ever read from the server that listed it, or whose template it matches. Links in results are
+A URI is only ever read from its owner (`catalog.uri_owners`): the server that listed it, or whose template it
+matches. URIs of the proxy's own schemes never reach a server. Links in results are
 never followed. The ``context://`` resources show the current context and the latest request contexts, each
 only to the principal that asked; all callers without credentials are one principal: over standard streams
 that is the person who started the proxy.
@@ -8,30 +9,30 @@ that is the person who started the proxy.
 
 from __future__ import annotations
 
-import builtins
-import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 from msgspec import Raw
 
-from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog import definitions
+from mcp_context_proxy.catalog.catalog import URI_SHOWN, Catalog
+from mcp_context_proxy.catalog.uri_owners import URI_BYTES, is_own
 from mcp_context_proxy.context import records
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Handles, Session, handle_of
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Outgoing
-from mcp_context_proxy.items import DOCUMENT_KINDS, Snapshot
+from mcp_context_proxy.items import DOCUMENT_KINDS
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, fit_to_caller
+from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.watches import Watches
 
 SCHEME = "context://"
 CURRENT = SCHEME + "current"
@@ -39,6 +40,11 @@ REQUESTS = SCHEME + "requests"
 
 REQUESTS_LISTED = 50
 """Request contexts in the resource that lists them, the latest: as many as a person looks through."""
+
+SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES = 1000, 256 * 1024
+"""Resources that one session, or one subscription of the modern era, may be subscribed to."""
+
+TOO_MANY = f"more than {SUBSCRIPTIONS:,} resources, or {SUBSCRIPTIONS_BYTES:,} bytes of URIs, at once"
 
 PRIORITY_SCALE = 999
 """Highest priority of a document; the protocol's is 1."""
@@ -65,30 +71,21 @@ TEMPLATE: dict[str, Any] = {
     "mimeType": "application/json",
 }
 
-_EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 
-
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resources:
     """Answers the ``resources/*`` methods."""
 
-    def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        fleet: Fleet,
-        forwarder: Forwarder,
-        contexts: ContextEngine,
-        handles: Handles,
-    ) -> None:
-        self._catalog, self._fleet, self._forwarder = catalog, fleet, forwarder
-        self._contexts, self._handles = contexts, handles
-        self._subscribe_found: builtins.list[Callable[[], None]] = []
-        """One callback for each open subscription: subscribes to its resources as far as they exist."""
+    catalog: Catalog
+    watches: Watches
+    forwarder: Forwarder
+    contexts: ContextEngine
+    handles: Handles
 
     async def list(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/list``: the proxy's own resources, then the servers'."""
         del params, caller
-        snapshot = self._catalog.snapshot
+        snapshot = self.catalog.snapshot
         own = [
             {
                 "uri": uri,
@@ -99,137 +96,128 @@ class Resources:
             }
             for uri, document in snapshot.documents.items()
         ]
-        foreign = [envelope.members(resource.definition) for resource in snapshot.resources.values()]
-        return envelope.encode({"resources": [*own, *foreign, *LISTED]})
+        foreign = map(definitions.resource_definition, snapshot.resources.values())
+        return envelope.encode({"resources": [*own, *LISTED, *foreign]})
 
     async def templates(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/templates/list``."""
         del params, caller
-        templates = [envelope.members(template.definition) for template in self._catalog.snapshot.templates]
-        return envelope.encode({"resourceTemplates": [*templates, TEMPLATE]})
+        foreign = map(definitions.resource_definition, self.catalog.snapshot.templates.values())
+        return envelope.encode({"resourceTemplates": [TEMPLATE, *foreign]})
 
     async def read(self, params: Members, caller: Caller) -> bytes:
-        """Return the result of ``resources/read``, fitted to the caller's era.
-
-        Raises:
-            RequestError: nobody has the resource, or its server could not be asked.
-        """
-        uri = _uri(params)
-        document = self._catalog.snapshot.documents.get(uri)
+        """Return the result of ``resources/read``, fitted to the caller's era."""
+        uri = envelope.text(params["uri"]) or ""
+        document = self.catalog.snapshot.documents.get(uri)
         if document is not None:
             read: tuple[str, str] | None = "text/markdown", document.text
         else:
             read = await self._read_context(uri, params, caller) if uri.startswith(SCHEME) else None
         if read is not None:
             content = {"uri": uri, "mimeType": read[0], "text": read[1]}
-            return fit_to_caller("resources/read", envelope.encode({"contents": [content]}), caller)
-        owner = self.owner(uri, caller.era)
+            body = envelope.encode({"contents": [content]})
+            return eras.fit_result_to_client("resources/read", body, caller.era)
+        client, subject = self.owner(uri, caller.era), f"resource {uri!r}"
         with _refusing(caller.era, uri):
-            client, subject = self._fleet.clients[owner], f"resource {uri!r}"
-            return await self._forwarder.forward(client, "resources/read", params, caller, subject)
+            return await self.forwarder.forward(client, "resources/read", params, caller, subject)
 
     async def _read_context(self, uri: str, params: Members, caller: Caller) -> tuple[str, str] | None:
         """Return media type and text of a ``context://`` resource; None if there is no such resource."""
-        session = handle_of(params, self._handles, caller.principal) or caller.session
+        session = handle_of(params, self.handles, caller.principal) or caller.session
         if uri == CURRENT:
             # For the query of the request, else for the session's latest, else the items of every session.
             query = envelope.text(eras.meta_of(params).get(eras.QUERY_KEY))
             if query is None and session is not None:
                 query = session.query
-            snapshot = self._catalog.snapshot
-            context = await self._contexts.current(query, session, DOCUMENT_KINDS)
+            snapshot = self.catalog.snapshot
+            context = await self.contexts.current(query, session, DOCUMENT_KINDS)
             documents = rendering.documents_of(context, snapshot)
             return "text/markdown", "\n\n".join(map(rendering.document_message, documents))
         if uri == REQUESTS:
             if session is None:
-                latest = await self._contexts.requests_of(caller.principal, REQUESTS_LISTED)
+                latest = await self.contexts.records.latest_of(caller.principal, REQUESTS_LISTED)
             else:
-                latest = await self._contexts.requests(session.id, REQUESTS_LISTED)
+                latest = await self.contexts.requests(session.id, REQUESTS_LISTED)
             return "application/json", envelope.encode([records.as_data(one) for one in latest]).decode()
-        found = await self._contexts.request(uri.removeprefix(REQUESTS + "/"))
+        found = await self.contexts.request(uri.removeprefix(REQUESTS + "/"))
         if found is None or found.owner != caller.principal:
             return None
         return "application/json", envelope.encode(records.as_data(found)).decode()
 
     async def subscribe(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/subscribe``."""
-        uri, session = _uri(params), caller.session
+        uri, session = envelope.text(params["uri"]) or "", caller.session
         if session is None or uri in session.subscriptions:
             return b"{}"
-        if uri not in self._catalog.snapshot.documents:
+        if too_many((*session.subscriptions, uri)):
+            raise RequestError(INVALID_PARAMS, TOO_MANY)
+        if uri not in self.catalog.snapshot.documents:
             owner = self.owner(uri, caller.era)
             outgoing = Outgoing(
                 subject=f"resource {uri!r}", party=session.party, capabilities=caller.capabilities
             )
             with _refusing(caller.era, uri):
-                await self._fleet.clients[owner].watch(uri, params, outgoing)
+                await owner.watch(uri, params, outgoing)
+            if uri in session.subscriptions:
+                # The client asked twice at once.
+                owner.subscriptions.unwatch(uri)
+            else:
+                self.watches.add(session, uri, owner.name)
         session.subscriptions.add(uri)
         return b"{}"
 
     async def unsubscribe(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/unsubscribe``."""
-        uri = _uri(params)
+        uri = envelope.text(params["uri"]) or ""
         if caller.session is not None and uri in caller.session.subscriptions:
             caller.session.subscriptions.discard(uri)
-            self._unsubscribe(uri)
+            self.watches.remove(caller.session, uri)
         return b"{}"
 
     def end(self, session: Session) -> None:
         """End the subscriptions of a session that has ended."""
         for uri in session.subscriptions:
-            self._unsubscribe(uri)
+            self.watches.remove(session, uri)
         session.subscriptions.clear()
 
     @asynccontextmanager
     async def watching(self, uris: Iterable[str]) -> AsyncIterator[None]:
         """Subscribe to resources meanwhile; to one that nobody has yet, once somebody has it."""
-        wanted, watched = tuple(dict.fromkeys(uris)), dict[str, DownstreamClient]()
-
-        def subscribe_found() -> None:
-            for uri in wanted:
-                if uri not in watched and (client := self._owning_client(uri)) is not None:
-                    client.subscriptions.watch(uri)
-                    watched[uri] = client
-
-        subscribe_found()
-        for client in set(watched.values()):
-            await client.wake()
-        self._subscribe_found.append(subscribe_found)
+        wanted, watcher = tuple(dict.fromkeys(uris)), object()
         try:
+            found = {uri: self.watches.add(watcher, uri) for uri in wanted}
+            watched = {uri: client for uri, client in found.items() if client is not None}
+            for client in set(watched.values()):
+                await client.wake()
             async with anyio.create_task_group() as group:
                 for uri, client in watched.items():
                     group.start_soon(client.subscriptions.wait_confirmed, uri)
             yield
         finally:
-            self._subscribe_found.remove(subscribe_found)
-            for uri, client in watched.items():
-                # A server that was configured anew has taken over the subscriptions of its predecessor.
-                self._fleet.clients.get(client.name, client).subscriptions.unwatch(uri)
+            for uri in wanted:
+                self.watches.remove(watcher, uri)
 
-    def catalog_changed(self) -> None:
-        """Subscribe to the resources that open subscriptions wait for and that exist now."""
-        for subscribe_found in self._subscribe_found:
-            subscribe_found()
-
-    def _unsubscribe(self, uri: str) -> None:
-        client = self._owning_client(uri)
-        if client is not None:
-            client.subscriptions.unwatch(uri)
-
-    def _owning_client(self, uri: str) -> DownstreamClient | None:
-        return self._fleet.clients.get(_owner(self._catalog.snapshot, uri) or "")
-
-    def owner(self, uri: str, era: Era) -> str:
-        """Return the name of the server that has a resource.
+    def owner(self, uri: str, era: Era) -> DownstreamClient:
+        """Return the client of the server that has a resource.
 
         Raises:
             RequestError: nobody has it.
         """
-        server = _owner(self._catalog.snapshot, uri)
-        if server is None:
+        if (size := len(uri.encode("utf-8", "surrogatepass"))) > URI_BYTES:
+            raise RequestError(
+                INVALID_PARAMS,
+                f"the URI {uri[:URI_SHOWN]!r}... has {size:,} bytes; {URI_BYTES:,} are allowed",
+            )
+        client = None if is_own(uri) else self.watches.owner(uri)
+        if client is None:
             code = error_code(RESOURCE_NOT_FOUND, era)
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
-        return server
+        return client
+
+
+def too_many(uris: Collection[str]) -> bool:
+    """Return whether these are more resources than one client may be subscribed to."""
+    return len(uris) > SUBSCRIPTIONS or sum(map(len, uris)) > SUBSCRIPTIONS_BYTES
 
 
 @contextmanager
@@ -244,34 +232,3 @@ def _refusing(era: Era, uri: str) -> Iterator[None]:
         if era is Era.HANDSHAKE and error.code == INVALID_PARAMS and names_uri:
             error.code = RESOURCE_NOT_FOUND
         raise
-
-
-def _uri(params: Members) -> str:
-    uri = envelope.text(params.get("uri"))
-    if uri is None:
-        raise RequestError(INVALID_PARAMS, "the uri of a resource is missing")
-    return uri
-
-
-def _owner(snapshot: Snapshot, uri: str) -> str | None:
-    resource = snapshot.resources.get(uri)
-    if resource is not None:
-        return resource.server
-    return next(
-        (template.server for template in snapshot.templates if _pattern(template.uri).fullmatch(uri)), None
-    )
-
-
-@lru_cache(maxsize=4096)
-def _pattern(template: str) -> re.Pattern[str]:
-    """Return a loose pattern of the expansions of a URI template (RFC 6570).
-
-    Expressions that stay within a path segment match up to the next separator; the others match anything.
-    """
-    pattern, end = "", 0
-    for match in _EXPRESSION.finditer(template):
-        pattern += re.escape(template[end : match.start()]) + (
-            r"[^/?#]*" if match[1] in ("", ".", ";") else r".*"
-        )
-        end = match.end()
-    return re.compile(pattern + re.escape(template[end:]), re.DOTALL)

@@ -8,7 +8,6 @@ where it writes the response, a placeholder of a few bytes takes the place of th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import secrets
@@ -32,16 +31,21 @@ from mcp.shared.subscriptions import (
     ToolsListChanged,
 )
 from msgspec import Raw
-from pydantic import BaseModel
-from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Members, RequestError, RequestId
+from mcp_context_proxy.protocol.envelope import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    Members,
+    RequestError,
+    RequestId,
+)
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import on_one_line
+from mcp_context_proxy.server.caller import Caller, principal_of
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import (
     PROMPTS_CHANGED,
@@ -49,6 +53,7 @@ from mcp_context_proxy.server.notifications import (
     TOOLS_CHANGED,
     ChangeNotifier,
 )
+from mcp_context_proxy.server.resources import TOO_MANY, too_many
 
 logger = logging.getLogger(__name__)
 
@@ -67,28 +72,13 @@ HANDSHAKE_KEY = "mcp-context-proxy/handshake"
 HEADER_PARAMS = ("name", "uri")
 """Params that the SDK compares with headers."""
 
-NOTIFICATIONS_QUEUED = 1024
+NOTIFICATIONS_QUEUED, NOTIFICATIONS_QUEUED_BYTES = 1024, 1 << 20
 """Notifications of one request that wait to be sent; more are dropped, as progress may be."""
 
 EXTENSIONS: dict[str, dict[str, Any]] = {
     eras.OWN_PREFIX + "query-lists": {"queryKey": eras.QUERY_KEY, "contextKey": eras.CONTEXT_KEY}
 }
 """Tells clients that lists can be asked for by query, and under which ``_meta`` keys."""
-
-PARAMS: Mapping[str, type[BaseModel]] = {
-    "tools/list": types.PaginatedRequestParams,
-    "tools/call": types.CallToolRequestParams,
-    "resources/list": types.PaginatedRequestParams,
-    "resources/templates/list": types.PaginatedRequestParams,
-    "resources/read": types.ReadResourceRequestParams,
-    "resources/subscribe": types.SubscribeRequestParams,
-    "resources/unsubscribe": types.UnsubscribeRequestParams,
-    "prompts/list": types.PaginatedRequestParams,
-    "prompts/get": types.GetPromptRequestParams,
-    "completion/complete": types.CompleteRequestParams,
-    "logging/setLevel": types.SetLevelRequestParams,
-}
-"""Registering a method is what makes the SDK declare the capability that goes with it."""
 
 _EVENTS: Mapping[str, Callable[[], ServerEvent]] = {
     TOOLS_CHANGED: ToolsListChanged,
@@ -107,6 +97,7 @@ class SdkServer(Server[Any]):
 
     def __init__(
         self,
+        *,
         gateway: Gateway,
         changes: ChangeNotifier,
         instructions: str,
@@ -117,6 +108,7 @@ class SdkServer(Server[Any]):
         `instructions` is the text about it that hosts give to their models; `header_schema` returns the input
         schema of a tool whose arguments are repeated in headers, and None for any other.
         """
+        self.gateway, self._changes, self._header_schema = gateway, changes, header_schema
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus)
         super().__init__(
@@ -129,21 +121,10 @@ class SdkServer(Server[Any]):
             get_tool_input_schema=lambda name: None,
         )
         self.extensions = EXTENSIONS
-        self._gateway, self._changes, self._header_schema = gateway, changes, header_schema
-        for method, params in PARAMS.items():
-            self.add_request_handler(method, params, _unreachable)
+        for method in gateway.methods:
+            # A registered method is what makes the SDK declare the capability that goes with it.
+            self.add_request_handler(method, types.RequestParams, _unreachable)
         self.middleware.insert(0, self._pass)
-        changes.publish_to(self._publish)
-
-    @property
-    def gateway(self) -> Gateway:
-        """The gateway, for fronts that answer from it themselves."""
-        return self._gateway
-
-    @property
-    def relayed(self) -> frozenset[str]:
-        """Methods whose requests and results pass undecoded."""
-        return self._gateway.methods
 
     def create_initialization_options(
         self,
@@ -161,10 +142,17 @@ class SdkServer(Server[Any]):
     async def _pass(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Answer the gateway's methods from the gateway; leave the rest, and every refusal, to the SDK."""
         if ctx.request_id is None:
-            return await self._pass_notification(ctx, call_next)
+            session = ctx.session._connection.state.get(SESSION_KEY)
+            if ctx.method == "notifications/initialized" and ctx.request is not None:
+                # A client that makes no requests is notified as well. Other fronts open their sessions
+                # themselves.
+                self._session_of(ctx)
+            if isinstance(session, Session):
+                await self.gateway.notified(ctx.method, session)
+            return await call_next(ctx)
         if ctx.method == "initialize":
             ctx.session._connection.state[HANDSHAKE_KEY] = dict(ctx.params or {})
-        if ctx.method not in self._gateway.methods:
+        if ctx.method not in self.gateway.methods:
             return await call_next(ctx)
         era = Era.MODERN if ctx.protocol_version == eras.MODERN_VERSION else Era.HANDSHAKE
         if era is Era.HANDSHAKE and ctx.session.client_params is None:
@@ -192,22 +180,15 @@ class SdkServer(Server[Any]):
         if wrong is not None:
             raise MCPError(code=wrong.code, message=wrong.message, data=wrong.data)
 
-    async def _pass_notification(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
-        """Pass a notification of a session's client on to the gateway."""
-        session = ctx.session._connection.state.get(SESSION_KEY)
-        if ctx.method == "notifications/initialized" and ctx.request is not None:
-            # A client that makes no requests is notified as well. Other fronts open their sessions
-            # themselves.
-            self._session_of(ctx)
-        if isinstance(session, Session):
-            await self._gateway.notified(ctx.method, session)
-        return await call_next(ctx)
-
     async def _listen(
         self, ctx: ServerRequestContext[Any, Any], params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve a modern subscription, subscribed to the resources that it names as long as it lasts."""
-        async with self._gateway.watching(params.notifications.resource_subscriptions or ()):
+        """Serve a modern subscription, subscribed to the resources that it names while it lasts."""
+        self._changes.publish = self._publish
+        uris = params.notifications.resource_subscriptions or ()
+        if too_many(uris):
+            raise MCPError(code=INVALID_PARAMS, message=TOO_MANY)
+        async with self.gateway.resources.watching(uris):
             return await self.listen(ctx, params)
 
     async def _answer(
@@ -218,20 +199,45 @@ class SdkServer(Server[Any]):
         to_write: Callable[[bytes], dict[str, Any]],
     ) -> dict[str, Any]:
         """Answer from the gateway; `to_write` turns an encoded payload into an object for the SDK."""
-        session = self._session_of(ctx) if era is Era.HANDSHAKE else None
         failure: MCPError | None = None
+        stream = RequestStream(ctx)
         async with anyio.create_task_group() as group:
-            caller = SdkCaller(ctx, era, session, params)
-            group.start_soon(caller.deliver)
+            group.start_soon(stream.deliver)
             try:
-                result = await self._gateway.handle(ctx.method, params, caller)
+                caller = self._caller(ctx, params, era, stream)
+                result = await self.gateway.handle(ctx.method, params, caller)
             except RequestError as error:
                 data = to_write(bytes(error.data)) if isinstance(error.data, Raw) else error.data
                 failure = MCPError(code=error.code, message=error.message, data=data)
-            caller.finish()
+            stream.finish()
         if failure is not None:
             raise failure
         return to_write(result)
+
+    def _caller(
+        self, ctx: ServerRequestContext[Any, Any], params: Members, era: Era, stream: RequestStream
+    ) -> Caller:
+        session, request = None, ctx.request
+        if era is Era.MODERN:
+            meta = eras.meta_of(params)
+            capabilities, client_info = meta.get(eras.CLIENT_CAPABILITIES_KEY), meta.get(eras.CLIENT_INFO_KEY)
+        else:
+            session = self._session_of(ctx)
+            handshake = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
+            capabilities, client_info = (
+                None if (declared := handshake.get(name)) is None else envelope.raw(declared)
+                for name in ("capabilities", "clientInfo")
+            )
+        return Caller(
+            era=era,
+            session=session,
+            capabilities=capabilities,
+            client_info=client_info,
+            principal=None if request is None else principal_of(request.scope),
+            notify=stream.notify,
+            ask=stream.ask,
+            release=(request and request.scope.get(RELEASE_KEY)) or (lambda: None),
+        )
 
     def _session_of(self, ctx: ServerRequestContext[Any, Any]) -> Session:
         """Return our session on a handshake-era connection, opened on first use; both end together."""
@@ -239,9 +245,10 @@ class SdkServer(Server[Any]):
         session = connection.state.get(SESSION_KEY)
         if not isinstance(session, Session):
             session = connection.state[SESSION_KEY] = Session()
-            sessions = self._gateway.open_sessions
-            sessions.open(session, lambda method, params: connection.notify(method, _plain(params)))
-            connection.exit_stack.callback(sessions.end, session)
+            self.gateway.open_session(
+                session, lambda method, params: connection.notify(method, _plain(params))
+            )
+            connection.exit_stack.callback(self.gateway.end_session, session)
         return session
 
     async def _publish(self, method: str, params: Members) -> None:
@@ -251,44 +258,30 @@ class SdkServer(Server[Any]):
             await self._bus.publish(ResourceUpdated(uri))
 
 
-class SdkCaller:
-    """The client of one request that came through the SDK. Implements `Caller`."""
+class RequestStream:
+    """The SDK's stream of one request: takes notifications and requests to the client meanwhile."""
 
-    def __init__(
-        self, ctx: ServerRequestContext[Any, Any], era: Era, session: Session | None, params: Members
-    ) -> None:
-        self.era, self.session = era, session
+    def __init__(self, ctx: ServerRequestContext[Any, Any]) -> None:
         self._outbound = ctx.session._request_outbound
-        if era is Era.MODERN:
-            meta = eras.meta_of(params)
-            self.capabilities = meta.get(eras.CLIENT_CAPABILITIES_KEY)
-            self.client_info = meta.get(eras.CLIENT_INFO_KEY)
-        else:
-            handshake = ctx.session._connection.state.get(HANDSHAKE_KEY, {})
-            self.capabilities, self.client_info = (
-                None if (declared := handshake.get(name)) is None else envelope.raw(declared)
-                for name in ("capabilities", "clientInfo")
-            )
-        self.principal = None if ctx.request is None else principal_of(ctx.request.headers)
-        self._release = None if ctx.request is None else ctx.request.scope.get(RELEASE_KEY)
+        self._bytes = 0
         self._send, self._queue = anyio.create_memory_object_stream[tuple[str, Members]](NOTIFICATIONS_QUEUED)
 
     def notify(self, method: str, params: Members) -> None:
         """Queue a notification for this request's stream; it is dropped if the client does not read."""
+        size = sum(len(raw) for raw in params.values())
         try:
+            if self._bytes + size > NOTIFICATIONS_QUEUED_BYTES:
+                raise anyio.WouldBlock
             self._send.send_nowait((method, params))
+            self._bytes += size
         except (anyio.WouldBlock, anyio.ClosedResourceError):
             logger.debug("dropped %s: the client does not read", method)
-
-    def release(self) -> None:
-        """See `Caller.release`."""
-        if self._release is not None:
-            self._release()
 
     async def deliver(self) -> None:
         """Send queued notifications until `finish`."""
         with self._queue:
             async for method, params in self._queue:
+                self._bytes -= sum(len(raw) for raw in params.values())
                 try:
                     await self._outbound.notify(method, _plain(params))
                 except Exception:
@@ -352,12 +345,6 @@ async def _unreachable(ctx: ServerRequestContext[Any, Any], params: Any) -> dict
     """Stand in for the handlers: the SDK refuses a request before ``initialize`` before it gets here."""
     del ctx, params
     raise MCPError(code=INVALID_REQUEST, message="the session is not initialized")
-
-
-def principal_of(headers: Headers) -> str | None:
-    """Return the identity behind an HTTP request, by its credentials; None without any."""
-    credentials = headers.get("authorization")
-    return None if credentials is None else hashlib.sha256(credentials.encode()).hexdigest()
 
 
 def _encoded(value: Any) -> Raw:

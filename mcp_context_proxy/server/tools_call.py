@@ -6,36 +6,34 @@ the results of a server to be marked as untrusted data (`mark_untrusted`).
 
 from __future__ import annotations
 
-import difflib
-import itertools
 import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import Raw
 
-from mcp_context_proxy.catalog import definitions
+from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.definitions import SEPARATOR
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.session import Handles, handle_of
+from mcp_context_proxy.context.session import Handles, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
-from mcp_context_proxy.items import Tool
-from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.items import Kind, Tool
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.forwarding import Forwarder, fit_to_caller, request_error
+from mcp_context_proxy.server.forwarding import Forwarder, request_error
 from mcp_context_proxy.system.threads import in_thread
 
 STARTING_PATIENCE_SECONDS = 5.0
 """Time that a call of an unknown tool waits for servers that are still starting."""
-
-NAMES_COMPARED = 5000
-"""Names that an unknown one is compared with, in a thread: 100 ms at most."""
 
 OPEN, CLOSE = "\u27e6", "\u27e7"
 """White square brackets around a mark: no markup, and hardly ever part of a text."""
@@ -46,25 +44,19 @@ NUMBER_BYTES = 8
 """Random bytes in a mark, so that a text cannot know the mark that it stands in."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ToolCalls:
     """Answers ``tools/call`` for downstream tools."""
 
-    def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        fleet: Fleet,
-        forwarder: Forwarder,
-        contexts: ContextEngine,
-        handles: Handles,
-        wait_for_starting_servers: Callable[[float], Awaitable[None]],
-        answered: Counter[str],
-        ended: EndedCalls,
-    ) -> None:
-        """Prepare to call tools; `answered` counts the answered calls of each server."""
-        self._catalog, self._fleet, self._wait = catalog, fleet, wait_for_starting_servers
-        self._forwarder, self._answered, self._ended = forwarder, answered, ended
-        self._contexts, self._handles = contexts, handles
+    catalog: Catalog
+    fleet: Fleet
+    forwarder: Forwarder
+    contexts: ContextEngine
+    handles: Handles
+    wait_for_starting_servers: Callable[[float], Awaitable[None]]
+    answered: Counter[str]
+    """Number of answered calls of each server."""
+    ended: EndedCalls
 
     async def call(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``tools/call`` for a downstream tool, fitted to the caller's era.
@@ -73,46 +65,36 @@ class ToolCalls:
         SDKs' own servers answer it.
 
         Raises:
-            RequestError: there is no name, or the server answered with an error of its own.
+            RequestError: the server answered with an error of its own.
         """
-        name = envelope.text(params.get("name"))
-        if name is None:
-            raise RequestError(INVALID_PARAMS, "tools/call needs the name of a tool")
         try:
-            return await self.call_tool(await self.resolve(name), params, caller)
+            tool = await self.resolve(envelope.text(params["name"]) or "", params, caller)
+            return await self.call_tool(tool, params, caller)
         except RemoteError as error:
             raise request_error(error, caller.era) from error
         except UnknownItemError as error:
-            return fit_to_caller("tools/call", unknown(error), caller)
+            return eras.fit_result_to_client("tools/call", unknown(error), caller.era)
         except DownstreamError as error:
-            return fit_to_caller("tools/call", failure(str(error)), caller)
+            return eras.fit_result_to_client("tools/call", failure(str(error)), caller.era)
 
-    async def resolve(self, name: str) -> Tool:
-        """Return the tool by its exposed name, or by its own name where only one server has it.
+    async def resolve(self, name: str, params: Members, caller: Caller) -> Tool:
+        """Return the tool that a request names; `catalog.names` tells which names a tool has.
 
         Raises:
-            UnknownItemError: no tool has that name, or several have.
+            UnknownItemError: no tool has that name, or it cannot be told which tool is meant.
             ServerUnavailableError: the name belongs to a server of which nothing is known yet.
         """
-        tool = self._catalog.snapshot.tools.get(name)
-        if tool is not None:
-            return tool
-        # A host may remember a tool from last time and call it before its server is up.
-        await self._wait(STARTING_PATIENCE_SECONDS)
-        tools = self._catalog.snapshot.tools
-        if (tool := tools.get(name)) is not None:
-            return tool
-        same = [known for known in tools.values() if known.name == name]
-        if len(same) == 1:
-            return same[0]
-        client = self._fleet.clients.get(name.partition(definitions.SEPARATOR)[0])
-        if client is not None and client in self._fleet.unlisted:
-            raise client.unavailable()
-        nearest = [known.exposed_name for known in same]
-        if not nearest:
-            names = list(itertools.islice(tools, NAMES_COMPARED))
-            nearest = await in_thread(difflib.get_close_matches, name, names)
-        raise UnknownItemError("tool", name, nearest)
+        tool = self.catalog.snapshot.tools.get(name)
+        if tool is None:
+            # A host may remember a tool from last time and call it before its server is up.
+            await self.wait_for_starting_servers(STARTING_PATIENCE_SECONDS)
+            snapshot = self.catalog.snapshot
+            self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
+            compared = names.COMPARED_IN_THREAD
+            tool = await in_thread(partial(names.tool_named, snapshot, name, compared=compared))
+        if SEPARATOR not in name and (session := self._session_of(params, caller)) is not None:
+            session.means(Kind.TOOL, name, tool.server)
+        return tool
 
     async def call_tool(self, tool: Tool, params: Members, caller: Caller, goal: str | None = None) -> bytes:
         """Call a tool with the params of a ``tools/call`` and return its result, fitted to the caller's era.
@@ -130,21 +112,24 @@ class ToolCalls:
             del sent["arguments"]
         began = time.perf_counter()
         try:
-            client = self._fleet.clients[tool.server]
-            result = await self._forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+            client = self.fleet.clients[tool.server]
+            result = await self.forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
         except DownstreamError as error:
-            self._ended.failed(tool, error, time.perf_counter() - began)
+            self.ended.failed(tool, error, time.perf_counter() - began)
             raise
         seconds = time.perf_counter() - began
-        self._answered[tool.server] += 1
-        try:
-            session = handle_of(params, self._handles, caller.principal) or caller.session
-        except RequestError:  # an expired handle is no reason to fail the call
-            session = caller.session
+        self.answered[tool.server] += 1
+        session = self._session_of(params, caller)
         if session is not None:
-            session.called(tool, result, self._contexts.expand_results)
-        self._ended.answered(tool, params, caller, session, goal=goal, result=result, seconds=seconds)
+            session.called(tool, result, self.contexts.expand_results)
+        self.ended.answered(tool, params, caller, session, goal=goal, result=result, seconds=seconds)
         return mark_untrusted(tool.server, result) if client.config.spotlight else result
+
+    def _session_of(self, params: Members, caller: Caller) -> SessionContext | None:
+        try:
+            return handle_of(params, self.handles, caller.principal) or caller.session
+        except RequestError:  # an expired handle is no reason to fail the call
+            return caller.session
 
 
 def failure(text: str) -> bytes:

@@ -18,13 +18,14 @@ from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.records import SESSION_MODES
 from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.session import Handles, Query, Session, SessionContext, query_of
+from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot
 from mcp_context_proxy.learning.working_set import WorkingSet
-from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.system.threads import in_thread
 
 BYTES_PER_TOKEN = 4
 """Bytes of JSON in a token, about: only to tell small lists from large before anything else is loaded.
@@ -32,6 +33,9 @@ Numbers that people see are counted by a tokenizer (`TokenCounter`)."""
 
 BASE_TTL_MS = 60_000
 """Time that a client may keep the base list. It changes only when a server's tools do, which is announced."""
+
+LISTED_AT_ONCE = 1_000
+"""Tools whose definitions are encoded without a worker thread: a few milliseconds."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
 
@@ -46,6 +50,17 @@ class _BaseList:
     names: tuple[str, ...]
     standing: tuple[str, ...]
     """The ``always`` tools and the working set, which are listed whatever else is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    text: str
+    """Text to search for; empty if the list only has tools that the session was shown before."""
+    session: SessionContext | None
+    """Session whose items are listed too."""
+    explicit: bool = True
+    """True if the request itself names the query or the session. A session's own query only adds to the base
+    list."""
 
 
 class ToolList:
@@ -74,21 +89,41 @@ class ToolList:
         self._cached: tuple[int, tuple[str, ...], bytes] = (-1, (), b"")
 
     async def answer(self, params: Members, caller: Caller) -> bytes:
-        """Return the result of ``tools/list``.
-
-        Raises:
-            RequestError: the context handle is unknown or has expired.
-        """
-        query = query_of(params, caller.session, self._handles, caller.principal)
+        """Return the result of ``tools/list``."""
+        query = self._query_of(params, caller)
         snapshot, names = await self._names(query, caller.principal)
         generation, cached_names, tools = self._cached
         if generation != snapshot.generation or cached_names != names:
-            tools = envelope.encode(self.definitions(snapshot, names))
+            if len(names) > LISTED_AT_ONCE:
+                tools = await in_thread(self._encoded, snapshot, names)
+            else:
+                tools = self._encoded(snapshot, names)
             self._cached = (snapshot.generation, names, tools)
         ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
         return b'{"tools":%b,"ttlMs":%d,"cacheScope":"private"}' % (tools, ttl_ms)
 
-    async def _names(self, query: Query | None, owner: str | None) -> tuple[Snapshot, tuple[str, ...]]:
+    def _encoded(self, snapshot: Snapshot, names: tuple[str, ...]) -> bytes:
+        return envelope.encode(self.definitions(snapshot, names))
+
+    def _query_of(self, params: Members, caller: Caller) -> _Query | None:
+        """Return the query by which the list is filtered; None for the base list.
+
+        The query in ``_meta`` comes first, then the context handle in it, then the handshake-era session. A
+        query in the request is the only form that both eras and every cache on the way allow.
+        """
+        meta, session = eras.meta_of(params), caller.session
+        text = envelope.text(meta.get(eras.QUERY_KEY)) or ""
+        named = eras.CONTEXT_KEY in meta
+        handle = handle_of(params, self._handles, caller.principal) if named else None
+        if text.strip():
+            return _Query(text[:QUERY_CHARACTERS], handle or session)
+        if handle is not None:
+            return _Query("", handle)
+        if session is not None and (session.shown or session.added or session.removed):
+            return _Query("", session, explicit=False)
+        return None
+
+    async def _names(self, query: _Query | None, owner: str | None) -> tuple[Snapshot, tuple[str, ...]]:
         """Return the snapshot that is listed, and the exposed names out of it."""
         snapshot = self._catalog.snapshot
         if query is None or self._expose.mode == "all":
@@ -112,7 +147,7 @@ class ToolList:
         first = [item.name for item in tools if item.include_mode in SESSION_MODES]
         # The others by name, never by score: the same tools make the same list, which prompt caches need.
         more = sorted(item.name for item in tools if item.include_mode not in SESSION_MODES)
-        return selected.snapshot, _known(selected.snapshot, first, more)
+        return selected.found.snapshot, _known(selected.found.snapshot, first, more)
 
     def _of_session(
         self, snapshot: Snapshot, session: SessionContext, explicit: bool = False
@@ -177,8 +212,7 @@ class ToolList:
 
     def visible(self, session: Session) -> tuple[str, ...]:
         """Return the exposed names that a session's list shows now, beside the proxy's own tools."""
-        snapshot = self._catalog.snapshot
-        return self._of_session(snapshot, session) if session.changed else self.base_names(snapshot)
+        return self._of_session(self._catalog.snapshot, session)
 
     def grows(self, session: Session, more: Iterable[str]) -> bool:
         """Return whether showing `more` tools adds to a session's list.

@@ -50,8 +50,12 @@ class Tracing:
     @contextmanager
     def request(self, method: str, params: Members, era: eras.Era) -> Iterator[TracedRequest]:
         """Trace a request of a host, below the span that its ``_meta`` names."""
-        attributes = {"mcp_context_proxy.era": str(era)}
-        with self._span(method, params, SpanKind.SERVER, attributes, _parent(params)) as span:
+        meta = eras.meta_of(params)
+        texts = {name: envelope.text(meta.get(name)) for name in get_global_textmap().fields}
+        parent = extract({name: text for name, text in texts.items() if text is not None})
+        # Without a context in the request, the ambient one counts.
+        known = parent if get_current_span(parent).get_span_context().is_valid else None
+        with self._span(method, params, SpanKind.SERVER, {"mcp_context_proxy.era": str(era)}, known) as span:
             try:
                 yield TracedRequest(span, method)
             except RequestError as error:
@@ -104,14 +108,6 @@ class TracedRequest:
             return
         if outcome_of(result) is Outcome.FAILED:
             _fail(self._span, "tool_error", "")
-
-
-def _parent(params: Members) -> Context | None:
-    """Return the context that a request came with; None if it has none, so that the ambient one counts."""
-    meta = eras.meta_of(params)
-    texts = {name: envelope.text(meta.get(name)) for name in get_global_textmap().fields}
-    context = extract({name: text for name, text in texts.items() if text is not None})
-    return context if get_current_span(context).get_span_context().is_valid else None
 
 
 def _with_context(params: Members) -> Members:

@@ -9,22 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store import (
-    DAY,
-    HOUR,
-    Counts,
-    SearchRow,
-    SearchUsage,
-    StatisticsStore,
-    ToolUsage,
-    UsageSlot,
-    added,
-)
+from mcp_context_proxy.store import DAY, HOUR, Counts, SearchRow, SearchUsage, ToolUsage, UsageSlot
 
 ERROR: Final = 0.02
 """Largest relative error of a percentile: nobody decides by less."""
@@ -100,25 +90,25 @@ class Batch:
     """Counts that are not in the store yet. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._tallies: dict[tuple[UsageSlot, ToolKey], Tally] = {}
+        self._calls: dict[tuple[UsageSlot, ToolKey], ToolUsage] = {}
         self.searches: dict[UsageSlot, SearchUsage] = {}
         self.rows: dict[str, SearchRow] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._tallies or self.searches or self.rows)
+        return bool(self._calls or self.searches or self.rows)
 
     @property
     def tools(self) -> Iterator[tuple[UsageSlot, ToolUsage]]:
         """Usage of tools by slot."""
-        return ((slot, tally.usage(*key)) for (slot, key), tally in self._tallies.items())
+        return ((slot, usage) for (slot, _), usage in self._calls.items())
 
     def add_call(self, tool: ToolKey, ms: float | None, failed: bool, result_bytes: int, time: float) -> None:
         """Count a call."""
         key = UsageSlot.of(time), tool
-        tally = self._tallies.get(key)
-        if tally is None:
-            tally = self._tallies[key] = Tally()
-        tally.add(ms, failed, result_bytes, time)
+        usage = self._calls.get(key)
+        if usage is None:
+            usage = self._calls[key] = ToolUsage(*tool)
+        count_call(usage, ms, failed, result_bytes, time)
 
     def add_search(self, row: SearchRow) -> None:
         """Count a search, and keep it."""
@@ -143,10 +133,9 @@ class Batch:
 
     def take(self, later: Batch) -> None:
         """Add all counts of a later batch."""
-        for key, tally in later._tallies.items():
-            known = self._tallies.setdefault(key, tally)
-            if known is not tally:
-                known.take(tally)
+        for key, calls in later._calls.items():
+            known = self._calls.get(key)
+            self._calls[key] = calls if known is None else known.plus(calls)
         for slot, usage in later.searches.items():
             self.add_usage(slot, usage)
         for row in later.rows.values():
@@ -159,96 +148,21 @@ class Batch:
             del self.rows[next(iter(self.rows))]
 
 
-class Tally:
-    """Calls of one tool, counted in place."""
-
-    __slots__ = ("calls", "errors", "last", "latency", "ms", "result_bytes", "timed")
-
-    def __init__(self) -> None:
-        self.calls = self.errors = self.timed = self.result_bytes = 0
-        self.ms = self.last = 0.0
-        self.latency: dict[int, int] = {}
-
-    def add(self, ms: float | None, failed: bool, result_bytes: int, now: float) -> None:
-        """Count a call; one that was never sent took no time, and says nothing about the tool's speed."""
-        self.calls += 1
-        self.errors += failed
-        self.last = max(self.last, now)
-        if ms is not None:
-            self.timed += 1
-            self.ms += ms
-            self.result_bytes += result_bytes
-            bucket = bucket_of(ms)
-            self.latency[bucket] = self.latency.get(bucket, 0) + 1
-
-    def take(self, later: Tally) -> None:
-        """Add the calls of another tally."""
-        self.calls += later.calls
-        self.errors += later.errors
-        self.timed += later.timed
-        self.ms += later.ms
-        self.result_bytes += later.result_bytes
-        self.last = max(self.last, later.last)
-        self.latency = dict(added(self.latency, later.latency))
-
-    def usage(self, server: str, tool: str) -> ToolUsage:
-        """Return the counts as a value."""
-        return ToolUsage(
-            server=server,
-            tool=tool,
-            calls=self.calls,
-            errors=self.errors,
-            timed=self.timed,
-            ms=self.ms,
-            result_bytes=self.result_bytes,
-            last=self.last,
-            latency=dict(self.latency),
-        )
-
-
-class Summed:
-    """The figures of every tool in memory, for searches.
-
-    One thread at a time writes. Readers take no lock, and get values that do not change.
-    """
-
-    def __init__(self, store: StatisticsStore) -> None:
-        self._store = store
-        self._usage: dict[ToolKey, ToolUsage] = {}
-        self.figures: Mapping[ToolKey, ToolFigures] = {}
-        """Figures of every tool that was called; replaced with each change, never changed in place."""
-        self._version: int | None = None
-
-    def add(self, usages: Iterable[ToolUsage]) -> None:
-        """Add calls that were just counted."""
-        changed = {}
-        for usage in usages:
-            known = self._usage.get(usage.key)
-            total = self._usage[usage.key] = usage if known is None else known.plus(usage)
-            changed[usage.key] = ToolFigures.of(total)
-        self.figures = {**self.figures, **changed}
-
-    def refresh(self, unwritten: Iterable[ToolUsage]) -> None:
-        """Read the store, if another process has changed it, and add the calls that are not in it yet.
-
-        Raises:
-            StoreError: it cannot be read; the former figures stay.
-        """
-        version = self._store.version()
-        if version == self._version:
-            return
-        usage = {one.key: one for one in self._store.tools()}
-        self._version, self._usage = version, usage
-        self.figures = {key: ToolFigures.of(one) for key, one in usage.items()}
-        self.add(unwritten)
+def count_call(usage: ToolUsage, ms: float | None, failed: bool, result_bytes: int, now: float) -> None:
+    """Count a call; one that was never sent took no time, and says nothing about the tool's speed."""
+    usage.calls += 1
+    usage.errors += failed
+    usage.last = max(usage.last, now)
+    if ms is not None:
+        usage.timed += 1
+        usage.ms += ms
+        usage.result_bytes += result_bytes
+        bucket = bucket_of(ms)
+        usage.latency[bucket] = usage.latency.get(bucket, 0) + 1
 
 
 def seconds_of(period: str) -> int:
-    """Return the length of a period such as ``24h`` or ``30d``.
-
-    Raises:
-        ValueError: it is not a period.
-    """
+    """Return the seconds of a period such as ``24h`` or ``30d``; raises `ValueError` if it is none."""
     if re.fullmatch(PATTERN, period) is None:
         raise ValueError(f"{period!r} is no period; write hours or days, such as 24h or 30d")
     return int(period[:-1]) * (HOUR if period.endswith("h") else DAY)

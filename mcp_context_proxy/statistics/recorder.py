@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 import anyio
 from anyio.from_thread import check_cancelled
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Item, Snapshot, Snapshots, ToolKey
-from mcp_context_proxy.statistics.figures import Batch, Summed
+from mcp_context_proxy.statistics.figures import Batch, ToolFigures
 from mcp_context_proxy.store import (
     DAY,
     BatchWriter,
@@ -31,6 +32,7 @@ from mcp_context_proxy.store import (
     StatisticsStore,
     ToolSession,
     ToolSessionStore,
+    ToolUsage,
 )
 from mcp_context_proxy.store.batch_writer import LAST_SECONDS
 from mcp_context_proxy.system.clock import time_of_day
@@ -94,26 +96,20 @@ class UsageRecorder:
     def __init__(
         self,
         store: StatisticsStore,
-        retention: StatisticsRetention,
+        limits: Limits,
         inventory: Inventory,
         *,
         clock: Callable[[], float] = time_of_day,
         refresh_seconds: float = REFRESH_SECONDS,
     ) -> None:
-        """Count nothing yet.
-
-        Args:
-            store: Keeps the counts.
-            retention: Bounds of the counts that are kept.
-            inventory: Has the tokens of the catalog.
-            clock: Seconds since 1970.
-            refresh_seconds: Time between two looks at the counts of other processes.
-        """
-        self._store, self._retention, self.inventory, self._clock = store, retention, inventory, clock
+        """Count nothing yet; `refresh_seconds` is the time between two looks at other processes' counts."""
+        self._store, self._limits, self.inventory, self._clock = store, limits, inventory, clock
         self._refresh_seconds = refresh_seconds
         self.counters = Counters()
-        self.summed = Summed(store)
-        """Figures of every tool in the store."""
+        self.figures: Mapping[ToolKey, ToolFigures] = {}
+        """Figures of every tool in the store, for searches; replaced with each change."""
+        self._totals: dict[ToolKey, ToolUsage] = {}
+        self._version: int | None = None
         self._records = BatchWriter[Callable[[Batch], None]](
             self._write, seconds=BATCH_SECONDS, limit=RECORDS
         )
@@ -193,7 +189,7 @@ class UsageRecorder:
         for record in records:
             record(fresh)
         with self._summing:
-            self.summed.add(usage for _, usage in fresh.tools)
+            self._add_to_figures(fresh)
             batch, self._unwritten = self._unwritten, Batch()
             batch.take(fresh)
             try:
@@ -203,11 +199,28 @@ class UsageRecorder:
 
     def _refresh(self) -> None:
         with self._summing:
-            self._attempt(lambda: self.summed.refresh(usage for _, usage in self._unwritten.tools))
+            self._attempt(self._read_figures)
         now = self._clock()
         if now - self._maintained >= MAINTENANCE_SECONDS:
             self._maintained = now
-            self._attempt(lambda: self._retention.apply(self._store, now))
+            self._attempt(lambda: forget_old_counts(self._store, self._limits, now))
+
+    def _read_figures(self) -> None:
+        """Read the store, if another process has changed it, and add the calls that are not in it yet."""
+        version = self._store.version()
+        if version != self._version:
+            self._totals = {usage.key: usage for usage in self._store.tools()}
+            self._version = version
+            self.figures = {key: ToolFigures.of(usage) for key, usage in self._totals.items()}
+            self._add_to_figures(self._unwritten)
+
+    def _add_to_figures(self, batch: Batch) -> None:
+        changed = {}
+        for _, usage in batch.tools:
+            known = self._totals.get(usage.key)
+            total = self._totals[usage.key] = usage if known is None else known.plus(usage)
+            changed[usage.key] = ToolFigures.of(total)
+        self.figures = {**self.figures, **changed}
 
     async def _count_definitions(self) -> None:
         """Count the tokens of the catalog once it is used, and again when it has changed."""
@@ -252,20 +265,16 @@ class Inventory:
         self,
         store: StatisticsStore,
         catalog: Snapshots,
+        *,
         tokens: Callable[[Item], int],
         listed_whole: Callable[[Snapshot], bool],
-        clock: Callable[[], float] = time_of_day,
         known: Callable[[Mapping[str, int]], None] = lambda _: None,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Count nothing yet.
 
-        Args:
-            store: Keeps the tokens of definitions.
-            catalog: The items to count.
-            tokens: Returns the tokens that an item costs a model.
-            listed_whole: Returns whether all of a snapshot is listed, so that nothing is saved.
-            clock: Seconds since 1970.
-            known: Gets the tokens counted in earlier runs, by fingerprint, so that nobody counts again.
+        `tokens` returns the tokens that an item costs a model. A snapshot that is `listed_whole` saves none.
+        `known` gets the tokens counted in earlier runs, by fingerprint, so that nobody counts again.
         """
         self._store, self._catalog, self._tokens, self._known = store, catalog, tokens, known
         self._listed_whole, self._clock = listed_whole, clock
@@ -281,8 +290,7 @@ class Inventory:
     def count(self, check: Callable[[], None]) -> None:
         """Count new definitions. Blocks; `check` is called often, and raises to end it.
 
-        Raises:
-            StoreError: the counts could not be stored; they are known all the same.
+        The counts are known even if `StoreError` is raised because they could not be stored.
         """
         snapshot, now = self._catalog.snapshot, self._clock()
         before = self._store.definitions()
@@ -340,44 +348,18 @@ class SessionRecorder:
         self._store.add(uses, self._clock() - WINDOW_DAYS * DAY, SESSIONS_KEPT)
 
 
-@dataclass(frozen=True, slots=True)
-class StatisticsRetention:
-    """Bounds of the counts that are kept; `config.limits` has the reason of each."""
-
-    hours_seconds: float
-    days_seconds: float
-    usage_rows: int
-    searches: int
-    searches_seconds: float
-
-    @classmethod
-    def of(cls, limits: Limits) -> Self:
-        """Return the configured bounds."""
-        return cls(
-            limits.statistics_hours_seconds,
-            limits.statistics_days_seconds,
-            limits.statistics_rows,
-            limits.searches_kept,
-            limits.searches_age_seconds,
-        )
-
-    def apply(self, store: StatisticsStore, now: float) -> None:
-        """Turn old hours into days, and forget counts and searches that are too old or too many.
-
-        Raises:
-            StoreError: the store failed.
-        """
-        store.roll_up(now - self.hours_seconds, now - self.days_seconds)
-        store.forget(self.usage_rows, self.searches, now - self.searches_seconds)
+def forget_old_counts(store: StatisticsStore, limits: Limits, now: float) -> None:
+    """Turn old hours into days, and forget counts and searches that are too old or too many."""
+    store.roll_up(now - limits.statistics_hours_seconds, now - limits.statistics_days_seconds)
+    store.forget(limits.statistics_rows, limits.searches_kept, now - limits.searches_age_seconds)
 
 
+@dataclass(slots=True)
 class Timings:
     """Durations, counted by `TIMING_BOUNDS`."""
 
-    __slots__ = ("counts", "sum")
-
-    def __init__(self) -> None:
-        self.counts, self.sum = [0] * (len(TIMING_BOUNDS) + 1), 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(TIMING_BOUNDS) + 1))
+    sum: float = 0.0
 
     def add(self, seconds: float) -> None:
         """Count one."""
@@ -385,22 +367,13 @@ class Timings:
         self.sum += seconds
 
 
+@dataclass(slots=True)
 class ServerCounts:
     """Calls of one server's tools."""
 
-    __slots__ = ("calls", "errors", "latency")
-
-    def __init__(self) -> None:
-        self.calls = self.errors = 0
-        self.latency = Timings()
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCounts:
-    """Lookups in a cache."""
-
-    hits: int
-    misses: int
+    calls: int = 0
+    errors: int = 0
+    latency: Timings = field(default_factory=Timings)
 
 
 class LoopStalls:
@@ -431,8 +404,8 @@ class Counters:
     the number of tools.
     """
 
-    servers: dict[str, ServerCounts] = field(default_factory=dict)
-    searches: dict[str, Timings] = field(default_factory=dict)
+    servers: dict[str, ServerCounts] = field(default_factory=lambda: defaultdict(ServerCounts))
+    searches: dict[str, Timings] = field(default_factory=lambda: defaultdict(Timings))
     """Searches by origin, of which there are four."""
     found: int = 0
     used: int = 0
@@ -442,17 +415,15 @@ class Counters:
     """Tokens of selected items."""
     saved: int = 0
     """Tokens of items that were not selected."""
-    caches: dict[str, Callable[[], CacheCounts]] = field(default_factory=dict)
-    """Functions that return the counts of each cache, by its name."""
+    caches: dict[str, Lookups] = field(default_factory=dict)
+    """Hits and misses of each cache, by its name."""
     learned_pairs: Callable[[], int] | None = None
     """Returns the number of learned pairs, and may block; None where nothing is learned."""
     stalls: LoopStalls = field(default_factory=LoopStalls)
 
     def called(self, server: str, ms: float | None, failed: bool) -> None:
         """Count a call."""
-        counts = self.servers.get(server)
-        if counts is None:
-            counts = self.servers[server] = ServerCounts()
+        counts = self.servers[server]
         counts.calls += 1
         counts.errors += failed
         if ms is not None:
@@ -460,6 +431,6 @@ class Counters:
 
     def searched(self, origin: str, ms: float, found: bool, reranked: bool) -> None:
         """Count a search."""
-        self.searches.setdefault(origin, Timings()).add(ms / 1000)
+        self.searches[origin].add(ms / 1000)
         self.found += found
         self.reranked += reranked

@@ -6,6 +6,7 @@ A period is reported by whole hours, and beyond the hours that are kept by whole
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Final
@@ -13,15 +14,9 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import ToolKey
+from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.statistics.figures import ToolFigures, percentile
-from mcp_context_proxy.store import (
-    DAY,
-    HOUR,
-    DefinitionRow,
-    SearchUsage,
-    StatisticsStore,
-    UsageSlot,
-)
+from mcp_context_proxy.store import DAY, HOUR, DefinitionRow, SearchUsage, StatisticsStore, UsageSlot
 
 HOURLY_AT_MOST: Final = 2 * DAY
 """Longer periods are reported by the day: a person can see some fifty points."""
@@ -69,41 +64,34 @@ class Tokens(Struct, frozen=True):
 
 
 class SearchFigures(Struct, frozen=True, kw_only=True):
-    """The figures of all searches in a period."""
+    """The figures of all searches in a period, counted as in `SearchUsage`; rates are None without any."""
 
     searches: int
     found: int
-    """Searches that found a tool."""
     used: int
-    """Searches after which a tool that they had found was called."""
     accepted: int
     """Searches after which the first tool was called."""
     acceptance_rate: float | None
-    """Share of accepted searches; None without searches."""
     use_rate: float | None
-    """Share of used searches; None without searches."""
     reranked: int
     latency: Latency
     tokens: Tokens
 
 
 class SearchCounted(Struct, frozen=True, kw_only=True):
-    """One search."""
+    """One search: a `SearchRow` with the names that the API gives its fields."""
 
     id: str
-    """Id of its request context."""
     time: float
     query: str | None
-    """None where queries are not kept."""
     query_sha256: str
     origin: str
     results: int
     top: str | None
     chosen: str | None
-    """The tool that was called for it."""
     rank: int | None
-    """Rank of that tool, from 1."""
     accepted: bool
+    """True if the first tool was called."""
     latency_ms: float
     reranked: bool
 
@@ -182,7 +170,7 @@ class Reports:
             SearchCounted(
                 id=row.id,
                 time=row.time,
-                query=row.query,
+                query=None if row.query is None else clean(row.query),
                 query_sha256=row.key.hex(),
                 origin=row.origin,
                 results=row.results,
@@ -202,33 +190,30 @@ class Reports:
         The number is the length of a stretch in seconds.
         """
         seconds = HOUR if until - since <= HOURLY_AT_MOST else DAY
-        calls: dict[int, tuple[int, int]] = {}
-        for slot, (more, errors) in self._store.calls(since).items():
+        calls, errors = Counter[int](), Counter[int]()
+        for slot, (called, failed) in self._store.calls(since).items():
             start = UsageSlot.of(slot.start, seconds).start
-            before = calls.get(start, (0, 0))
-            calls[start] = before[0] + more, before[1] + errors
-        searched: dict[int, SearchUsage] = {}
+            calls[start] += called
+            errors[start] += failed
+        searched: dict[int, SearchUsage] = defaultdict(SearchUsage)
         for slot, usage in self._store.searched(since).items():
             start = UsageSlot.of(slot.start, seconds).start
-            searched[start] = searched.get(start, SearchUsage()).plus(usage)
+            searched[start] = searched[start].plus(usage)
         begin = max(since, min((*calls, *searched), default=math.inf))
         if not math.isfinite(begin):
             return seconds, []
-        stretches = []
-        for start in range(UsageSlot.of(begin, seconds).start, math.ceil(until), seconds):
-            (number, errors), usage = calls.get(start, (0, 0)), searched.get(start, SearchUsage())
-            stretches.append(
-                Stretch(
-                    start=start,
-                    calls=number,
-                    errors=errors,
-                    searches=usage.searches,
-                    accepted=usage.top_used,
-                    shown=usage.shown,
-                    behind=usage.behind,
-                )
+        return seconds, [
+            Stretch(
+                start=start,
+                calls=calls[start],
+                errors=errors[start],
+                searches=searched[start].searches,
+                accepted=searched[start].top_used,
+                shown=searched[start].shown,
+                behind=searched[start].behind,
             )
-        return seconds, stretches
+            for start in range(UsageSlot.of(begin, seconds).start, math.ceil(until), seconds)
+        ]
 
     def known(self, offered: Callable[[str, str], bool]) -> list[DefinitionRow]:
         """Return the tools of the last count for which `offered(server, tool)` is true."""

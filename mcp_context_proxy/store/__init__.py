@@ -7,7 +7,7 @@ from mcp_context_proxy.store.interactions import (
     InteractionStore,
     InteractionVector,
 )
-from mcp_context_proxy.store.opening import IN_MEMORY, Store, default_path, open_store
+from mcp_context_proxy.store.opening import IN_MEMORY, Store, open_store
 from mcp_context_proxy.store.statistics import (
     DAY,
     HOUR,
@@ -18,7 +18,6 @@ from mcp_context_proxy.store.statistics import (
     StatisticsStore,
     ToolUsage,
     UsageSlot,
-    added,
 )
 from mcp_context_proxy.store.tables import (
     DECAY_PER_DAY,
@@ -62,7 +61,5 @@ __all__ = [
     "ToolUsage",
     "UsageSlot",
     "VectorStore",
-    "added",
-    "default_path",
     "open_store",
 ]

@@ -32,12 +32,9 @@ class BatchWriter(Generic[T]):
     ) -> None:
         """Write nothing yet: `run` does.
 
-        Args:
-            write: Writes entries; called in a thread, one call at a time. Raises `StoreError` where the
-                entries are to be kept for another attempt.
-            seconds: How long entries are gathered.
-            limit: How many entries may wait; of more, the oldest are dropped.
-            at_once: How many entries one call may get; all by default.
+        `write` is called in a thread, one call at a time, with `at_once` entries at most, gathered for some
+        `seconds`. It raises `StoreError` where they are to be kept for another attempt. Of more than `limit`
+        entries that wait, the oldest are dropped.
         """
         self._write, self._seconds, self._at_once = write, seconds, at_once
         self._waiting: deque[T] = deque(maxlen=limit)

@@ -9,10 +9,8 @@ from typing import Any
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.sqlite import StoreDatabase
-from mcp_context_proxy.store.tables import KEYS_PER_QUERY, decoded_vector, encoded_vector, is_vector
-
-_COLUMNS = "agent_name, interaction_type, content, time, id"
+from mcp_context_proxy.store.sqlite import Tables
+from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,8 @@ class InteractionVector:
     """Empty where it is damaged."""
 
 
-class InteractionStore:
-    """The tables of interactions. Every method raises `StoreError` when the store fails."""
-
-    def __init__(self, database: StoreDatabase) -> None:
-        self._database = database
+class InteractionStore(Tables):
+    """The tables of interactions."""
 
     def put(self, rows: Sequence[Interaction], now: float, keep: int, since: float) -> list[Interaction]:
         """Keep interactions, all or none, and return them with their ids.
@@ -105,7 +100,7 @@ class InteractionStore:
     def vector_count(self, model_id: str) -> int:
         """Return the number of embeddings of a model."""
         statement = "SELECT COUNT(*) FROM interaction_vectors WHERE model_id = ?"
-        return int(self._database.rows(statement, (model_id,))[0][0])
+        return self._database.number(statement, [model_id])
 
     def vector_seqs(self, model_id: str) -> list[int]:
         """Return the ``seq`` of every embedding of a model."""
@@ -114,37 +109,30 @@ class InteractionStore:
 
     def unembedded(self, model_id: str, after: int, limit: int) -> list[Interaction]:
         """Return interactions without an embedding of a model whose id is greater than ``after``, by id."""
-        rows = self._database.rows(
-            f"SELECT {_COLUMNS} FROM interactions WHERE id > ? AND NOT EXISTS "
+        return self._database.read(
+            Interaction,
+            "FROM interactions WHERE id > ? AND NOT EXISTS "
             "(SELECT 1 FROM interaction_vectors WHERE interaction = id AND model_id = ?) "
             "ORDER BY id LIMIT ?",
             (after, model_id, limit),
         )
-        return [Interaction(*row) for row in rows]
 
     def get(self, ids: Sequence[int]) -> list[Interaction]:
         """Return the interactions by some ids that are still there, in any order."""
-        found: list[Interaction] = []
-        for start in range(0, len(ids), KEYS_PER_QUERY):
-            some = ids[start : start + KEYS_PER_QUERY]
-            marks = ",".join("?" * len(some))
-            rows = self._database.rows(f"SELECT {_COLUMNS} FROM interactions WHERE id IN ({marks})", some)
-            found += [Interaction(*row) for row in rows]
-        return found
+        columns = "agent_name, interaction_type, content, time, id"
+        rows = self._database.rows_of_keys(f"SELECT {columns} FROM interactions WHERE id IN", ids)
+        return [Interaction(*row) for row in rows]
 
     def latest(self, limit: int, scope: InteractionScope) -> list[Interaction]:
         """Return the latest interactions, newest first."""
         where, parameters = _where(scope)
-        rows = self._database.rows(
-            f"SELECT {_COLUMNS} FROM interactions{where} ORDER BY time DESC, id DESC LIMIT ?",
-            [*parameters, limit],
-        )
-        return [Interaction(*row) for row in rows]
+        rest = f"FROM interactions{where} ORDER BY time DESC, id DESC LIMIT ?"
+        return self._database.read(Interaction, rest, [*parameters, limit])
 
     def count(self, scope: InteractionScope) -> int:
         """Return the number of interactions."""
         where, parameters = _where(scope)
-        return int(self._database.rows(f"SELECT COUNT(*) FROM interactions{where}", parameters)[0][0])
+        return self._database.number(f"SELECT COUNT(*) FROM interactions{where}", parameters)
 
     def kinds(self) -> list[tuple[str, str, int, float]]:
         """Return agents and types, each with the number of interactions and the time of the latest."""

@@ -9,7 +9,6 @@ import logging
 import os
 import sqlite3
 import stat
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -52,22 +51,21 @@ KEPT_ASIDE: Final = 3
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
-@dataclass(frozen=True, slots=True)
 class Store:
     """An open store: its tables, and its path."""
 
-    vectors: VectorStore
-    requests: RequestStore
-    listings: ListingStore
-    learned: LearnedStore
-    statistics: StatisticsStore
-    tool_sessions: ToolSessionStore
-    interactions: InteractionStore
-    path: Path | None
-    """None when nothing is kept."""
-    warning: str | None
-    """A problem of this store, for a person; None when all is well. Already logged."""
-    database: StoreDatabase
+    def __init__(self, database: StoreDatabase, path: Path | None = None, warning: str | None = None) -> None:
+        self.database, self.path = database, path
+        """The path is None when nothing is kept."""
+        self.warning = warning
+        """A problem of this store, for a person; None when all is well. Already logged."""
+        self.vectors = VectorStore(database)
+        self.requests = RequestStore(database)
+        self.listings = ListingStore(database)
+        self.learned = LearnedStore(database)
+        self.statistics = StatisticsStore(database)
+        self.tool_sessions = ToolSessionStore(database)
+        self.interactions = InteractionStore(database)
 
     def __enter__(self) -> Self:
         return self
@@ -107,27 +105,12 @@ def open_store(path: Path | Literal["memory"] | None = None) -> Store:
         warning = f"store {file} cannot be used: {e.reason}. Nothing is kept after this run"
         logger.warning("%s.", warning)
         return _in_memory(warning)
-    return _store(StoreDatabase(writing, reading), file, opener.warning)
+    return Store(StoreDatabase(writing, reading), file, opener.warning)
 
 
 def _in_memory(warning: str | None) -> Store:
     connection = ReopeningConnection(MEMORY, partial(open_connection, MEMORY))
-    return _store(StoreDatabase(connection, connection), None, warning)
-
-
-def _store(database: StoreDatabase, path: Path | None, warning: str | None) -> Store:
-    return Store(
-        vectors=VectorStore(database),
-        requests=RequestStore(database),
-        listings=ListingStore(database),
-        learned=LearnedStore(database),
-        statistics=StatisticsStore(database),
-        tool_sessions=ToolSessionStore(database),
-        interactions=InteractionStore(database),
-        path=path,
-        warning=warning,
-        database=database,
-    )
+    return Store(StoreDatabase(connection, connection), warning=warning)
 
 
 class _Opener:

@@ -11,14 +11,21 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.migrations import MIGRATIONS
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+KEYS_PER_QUERY: Final = 500
+"""SQLite's oldest limit on parameters is 999."""
 
 MEMORY: Final = Path(":memory:")
 """SQLite's name for a database without a file."""
@@ -74,6 +81,26 @@ class StoreDatabase:
         with self._logging_failures(), self._reading.acquire() as connection:
             return connection.execute(statement, parameters).fetchall()
 
+    def read(self, row: type[T], rest: str, parameters: Sequence[Any] = ()) -> list[T]:
+        """Return rows as objects of a dataclass whose fields are the columns: ``SELECT fields {rest}``."""
+        columns = ", ".join(_columns(row))
+        return [row(*values) for values in self.rows(f"SELECT {columns} {rest}", parameters)]
+
+    def rows_of_keys(
+        self, statement: str, keys: Sequence[Any], parameters: Sequence[Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Return all rows of a query that ends with ``IN``, for any number of keys."""
+        found = []
+        for start in range(0, len(keys), KEYS_PER_QUERY):
+            some = keys[start : start + KEYS_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            found += self.rows(f"{statement} ({marks})", (*parameters, *some))
+        return found
+
+    def number(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        """Return the number that a query selects."""
+        return int(self.rows(statement, parameters)[0][0])
+
     def version(self) -> int:
         """Return a number that changes when another process has written."""
         with self._logging_failures(), self._writing.acquire() as connection:
@@ -98,6 +125,45 @@ class StoreDatabase:
         except StoreError as error:
             self._failures.failed(error)
             raise
+
+
+class Tables:
+    """Some tables of the store. Blocking and thread-safe; every method raises `StoreError` when it fails."""
+
+    def __init__(self, database: StoreDatabase) -> None:
+        self._database = database
+
+    def version(self) -> int:
+        """Return a number that changes when another process has changed the store."""
+        return self._database.version()
+
+
+def put_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Any]) -> None:
+    """Write objects of a dataclass, whose fields are the columns; a row of the same key is replaced."""
+    written = list(rows)
+    if written:
+        columns = _columns(type(written[0]))
+        marks = ", ".join("?" * len(columns))
+        connection.executemany(
+            f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({marks})",
+            map(attrgetter(*columns), written),
+        )
+
+
+def forget_old(
+    connection: sqlite3.Connection, table: str, *, by: str = "time", before: float = 0.0, keep: int
+) -> None:
+    """Delete the rows before a moment, and all but the latest ``keep``; `by` is the column of the time."""
+    connection.execute(f"DELETE FROM {table} WHERE {by} < ?", (before,))
+    connection.execute(
+        f"DELETE FROM {table} WHERE rowid IN "
+        f"(SELECT rowid FROM {table} ORDER BY {by} DESC, rowid DESC LIMIT -1 OFFSET ?)",
+        (keep,),
+    )
+
+
+def _columns(row: type[Any]) -> list[str]:
+    return [column.name for column in fields(row)]
 
 
 class FailureLog:
@@ -140,13 +206,7 @@ class ReopeningConnection:
         connect: Callable[[], sqlite3.Connection],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open nothing yet.
-
-        Args:
-            path: The file.
-            connect: Opens it, or creates it; raises `StoreError` or `OSError`.
-            clock: Seconds, of any kind.
-        """
+        """Open nothing yet; `connect` opens or creates the file, and raises `StoreError` or `OSError`."""
         self._path, self._connect, self._clock = path, connect, clock
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
@@ -157,21 +217,13 @@ class ReopeningConnection:
         self._closed = False
 
     def open(self) -> None:
-        """Open the file now.
-
-        Raises:
-            StoreError: it cannot be used.
-        """
+        """Open the file now; raises `StoreError` if it cannot be used."""
         with self._lock:
             self._usable()
 
     @contextlib.contextmanager
     def acquire(self) -> Iterator[sqlite3.Connection]:
-        """Use the connection alone, until the end of the block.
-
-        Raises:
-            StoreError: it cannot be used.
-        """
+        """Use the connection alone, until the end of the block; raises `StoreError`."""
         if not self._lock.acquire(timeout=-1 if self._patient else BUSY_AGAIN_S):
             raise StoreUnavailableError(self._path, "another thread is waiting for it")
         try:
@@ -202,26 +254,20 @@ class ReopeningConnection:
         if self._connection is not None and self._identity != _identity(self._path):
             self._drop()
         if self._connection is None:
-            self._connection = self._opened()
+            if self._failure is not None and self._clock() < self._retry_at:
+                raise self._failure.with_traceback(None)
+            try:
+                self._connection, self._failure = self._connect(), None
+            except (StoreError, OSError) as error:
+                failure = error
+                if not isinstance(failure, StoreError):
+                    failure = StoreError(self._path, failure.strerror or str(failure))
+                self._failure, self._retry_at = failure, self._clock() + REOPEN_SECONDS
+                raise failure from error
             self._identity = _identity(self._path)
             self._patient = False
             self._set_patient(True)
         return self._connection
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._failure is not None and self._clock() < self._retry_at:
-            raise self._failure.with_traceback(None)
-        try:
-            connection = self._connect()
-        except (StoreError, OSError) as error:
-            if isinstance(error, StoreError):
-                found = error
-            else:
-                found = StoreError(self._path, error.strerror or str(error))
-            self._failure, self._retry_at = found, self._clock() + REOPEN_SECONDS
-            raise found from error
-        self._failure = None
-        return connection
 
     def _set_patient(self, patient: bool) -> None:
         if self._connection is not None and patient is not self._patient:
@@ -242,10 +288,7 @@ def open_connection(
 ) -> sqlite3.Connection:
     """Open or create the file, check it if asked to, and migrate it to the current schema.
 
-    Raises:
-        StoreDamagedError: the file is not a sound database.
-        StoreUnavailableError: it cannot be used for the moment.
-        StoreError: the file cannot be used for another reason.
+    Raises `StoreDamagedError`, `StoreUnavailableError`, or `StoreError` for another reason.
     """
     with _translating_errors(path), contextlib.ExitStack() as undo:
         connection = sqlite3.connect(

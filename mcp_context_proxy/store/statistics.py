@@ -10,18 +10,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store.sqlite import StoreDatabase
+from mcp_context_proxy.store.sqlite import Tables, forget_old, put_rows
 
 HOUR: Final = 3600
 DAY: Final = 24 * HOUR
 """Seconds of a slot: an hour or a day. Slots begin at multiples of them since 1970, so days are UTC's."""
 
-Counts: TypeAlias = Mapping[int, int]
+Counts: TypeAlias = dict[int, int]
 """A histogram: counts by bucket. `statistics.figures` defines the buckets."""
 
 
@@ -40,7 +40,7 @@ class UsageSlot:
         return cls(seconds, int(time // seconds) * seconds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolUsage:
     """Calls of one tool. Usages add up."""
 
@@ -136,6 +136,10 @@ class SearchRow:
     reranked: bool
 
 
+GONE = -1
+"""Tokens of a row that only keeps when a tool was first seen that is gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class DefinitionRow:
     """A tool that is in the catalog, and the tokens of its definition."""
@@ -162,18 +166,7 @@ def added(one: Counts, other: Counts) -> Counts:
     return dict(total)
 
 
-_SEARCH_COLUMNS: Final = ", ".join(column.name for column in fields(SearchRow))
-_search_values = attrgetter(*_SEARCH_COLUMNS.split(", "))
-
-
-class _Usage(Protocol):
-    @property
-    def latency(self) -> Counts: ...
-
-    def plus(self, other: Self) -> Self: ...
-
-
-U = TypeVar("U", bound=_Usage)
+U = TypeVar("U", ToolUsage, SearchUsage)
 
 
 class _UsageTable(Generic[U]):
@@ -183,7 +176,7 @@ class _UsageTable(Generic[U]):
         """Name the table, the class of its rows, and the columns that identify a row beside its slot."""
         self.name, self._key = name, ("seconds", "start", *key)
         self._usage: Callable[..., U] = usage
-        columns = [column.name for column in fields(usage)]  # type: ignore[arg-type]
+        columns = [column.name for column in fields(usage)]
         assert columns[-1] == "latency"
         self.columns = ", ".join(columns)
         self._numbers = attrgetter(*columns[:-1])
@@ -195,7 +188,7 @@ class _UsageTable(Generic[U]):
         key = (slot.seconds, slot.start, *(getattr(usage, column) for column in self._key[2:]))
         query = f"SELECT {self.columns} FROM {self.name} WHERE {where}"
         known = connection.execute(query, key).fetchone()
-        total = usage if known is None else self.read(known).plus(usage)
+        total: U = usage if known is None else self.read(known).plus(usage)
         latency = msgspec.msgpack.encode(dict(total.latency))
         connection.execute(
             f"INSERT OR REPLACE INTO {self.name} (seconds, start, {self.columns}) VALUES ({self._marks})",
@@ -222,11 +215,8 @@ _TOOLS = _UsageTable("tool_usage", ToolUsage, ("server", "tool"))
 _SEARCHES = _UsageTable("search_usage", SearchUsage, ())
 
 
-class StatisticsStore:
-    """The tables of statistics. Every method raises `StoreError` when the store fails."""
-
-    def __init__(self, database: StoreDatabase) -> None:
-        self._database = database
+class StatisticsStore(Tables):
+    """The tables of statistics."""
 
     def add(
         self,
@@ -240,11 +230,7 @@ class StatisticsStore:
                 _TOOLS.add(connection, slot, usage)
             for slot, searched in searches.items():
                 _SEARCHES.add(connection, slot, searched)
-            connection.executemany(
-                f"INSERT OR REPLACE INTO searches ({_SEARCH_COLUMNS}) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_search_values(row) for row in rows],
-            )
+            put_rows(connection, "searches", rows)
 
     def roll_up(self, hours_before: float, days_before: float) -> None:
         """Turn hours before one moment into days, and forget the days before another."""
@@ -257,16 +243,8 @@ class StatisticsStore:
     def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
         """Forget searches before a moment, and the oldest of too many rows."""
         with self._database.transaction() as connection:
-            connection.execute("DELETE FROM searches WHERE time < ?", (searches_before,))
-            for table, oldest, most in (
-                ("tool_usage", "start", most_usage),
-                ("searches", "time", most_searches),
-            ):
-                connection.execute(
-                    f"DELETE FROM {table} WHERE rowid IN "
-                    f"(SELECT rowid FROM {table} ORDER BY {oldest} DESC, rowid DESC LIMIT -1 OFFSET ?)",
-                    (most,),
-                )
+            forget_old(connection, "tool_usage", by="start", keep=most_usage)
+            forget_old(connection, "searches", before=searches_before, keep=most_searches)
 
     def tools(self, since: float = 0.0) -> list[ToolUsage]:
         """Return the usage of every tool in the slots that end after a moment, summed up."""
@@ -304,34 +282,33 @@ class StatisticsStore:
 
     def searches(self, limit: int) -> list[SearchRow]:
         """Return the latest searches, newest first."""
-        rows = self._database.rows(
-            f"SELECT {_SEARCH_COLUMNS} FROM searches ORDER BY time DESC, rowid DESC LIMIT ?", (limit,)
-        )
-        return [SearchRow(*(*values[:-1], bool(values[-1]))) for values in rows]
+        rest = "FROM searches ORDER BY time DESC, rowid DESC LIMIT ?"
+        rows = self._database.read(SearchRow, rest, [limit])
+        return [replace(row, reranked=bool(row.reranked)) for row in rows]  # SQLite has no booleans
 
     def definitions(self) -> list[DefinitionRow]:
         """Return the tools of the catalog when they were last counted."""
-        columns = "server, tool, fingerprint, tokens, first"
-        return [DefinitionRow(*row) for row in self._database.rows(f"SELECT {columns} FROM definitions")]
+        return self._database.read(DefinitionRow, "FROM definitions WHERE tokens >= 0")
 
     def put_definitions(self, server: str, rows: Sequence[DefinitionRow]) -> None:
-        """Replace the tools of a server; the time at which one was first seen stays."""
+        """Replace the tools of a server; the time at which one was first seen stays.
+
+        A tool that was not there before takes over the time of one that is gone, the oldest first. So a
+        server has new tools only as far as it has more than ever: a renamed tool is none.
+        """
         with self._database.transaction() as connection:
             known = dict(
                 connection.execute("SELECT tool, first FROM definitions WHERE server = ?", (server,))
             )
             connection.execute("DELETE FROM definitions WHERE server = ?", (server,))
-            connection.executemany(
-                "INSERT INTO definitions (server, tool, fingerprint, tokens, first) VALUES (?, ?, ?, ?, ?)",
-                [
-                    (server, row.tool, row.fingerprint, row.tokens, known.get(row.tool, row.first))
-                    for row in rows
-                ],
-            )
-
-    def version(self) -> int:
-        """Return a number that changes when another process has changed the store."""
-        return self._database.version()
+            now = {row.tool for row in rows}
+            gone = sorted((first, tool) for tool, first in known.items() if tool not in now)
+            for row in rows:
+                if row.tool not in known and gone:
+                    known[row.tool] = min(gone.pop(0)[0], row.first)
+            seen = [replace(row, first=known.get(row.tool, row.first)) for row in rows]
+            left = [DefinitionRow(server, tool, "", GONE, first) for first, tool in gone]
+            put_rows(connection, "definitions", [*seen, *left])
 
 
 def _decoded(latency: bytes) -> Counts:

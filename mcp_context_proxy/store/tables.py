@@ -1,7 +1,4 @@
-"""Tables of vectors, learned pairs, listings of servers, request contexts, and sessions by tool.
-
-All methods block and are thread-safe. All raise `StoreError` when the store fails; callers go on without it.
-"""
+"""Tables of vectors, learned pairs, listings of servers, request contexts, and sessions by tool."""
 
 from __future__ import annotations
 
@@ -14,50 +11,40 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store.sqlite import StoreDatabase
+from mcp_context_proxy.store.sqlite import Tables, forget_old, put_rows
 from mcp_context_proxy.store.statistics import DAY
 
-KEYS_PER_QUERY: Final = 500
-"""SQLite's oldest limit on parameters is 999."""
 STORED: Final = np.dtype("<f4")
 """Little-endian everywhere, so that a store can move between machines."""
 
-_UPSERT = """
-INSERT INTO vectors (model_id, key, vector, checksum) VALUES (?, ?, ?, ?)
-ON CONFLICT (model_id, key) DO UPDATE SET vector = excluded.vector, checksum = excluded.checksum
-WHERE vector <> excluded.vector OR checksum IS NOT excluded.checksum
-"""
 
-
-class VectorStore:
+class VectorStore(Tables):
     """Vectors by model and content hash."""
-
-    def __init__(self, database: StoreDatabase) -> None:
-        self._database = database
 
     def get(self, model_id: str, keys: Sequence[bytes]) -> dict[bytes, Vector]:
         """Return the vectors of ``keys`` that are there and have the checksum with which they were put."""
-        found: dict[bytes, Vector] = {}
-        for start in range(0, len(keys), KEYS_PER_QUERY):
-            some = keys[start : start + KEYS_PER_QUERY]
-            marks = ",".join("?" * len(some))
-            rows = self._database.rows(
-                f"SELECT key, vector, checksum FROM vectors WHERE model_id = ? AND key IN ({marks})",
-                (model_id, *some),
-            )
-            found |= {
-                key: decoded_vector(blob)
-                for key, blob, checksum in rows
-                if is_vector(blob) and checksum in (None, _checksum(model_id, key, blob))
-            }
-        return found
+        rows = self._database.rows_of_keys(
+            "SELECT key, vector, checksum FROM vectors WHERE model_id = ? AND key IN", keys, [model_id]
+        )
+        return {
+            key: decoded_vector(blob)
+            for key, blob, checksum in rows
+            if is_vector(blob) and checksum in (None, _checksum(model_id, key, blob))
+        }
 
     def put(self, model_id: str, vectors: Mapping[bytes, Vector]) -> None:
         """Keep vectors, all or none; another one under the same key is replaced."""
         blobs = [(key, encoded_vector(vector)) for key, vector in vectors.items()]
         rows = [(model_id, key, blob, _checksum(model_id, key, blob)) for key, blob in blobs]
         with self._database.transaction() as connection:
-            connection.executemany(_UPSERT, rows)
+            # A vector that is there already is not written again.
+            connection.executemany(
+                "INSERT INTO vectors (model_id, key, vector, checksum) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (model_id, key) DO UPDATE SET vector = excluded.vector, "
+                "checksum = excluded.checksum "
+                "WHERE vector <> excluded.vector OR checksum IS NOT excluded.checksum",
+                rows,
+            )
 
     def clear(self) -> None:
         """Forget all vectors."""
@@ -124,11 +111,8 @@ PairId: TypeAlias = tuple[bytes, ToolKey]
 """Key and tool of a pair."""
 
 
-class LearnedStore:
+class LearnedStore(Tables):
     """Learned pairs."""
-
-    def __init__(self, database: StoreDatabase) -> None:
-        self._database = database
 
     def all(self) -> list[Pair]:
         """Return every pair, oldest first, except those with a damaged vector."""
@@ -141,11 +125,7 @@ class LearnedStore:
 
     def count(self) -> int:
         """Return the number of pairs."""
-        return int(self._database.rows("SELECT COUNT(*) FROM learned")[0][0])
-
-    def version(self) -> int:
-        """Return a number that changes when another process has changed the store."""
-        return self._database.version()
+        return self._database.number("SELECT COUNT(*) FROM learned")
 
     def put(self, pairs: Iterable[Pair]) -> None:
         """Keep pairs, all or none; a pair of the same key and tool is replaced."""
@@ -180,11 +160,8 @@ LISTINGS_KEPT: Final = 1_000
 """Listings, one a server; the oldest ones make room."""
 
 
-class ListingStore:
+class ListingStore(Tables):
     """Listings of servers, by a digest of how each is connected."""
-
-    def __init__(self, database: StoreDatabase) -> None:
-        self._database = database
 
     def get(self, key: str) -> tuple[float, bytes] | None:
         """Return a listing and its time, in seconds since 1970; None if unknown or damaged."""
@@ -195,6 +172,12 @@ class ListingStore:
         sound = isinstance(listing, bytes) and isinstance(time, float) and _digest(key, listing) == digest
         return (time, listing) if sound else None
 
+    def ending_with(self, suffix: str) -> dict[str, tuple[float, bytes]]:
+        """Return the entries whose keys end so, as `get` does, by key."""
+        query = "SELECT key FROM listings WHERE substr(key, -length(?)) = ?"
+        keys = [key for (key,) in self._database.rows(query, (suffix, suffix))]
+        return {key: found for key in keys if (found := self.get(key)) is not None}
+
     def put(self, key: str, time: float, listing: bytes) -> None:
         """Keep a listing in place of the former one."""
         with self._database.transaction() as connection:
@@ -202,11 +185,7 @@ class ListingStore:
                 "INSERT OR REPLACE INTO listings (key, time, digest, listing) VALUES (?, ?, ?, ?)",
                 (key, time, _digest(key, listing), listing),
             )
-            connection.execute(
-                "DELETE FROM listings WHERE key IN "
-                "(SELECT key FROM listings ORDER BY time DESC LIMIT -1 OFFSET ?)",
-                (LISTINGS_KEPT,),
-            )
+            forget_old(connection, "listings", keep=LISTINGS_KEPT)
 
     def forget(self, key: str) -> None:
         """Forget a listing."""
@@ -233,51 +212,31 @@ class RequestRow:
     """Digest of the client's credentials; None without any."""
 
 
-_REQUEST_COLUMNS: Final = "id, time, session, context, owner"
-
-
-class RequestStore:
+class RequestStore(Tables):
     """Request contexts, the latest of all processes that share the store."""
-
-    def __init__(self, database: StoreDatabase) -> None:
-        self._database = database
 
     def put(self, rows: Iterable[RequestRow], keep: int, since: float) -> None:
         """Keep rows, all or none; then forget all but the latest ``keep``, and all before ``since``."""
-        values = [(row.id, row.time, row.session, row.context, row.owner) for row in rows]
         with self._database.transaction() as connection:
-            connection.executemany(
-                f"INSERT OR REPLACE INTO requests ({_REQUEST_COLUMNS}) VALUES (?, ?, ?, ?, ?)", values
-            )
-            connection.execute("DELETE FROM requests WHERE time < ?", (since,))
-            connection.execute(
-                "DELETE FROM requests WHERE rowid IN "
-                "(SELECT rowid FROM requests ORDER BY time DESC, rowid DESC LIMIT -1 OFFSET ?)",
-                (keep,),
-            )
+            put_rows(connection, "requests", rows)
+            forget_old(connection, "requests", before=since, keep=keep)
 
     def get(self, request_id: str) -> RequestRow | None:
         """Return the request context by an id; None when it is unknown or forgotten."""
-        rows = self._database.rows(f"SELECT {_REQUEST_COLUMNS} FROM requests WHERE id = ?", (request_id,))
-        return RequestRow(*rows[0]) if rows else None
+        return next(iter(self._database.read(RequestRow, "FROM requests WHERE id = ?", [request_id])), None)
 
     def latest(self, limit: int, session: str | None = None) -> list[RequestRow]:
         """Return the latest, of one session or of all, newest first."""
         where, parameters = ("WHERE session = ?", [session]) if session is not None else ("", [])
-        rows = self._database.rows(
-            f"SELECT {_REQUEST_COLUMNS} FROM requests {where} ORDER BY time DESC, rowid DESC LIMIT ?",
-            [*parameters, limit],
-        )
-        return [RequestRow(*row) for row in rows]
+        return self._latest(where, [*parameters, limit])
 
     def latest_of(self, owner: str | None, limit: int) -> list[RequestRow]:
         """Return the latest of one client, newest first."""
-        rows = self._database.rows(
-            f"SELECT {_REQUEST_COLUMNS} FROM requests WHERE owner IS ?"
-            " ORDER BY time DESC, rowid DESC LIMIT ?",
-            (owner, limit),
-        )
-        return [RequestRow(*row) for row in rows]
+        return self._latest("WHERE owner IS ?", [owner, limit])
+
+    def _latest(self, where: str, parameters: Sequence[object]) -> list[RequestRow]:
+        rest = f"FROM requests {where} ORDER BY time DESC, rowid DESC LIMIT ?"
+        return self._database.read(RequestRow, rest, parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,26 +267,14 @@ class ToolSessions:
         return self.server, self.tool
 
 
-class ToolSessionStore:
+class ToolSessionStore(Tables):
     """Sessions in which each tool was used."""
-
-    def __init__(self, database: StoreDatabase) -> None:
-        self._database = database
 
     def add(self, rows: Iterable[ToolSession], since: float, keep: int) -> None:
         """Keep uses, all or none, one a session; then forget all before ``since``, and all but ``keep``."""
-        values = [(row.server, row.tool, row.session, row.time) for row in rows]
         with self._database.transaction() as connection:
-            connection.executemany(
-                "INSERT OR REPLACE INTO tool_sessions (server, tool, session, time) VALUES (?, ?, ?, ?)",
-                values,
-            )
-            connection.execute("DELETE FROM tool_sessions WHERE time < ?", (since,))
-            connection.execute(
-                "DELETE FROM tool_sessions WHERE rowid IN "
-                "(SELECT rowid FROM tool_sessions ORDER BY time DESC, rowid DESC LIMIT -1 OFFSET ?)",
-                (keep,),
-            )
+            put_rows(connection, "tool_sessions", rows)
+            forget_old(connection, "tool_sessions", before=since, keep=keep)
 
     def counted(self, since: float) -> list[ToolSessions]:
         """Return the number of sessions since a time in which each tool was used."""

@@ -28,12 +28,7 @@ class TimeOfDay:
     """Seconds since 1970 as the machine has them, unless they jump."""
 
     def __init__(self, wall: Callable[[], float] = time.time, passed: Callable[[], float] = _passed) -> None:
-        """Trust the present time.
-
-        Args:
-            wall: Seconds since 1970, which somebody may set.
-            passed: Seconds that nobody can set.
-        """
+        """Trust the present time of `wall`, which somebody may set; nobody can set the seconds `passed`."""
         self._wall, self._passed = wall, passed
         self._offset = wall() - passed()
 

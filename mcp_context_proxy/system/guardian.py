@@ -1,8 +1,10 @@
 """Guardian process: ends the servers that a killed proxy leaves behind.
 
 It is a program of its own and needs only the standard library. Its standard input lists the process groups
-that run: ``+ID`` when one has started, ``-ID`` when one has ended. The end of the input means that the proxy
-is gone. The servers have seen the end of their own input by then; those that stay get SIGTERM, then SIGKILL.
+that run: ``+ID`` when one has started, ``-ID`` when one has ended. While a process is being started, from
+``?INODE`` to ``!INODE``, the input names the pipe that will be its standard input. The end of the input means
+that the proxy is gone. The servers have seen the end of their own input by then; those that stay get SIGTERM,
+then SIGKILL.
 """
 
 from __future__ import annotations
@@ -26,16 +28,34 @@ def main() -> None:
     """Wait for the end of the proxy, then end the process groups that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    left: set[int] = set()
+    left, starting = set[int](), set[int]()
+    changes = {b"+": left.add, b"-": left.discard, b"?": starting.add, b"!": starting.discard}
     for line in sys.stdin.buffer:
-        change = left.add if line.startswith(b"+") else left.discard
-        change(int(line[1:]))
+        changes[line[:1]](int(line[1:]))
+    left |= _readers_of(starting)
+    if starting:
+        # Until it runs its own program, a new process is as closed to others as the proxy.
+        time.sleep(LOOK_SECONDS)
+        left |= _readers_of(starting)
     for step, seconds in ((0, INPUT_SECONDS), (signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 0.0)):
         left = {group for group in left if _signal(group, step)}
         until = time.monotonic() + seconds
         while left and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
             left = {group for group in left if _signal(group, 0)}
+
+
+def _readers_of(pipes: set[int]) -> set[int]:
+    """Return the processes whose standard input is one of these pipes, as far as the system tells."""
+    names, found = {f"pipe:[{pipe}]" for pipe in pipes}, set[int]()
+    # os.path and os.readlink, because importing pathlib would double the time that a guardian takes to start.
+    for process in os.listdir("/proc") if names and os.path.isdir("/proc") else ():  # noqa: PTH112, PTH208
+        try:
+            if process.isdigit() and os.readlink(f"/proc/{process}/fd/0") in names:  # noqa: PTH115
+                found.add(int(process))
+        except OSError:
+            continue  # it has ended, or belongs to another user
+    return found
 
 
 def _signal(group: int, number: int) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -57,6 +56,12 @@ LARGE_BYTES = 1024 * 1024
 
 MALLOC_MMAP_THRESHOLD, MALLOC_ARENA_MAX = -3, -8
 """``M_MMAP_THRESHOLD`` and ``M_ARENA_MAX`` of malloc.h."""
+
+PR_SET_DUMPABLE = 4
+"""An option of prctl(2)."""
+
+DEBUG_VARIABLE = "MCP_CONTEXT_PROXY_DEBUGGABLE"
+"""Environment variable that leaves the process open to debuggers and profilers of the same user."""
 
 STATM = Path("/proc/self/statm")
 OPEN_FILES = "/dev/fd"
@@ -117,18 +122,15 @@ async def listen_for_signals(
         stop.set()
 
 
-def freeze_gc() -> None:
-    """Exclude all present objects from garbage collection.
+def close_to_others() -> None:
+    """Keep other processes of the same user out of this one: its memory, its environment and its open files.
 
-    Modules and the catalog are some hundred thousand objects that stay. A full collection would walk through
-    all of them while every request waits.
+    Servers run as the same user. By default they could read the secrets of each other in the environment of
+    the process that started them. Linux only; programs that this process starts are open as usual.
     """
-    gc.freeze()
-
-
-def set_switch_interval() -> None:
-    """Make busy threads yield to the event loop sooner; see `SWITCH_SECONDS`."""
-    sys.setswitchinterval(SWITCH_SECONDS)
+    control = _from_c_library("prctl")
+    if control is not None and not os.environ.get(DEBUG_VARIABLE):
+        control(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def raise_file_limit() -> None:
@@ -222,7 +224,7 @@ async def trim_periodically() -> None:
 
 @cache
 def _from_c_library(name: str) -> Any:
-    """Return a function of glibc, or None on other systems and C libraries."""
+    """Return a function of the C library on Linux; None if it has no such function, or on other systems."""
     if sys.platform != "linux":
         return None
     try:

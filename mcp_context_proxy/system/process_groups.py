@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
@@ -34,9 +36,44 @@ _guardian: subprocess.Popen[bytes] | None = None
 
 def guard() -> None:
     """Start the guardian unless it runs. Call this before a server starts; blocks until it is started."""
+    global _guardian  # noqa: PLW0603 - one for the whole process, like what it guards
     with _lock:
-        if _guardian is None or _guardian.poll() is not None:
-            _start_guardian()
+        if _guardian is not None and _guardian.poll() is None:
+            return
+        try:
+            _guardian = subprocess.Popen(
+                # Neither the user's environment nor site packages: it starts in a moment and runs for long.
+                [sys.executable, "-I", "-S", str(GUARDIAN)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={name: os.environ[name] for name in LIBRARIES if name in os.environ},
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            logger.debug("servers have no guardian: %s", error)
+            _guardian = None
+            return
+        os.set_blocking(_pipe(_guardian).fileno(), False)
+        _tell(b"".join(b"+%d\n" % group for group in _running))
+
+
+@contextmanager
+def starting(stdin: int) -> Iterator[None]:
+    """Name the standard input, a pipe, of a process that is about to start; call `started` inside the block.
+
+    A proxy that is killed in between cannot tell the id of the process; the guardian finds it by the pipe.
+    """
+    pipe = os.fstat(stdin).st_ino
+    with _lock:
+        _tell(b"?%d\n" % pipe)
+    try:
+        yield
+    finally:
+        with _lock:
+            _tell(b"!%d\n" % pipe)
 
 
 def started(group: int) -> None:
@@ -65,35 +102,13 @@ def kill_all() -> None:
 @atexit.register
 def dismiss() -> None:
     """Close the guardian's input, so that it ends the groups that are left and exits."""
-    global _guardian  # noqa: PLW0603 - one for the whole process, like what it guards
+    global _guardian  # noqa: PLW0603 - as above
     with _lock:
         if _guardian is not None:
             _pipe(_guardian).close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _guardian.wait(DISMISSAL_SECONDS)
             _guardian = None
-
-
-def _start_guardian() -> None:
-    global _guardian  # noqa: PLW0603 - as above
-    try:
-        _guardian = subprocess.Popen(
-            # Neither the user's environment nor site packages: it starts in a moment and runs for long.
-            [sys.executable, "-I", "-S", str(GUARDIAN)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={name: os.environ[name] for name in LIBRARIES if name in os.environ},
-            bufsize=0,
-            start_new_session=True,
-        )
-    except OSError as error:
-        logger.debug("servers have no guardian: %s", error)
-        _guardian = None
-        return
-    os.set_blocking(_pipe(_guardian).fileno(), False)
-    _tell(b"".join(b"+%d\n" % group for group in _running))
 
 
 def _tell(lines: bytes) -> None:

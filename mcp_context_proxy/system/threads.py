@@ -67,26 +67,26 @@ async def in_thread(
 async def cancellation_event() -> AsyncIterator[anyio.Event]:
     """Provide an event that is set on cancellation, because a thread cannot notice it otherwise."""
     cancelled = anyio.Event()
+
+    async def set_when_cancelled() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
     async with anyio.create_task_group() as group:
-        group.start_soon(_set_when_cancelled, cancelled)
+        group.start_soon(set_when_cancelled)
         yield cancelled
         group.cancel_scope.cancel()
 
 
-async def _set_when_cancelled(event: anyio.Event) -> None:
-    try:
-        await anyio.sleep_forever()
-    finally:
-        event.set()
-
-
 async def wait_for_spare_threads() -> None:
     """Wait until threads can be started, for a library that ends the process when they cannot."""
-    while not _can_start():
+    while not _can_start_threads():
         await _wait()
 
 
-def _can_start() -> bool:
+def _can_start_threads() -> bool:
     enough = threading.Event()
     started: list[threading.Thread] = []
     try:
@@ -129,19 +129,19 @@ async def load_sdk() -> None:
     The import takes half a second. A process that only lists or checks does not pay it, and servers use the
     time to start.
     """
-    await in_thread(_load)
+    await in_thread(_load, "mcp.server.lowlevel")
 
 
 async def load_oauth() -> None:
     """Import the SDK's OAuth client, too: it takes as long again and is seldom needed."""
-    await in_thread(_load, ("mcp.client.auth.extensions.client_credentials",))
+    await in_thread(_load, "mcp.client.auth.extensions.client_credentials")
 
 
-def _load(more: tuple[str, ...] = ("mcp.server.lowlevel",)) -> None:
+def _load(name: str) -> None:
     # The packages of the SDK import each other in a circle, so an import in two threads at once fails.
     with _lock:
-        for name in ("mcp", *more):
-            importlib.import_module(name)
+        importlib.import_module("mcp")
+        importlib.import_module(name)
 
 
 async def trusted_certificates() -> ssl.SSLContext:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import re
 import typing
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from http import HTTPStatus
+from types import MethodType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -25,6 +26,7 @@ from starlette.routing import Route
 from mcp_context_proxy import __version__
 from mcp_context_proxy.front.http_requests import JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
+from mcp_context_proxy.protocol.strangers import clean_json
 from mcp_context_proxy.protocol.validation import holds_more
 
 logger = logging.getLogger(__name__)
@@ -52,16 +54,12 @@ Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Count = Annotated[int, Meta(ge=1, le=SELECTED_MOST)]
 Score = Annotated[float, Meta(ge=0, le=1)]
 
-REFUSED = (HTTPStatus.UNPROCESSABLE_ENTITY,)
-"""Errors of an operation with parameters."""
-
-WITH_BODY = (
-    *REFUSED,
+BODY_PROBLEMS = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 )
-"""Errors of an operation with a body."""
+"""Errors of every operation with a body."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -80,14 +78,9 @@ class NoParameters(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 def answer_form(
     name: str, meaning: str, value: type | None = None, /, *, without: Collection[str] = (), **fields: Any
 ) -> type[msgspec.Struct]:
-    """Derive the documented form of an answer from the value that is encoded.
+    """Derive the documented form of an answer from the class of the value that is encoded.
 
-    Args:
-        name: Name of the form in the OpenAPI document.
-        meaning: Its description there.
-        value: Class of the value. Every field is in every answer, so none has a default here.
-        without: Fields that are left out.
-        fields: Fields that are added or have another type.
+    ``fields`` are added, or have another type. Every field is in every answer, so none has a default here.
     """
     hints = {} if value is None else typing.get_type_hints(value, include_extras=True)
     types = {field: hint for field, hint in hints.items() if field not in without} | fields
@@ -107,27 +100,45 @@ class Given:
     """Value of the header `AGENT_HEADER`."""
 
 
-Handler: TypeAlias = Callable[[Given], Awaitable[object]]
+Shown: TypeAlias = Callable[[bytes], bytes]
+"""Makes encoded JSON fit to be shown: names and texts in it come from servers and clients."""
+
+Handler: TypeAlias = Callable[..., Coroutine[Any, Any, object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method on one path."""
+    """One method on one path; decorates the method of an `Api` that serves it."""
 
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
-    name: str
-    """Its ``operationId``."""
     summary: str
-    handler: Handler
-    answer: type[msgspec.Struct]
+    answer: type[msgspec.Struct] = field(kw_only=True)
     """Form of the JSON that the handler's result is encoded to."""
     query: type[msgspec.Struct] = NoParameters
     body: type[msgspec.Struct] | None = None
-    problems: tuple[HTTPStatus, ...] = REFUSED
+    problems: tuple[HTTPStatus, ...] = ()
     """Errors beside those that every operation can have."""
     names_agent: bool = False
     """True if it reads the header `AGENT_HEADER`."""
+    name: str = ""
+    """Its ``operationId``: the handler's name in camel case."""
+    handler: Handler | None = None
+
+    def __call__(self, handler: Handler) -> Operation:
+        """Return the operation with its handler."""
+        first, *others = handler.__name__.strip("_").split("_")
+        return replace(self, name=first + "".join(map(str.capitalize, others)), handler=handler)
+
+
+class Api:
+    """A group of operations that share parts of the proxy."""
+
+    def operations(self) -> list[Operation]:
+        """Return the operations, each with a handler that takes a `Given` alone."""
+        members = vars(type(self)).values()
+        declared = (member for member in members if isinstance(member, Operation))
+        return [replace(one, handler=MethodType(one.handler, self)) for one in declared if one.handler]
 
 
 class BadRequestError(Exception):
@@ -138,34 +149,34 @@ class BadRequestError(Exception):
         self.status, self.detail = status, detail
 
 
-def refused(status: int, detail: str) -> Response:
+def refused(status: int, detail: str, shown: Shown = clean_json) -> Response:
     """Return an error response."""
     problem = Problem(HTTPStatus(status).phrase, status, detail)
-    return Response(msgspec.json.encode(problem), status, HEADERS, PROBLEM_TYPE)
+    return Response(shown(msgspec.json.encode(problem)), status, HEADERS, PROBLEM_TYPE)
 
 
-async def on_http_error(request: Request, error: Exception) -> Response:
+async def on_http_error(_request: Request, error: Exception) -> Response:
     """Return the error response for a path or method that does not exist."""
-    del request
     assert isinstance(error, HTTPException)
     answer = refused(error.status_code, f"{error.detail}.")
     answer.headers.update(error.headers or {})
     return answer
 
 
-def route(operations: list[Operation]) -> Route:
-    """Return the route for all operations of one path."""
+def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
+    """Return the route for all operations of one path; every response passes `shown`."""
     by_method: dict[str, Operation] = {operation.method: operation for operation in operations}
 
     async def endpoint(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
+        assert operation.handler is not None
         try:
             answer = await operation.handler(await _decoded(operation, request))
         except BadRequestError as error:
-            return refused(error.status, error.detail)
+            return refused(error.status, error.detail, shown)
         except ClientDisconnect:
             return refused(HTTPStatus.BAD_REQUEST, "The body ends too early.")  # and nobody reads that
-        return Response(msgspec.json.encode(answer), HTTPStatus.OK, HEADERS, JSON_TYPE)
+        return Response(shown(msgspec.json.encode(answer)), HTTPStatus.OK, HEADERS, JSON_TYPE)
 
     return Route(operations[0].path, endpoint, methods=list(by_method))
 
@@ -279,14 +290,19 @@ def _operation(
             schema = {"type": "string", "maxLength": LIST_CHARACTERS, "default": "", "description": meaning}
         required = name in query.get("required", ())
         parameters.append({"name": name, "in": "query", "required": required, "schema": schema})
-    problems = sorted({*operation.problems} - {HTTPStatus.UNAUTHORIZED})
+    problems = {HTTPStatus.UNPROCESSABLE_ENTITY, *operation.problems}
+    if operation.body is not None:
+        problems.update(BODY_PROBLEMS)
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
         "parameters": [*parameters, *([_AGENT] if operation.names_agent else [])],
         "responses": {
             "200": response("The answer.", JSON_TYPE, operation.answer),
-            **{str(int(status)): response(status.phrase, PROBLEM_TYPE, Problem) for status in problems},
+            **{
+                str(int(status)): response(status.phrase, PROBLEM_TYPE, Problem)
+                for status in sorted(problems)
+            },
             "401": {"description": "The bearer token is missing or wrong."},
         },
     }

@@ -15,7 +15,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.engine import ContextEngine, SessionState
-from mcp_context_proxy.context.options import Overrides
+from mcp_context_proxy.context.options import Amount, Depth, Overrides
 from mcp_context_proxy.context.records import ContextItem, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
 from mcp_context_proxy.errors import UnknownItemError
@@ -25,9 +25,8 @@ from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
-    REFUSED,
     SELECTED_MOST,
-    WITH_BODY,
+    Api,
     BadRequestError,
     Count,
     Given,
@@ -38,9 +37,6 @@ from mcp_context_proxy.web.api import (
     answer_form,
 )
 
-Depth = Annotated[int, Meta(ge=0, le=5)]
-Steps = Annotated[int, Meta(ge=0, le=100)]
-"""Number of requests or queries to look back."""
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
@@ -64,8 +60,8 @@ class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
     expansion_depth: Depth | None = None
     expansion_threshold: Score | None = None
     expansion_top_n: Count | None = None
-    history: Steps | None = None
-    retain_requests: Steps | None = None
+    history: Amount | None = None
+    retain_requests: Amount | None = None
     expand_results: bool | None = None
 
     def overrides(self) -> Overrides:
@@ -159,14 +155,14 @@ SessionsResponse: Final = answer_form(
     sessions=list[SessionResponse],  # type: ignore[valid-type]
 )
 
+ITEM_LISTS: Final = ("items", "dropped", "near_misses")
+
 DESCRIPTION_CHARACTERS = 2000
 """Length to which descriptions are cut: a person reads no more of one item among many."""
 
-_UNKNOWN: Final = (*REFUSED, HTTPStatus.NOT_FOUND)
 
-
-class ContextsApi:
-    """The operations."""
+class ContextsApi(Api):
+    """Operations on request contexts and sessions."""
 
     def __init__(
         self,
@@ -175,92 +171,46 @@ class ContextsApi:
         changes: ChangeNotifier,
         log: InteractionLog | None = None,
     ) -> None:
-        """Connect the parts.
-
-        Args:
-            contexts: Builds contexts, and has sessions and records.
-            catalog: Has the items and their descriptions.
-            changes: Notifies hosts of changed sessions.
-            log: Remembers queries; None to remember none.
-        """
+        """Connect the parts; without ``log`` no query is remembered."""
         self._contexts, self._catalog, self._changes, self._log = contexts, catalog, changes, log
 
-    def operations(self) -> tuple[Operation, ...]:
-        """Return all operations."""
-        return (
-            Operation(
-                method="GET",
-                path="/requests",
-                name="listRequests",
-                summary="The latest request contexts, newest first.",
-                handler=self._list_requests,
-                query=RequestsWanted,
-                answer=RequestsResponse,
-            ),
-            Operation(
-                method="GET",
-                path="/requests/{request}",
-                name="getRequest",
-                summary="What was chosen for one request, how and why.",
-                handler=self._request,
-                query=Describe,
-                answer=RequestResponse,
-                problems=_UNKNOWN,
-            ),
-            Operation(
-                method="POST",
-                path="/context",
-                name="buildContext",
-                summary="The request context for a query.",
-                handler=self._build_context,
-                body=ContextWanted,
-                answer=RequestResponse,
-                names_agent=True,
-                problems=(*_UNKNOWN, *WITH_BODY),
-            ),
-            Operation(
-                method="GET",
-                path="/sessions",
-                name="listSessions",
-                summary="All sessions, oldest first.",
-                handler=self._list_sessions,
-                query=Describe,
-                answer=SessionsResponse,
-            ),
-            Operation(
-                method="GET",
-                path="/sessions/{session}/context",
-                name="getSessionContext",
-                summary="What a session has in its context, whatever the query is.",
-                handler=self._session_context,
-                query=Describe,
-                answer=SessionResponse,
-                problems=_UNKNOWN,
-            ),
-            Operation(
-                method="PATCH",
-                path="/sessions/{session}/context",
-                name="changeSessionContext",
-                summary="Add or remove items by hand, or change how much is selected.",
-                handler=self._change_session,
-                body=SessionChanges,
-                answer=SessionResponse,
-                problems=(*_UNKNOWN, *WITH_BODY),
-            ),
-        )
-
+    @Operation(
+        "GET",
+        "/requests",
+        "The latest request contexts, newest first.",
+        query=RequestsWanted,
+        answer=RequestsResponse,
+    )
     async def _list_requests(self, given: Given) -> dict[str, Any]:
         contexts = await self._contexts.requests(given.query.session, given.query.limit)
         behind = await self._contexts.tokens_behind()
         return {"requests": list(map(as_data, contexts)), "tokens_behind": behind}
 
-    async def _request(self, given: Given) -> dict[str, Any]:
+    @Operation(
+        "GET",
+        "/requests/{request}",
+        "What was chosen for one request, how and why.",
+        query=Describe,
+        answer=RequestResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+    )
+    async def _get_request(self, given: Given) -> dict[str, Any]:
         context = await self._contexts.request(given.path["request"])
         if context is None:
             detail = f"There is no request {given.path['request']!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
-        return self._request_data(context, given.query.describe)
+        data = as_data(context)
+        return self._described(data, *ITEM_LISTS) if given.query.describe else data
 
+    @Operation(
+        "POST",
+        "/context",
+        "The request context for a query.",
+        body=ContextWanted,
+        answer=RequestResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+        names_agent=True,
+    )
     async def _build_context(self, given: Given) -> dict[str, Any]:
         wanted: ContextWanted = given.body
         context = await self._contexts.build(
@@ -271,20 +221,37 @@ class ContextsApi:
         )
         if wanted.record and self._log is not None:
             self._log.searched(context.query, given.agent)
-        return self._request_data(context, wanted.describe)
+        data = as_data(context)
+        return self._described(data, *ITEM_LISTS) if wanted.describe else data
 
+    @Operation("GET", "/sessions", "All sessions, oldest first.", query=Describe, answer=SessionsResponse)
     async def _list_sessions(self, given: Given) -> dict[str, Any]:
-        states = await self._contexts.sessions()
-        return {"sessions": [self._session_data(state, given.query.describe) for state in states]}
+        sessions = list(self._contexts.sessions)
+        return {"sessions": [await self._session_data(one, given.query.describe) for one in sessions]}
 
-    async def _session_context(self, given: Given) -> dict[str, Any]:
-        state = await self._contexts.state(self._session(given.path["session"]))
-        return self._session_data(state, given.query.describe)
+    @Operation(
+        "GET",
+        "/sessions/{session}/context",
+        "What a session has in its context, whatever the query is.",
+        query=Describe,
+        answer=SessionResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+    )
+    async def _get_session_context(self, given: Given) -> dict[str, Any]:
+        return await self._session_data(self._session(given.path["session"]), given.query.describe)
 
-    async def _change_session(self, given: Given) -> dict[str, Any]:
+    @Operation(
+        "PATCH",
+        "/sessions/{session}/context",
+        "Add or remove items by hand, or change how much is selected.",
+        body=SessionChanges,
+        answer=SessionResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+    )
+    async def _change_session_context(self, given: Given) -> dict[str, Any]:
         session, wanted = self._session(given.path["session"]), given.body
         # All names are looked up before anything is changed: a mistake in one changes nothing.
-        removed, added = self._resolved(wanted.remove), self._resolved(wanted.add)
+        removed, added = self._resolved(session, wanted.remove), self._resolved(session, wanted.add)
         # The client of a handle asks for its list itself; the client of a connection is notified.
         watched = self._changes.watching(session) if isinstance(session, Session) else nullcontext()
         with watched:
@@ -294,40 +261,33 @@ class ContextsApi:
                 context_session.add(session, item)
         if wanted.options is not None:
             session.overrides = wanted.options.overrides()
-        return self._session_data(await self._contexts.state(session), describe=False)
+        return await self._session_data(session)
 
     def _session(self, session_id: str) -> SessionContext:
-        session = self._contexts.find_session(session_id)
+        session = self._contexts.sessions.get(session_id)
         if session is None:
             detail = f"There is no session {session_id!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
         return session
 
-    def _resolved(self, names: Iterable[ItemName]) -> list[CatalogItem]:
-        snapshot = self._catalog.snapshot
+    def _resolved(self, session: SessionContext, names: Iterable[ItemName]) -> list[CatalogItem]:
+        snapshot, resolve = self._catalog.snapshot, context_session.resolve_in
         try:
-            return [context_session.resolve(snapshot, one.type, one.name, one.server) for one in names]
+            return [resolve(session, snapshot, one.type, one.name, one.server) for one in names]
         except UnknownItemError as error:
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}; nothing was changed") from None
 
-    def _request_data(self, context: RequestContext, describe: bool) -> dict[str, Any]:
-        data = as_data(context)
-        if describe:
-            self._describe(data["items"], data["dropped"], data["near_misses"])
-        return data
+    async def _session_data(self, session: SessionContext, describe: bool = False) -> dict[str, Any]:
+        data: dict[str, Any] = msgspec.to_builtins(await self._contexts.state(session))
+        return self._described(data, "items") if describe else data
 
-    def _session_data(self, state: SessionState, describe: bool) -> dict[str, Any]:
-        data: dict[str, Any] = msgspec.to_builtins(state)
-        if describe:
-            self._describe(data["items"])
-        return data
-
-    def _describe(self, *lists: list[dict[str, Any]]) -> None:
+    def _described(self, data: dict[str, Any], *names: str) -> dict[str, Any]:
         """Add descriptions and priorities; an item that is not in the catalog any more stays a name."""
         snapshot = self._catalog.snapshot
-        for data in (data for items in lists for data in items):
-            item = context_session.item_by(snapshot, (Kind(data["type"]), data["name"]))
+        for one in (one for name in names for one in data[name]):
+            item = context_session.item_by(snapshot, (Kind(one["type"]), one["name"]))
             if item is not None:
-                data["description"] = item.description[:DESCRIPTION_CHARACTERS]
+                one["description"] = item.description[:DESCRIPTION_CHARACTERS]
             if isinstance(item, Document):
-                data["priority"] = item.priority
+                one["priority"] = item.priority
+        return data

@@ -12,19 +12,14 @@ from msgspec import Meta, Struct
 
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.interactions.memory import (
-    MESSAGE,
-    TOP_K,
-    Method,
-    agent_named,
-)
+from mcp_context_proxy.interactions.memory import MESSAGE, TOP_K, Method, agent_named
 from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
 from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import (
-    WITH_BODY,
+    Api,
     BadRequestError,
     Count,
     Given,
@@ -107,75 +102,28 @@ T = TypeVar("T")
 LARGEST_ID: Final = 2**63 - 1
 """Largest id of SQLite."""
 
-_OFF: Final = "Interactions are not remembered; enabled = true under [interactions] switches that on."
-
-_PROBLEMS: Final = (
-    HTTPStatus.UNPROCESSABLE_ENTITY,
-    HTTPStatus.FORBIDDEN,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-)
+_PROBLEMS: Final = (HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-class InteractionsApi:
-    """The operations."""
+class InteractionsApi(Api):
+    """Operations on interactions."""
 
     def __init__(
         self, recorder: InteractionRecorder | None, clock: Callable[[], float] = time_of_day
     ) -> None:
-        """Connect the parts.
-
-        Args:
-            recorder: Stores interactions; None where they are not remembered.
-            clock: Seconds since 1970.
-        """
+        """Connect the parts; without a recorder every operation is refused."""
         self._recorder, self._clock = recorder, clock
 
-    def operations(self) -> tuple[Operation, ...]:
-        """Return all operations."""
-        return (
-            Operation(
-                method="POST",
-                path="/interactions",
-                name="postInteraction",
-                summary="Remember something that was said or done.",
-                handler=self._post,
-                body=InteractionPosted,
-                answer=InteractionAnswer,
-                names_agent=True,
-                problems=(*_PROBLEMS, *WITH_BODY),
-            ),
-            Operation(
-                method="GET",
-                path="/interactions",
-                name="recallInteractions",
-                summary="Interactions that are like a query, those long past counting less; or the latest.",
-                handler=self._recall,
-                query=InteractionsWanted,
-                answer=InteractionsAnswer,
-                problems=_PROBLEMS,
-            ),
-            Operation(
-                method="DELETE",
-                path="/interactions",
-                name="forgetInteractions",
-                summary="Forget interactions for good.",
-                handler=self._forget,
-                query=InteractionsUnwanted,
-                answer=Forgotten,
-                problems=_PROBLEMS,
-            ),
-            Operation(
-                method="DELETE",
-                path="/interactions/{interaction}",
-                name="forgetInteraction",
-                summary="Forget one interaction for good.",
-                handler=self._forget_one,
-                answer=Forgotten,
-                problems=(*_PROBLEMS, HTTPStatus.NOT_FOUND),
-            ),
-        )
-
-    async def _post(self, given: Given) -> Interaction:
+    @Operation(
+        "POST",
+        "/interactions",
+        "Remember something that was said or done.",
+        body=InteractionPosted,
+        answer=InteractionAnswer,
+        problems=_PROBLEMS,
+        names_agent=True,
+    )
+    async def _post_interaction(self, given: Given) -> Interaction:
         posted: InteractionPosted = given.body
         interaction = Interaction(
             agent_name=agent_named(posted.agent_name or given.agent),
@@ -186,11 +134,18 @@ class InteractionsApi:
         try:
             return await self._remembering().post(interaction)
         except StoreError as error:
-            raise BadRequestError(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"The interaction was not stored: {error}."
-            ) from None
+            detail = f"The interaction was not stored: {error}."
+            raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
 
-    async def _recall(self, given: Given) -> dict[str, Any]:
+    @Operation(
+        "GET",
+        "/interactions",
+        "Interactions that are like a query, those long past counting less; or the latest.",
+        query=InteractionsWanted,
+        answer=InteractionsAnswer,
+        problems=_PROBLEMS,
+    )
+    async def _recall_interactions(self, given: Given) -> dict[str, Any]:
         wanted: InteractionsWanted = given.query
         memory = self._remembering().memory
         await self._remembering().wait_for_recent()
@@ -207,7 +162,15 @@ class InteractionsApi:
             )
         return {"query": wanted.query, **recall_data(await _in_thread(search))}
 
-    async def _forget(self, given: Given) -> Forgotten:
+    @Operation(
+        "DELETE",
+        "/interactions",
+        "Forget interactions for good.",
+        query=InteractionsUnwanted,
+        answer=Forgotten,
+        problems=_PROBLEMS,
+    )
+    async def _forget_interactions(self, given: Given) -> Forgotten:
         unwanted: InteractionsUnwanted = given.query
         agent = None if unwanted.agent_name is None else agent_named(unwanted.agent_name)
         days = unwanted.older_than_days
@@ -218,7 +181,14 @@ class InteractionsApi:
             await self._remembering().drain()
         return Forgotten(await _in_thread(partial(self._remembering().memory.forget, scope)))
 
-    async def _forget_one(self, given: Given) -> Forgotten:
+    @Operation(
+        "DELETE",
+        "/interactions/{interaction}",
+        "Forget one interaction for good.",
+        answer=Forgotten,
+        problems=(*_PROBLEMS, HTTPStatus.NOT_FOUND),
+    )
+    async def _forget_interaction(self, given: Given) -> Forgotten:
         name, memory = given.path["interaction"], self._remembering().memory
         known = name.isascii() and name.isdecimal() and int(name) <= LARGEST_ID
         if not known or not await _in_thread(partial(memory.forget_one, int(name))):
@@ -227,7 +197,8 @@ class InteractionsApi:
 
     def _remembering(self) -> InteractionRecorder:
         if self._recorder is None:
-            raise BadRequestError(HTTPStatus.FORBIDDEN, _OFF)
+            off = "Interactions are not remembered; enabled = true under [interactions] switches that on."
+            raise BadRequestError(HTTPStatus.FORBIDDEN, off)
         return self._recorder
 
 

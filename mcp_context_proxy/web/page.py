@@ -27,7 +27,8 @@ from mcp_context_proxy.config import HttpConfig, Limits
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front import auth, http
 from mcp_context_proxy.front.auth import credentials_for
-from mcp_context_proxy.web.api import HEADERS, Operation, document, on_http_error, refused, route
+from mcp_context_proxy.protocol.strangers import clean_json
+from mcp_context_proxy.web.api import HEADERS, Operation, Shown, document, on_http_error, refused, route
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,10 @@ class Page:
         root = "../" * (self.path.count("/") - 1)
         styles = [f'<link rel="stylesheet" href="{root}ui/{style}">' for style in self.styles]
         script = f'<script type="module" src="{root}ui/{self.script}"></script>'
-        pages = [page.link(root, page is self) for page in PAGES]
+        pages = [
+            f'<a href="{root}{page.path[1:]}"{CURRENT if page is self else ""}>{page.name}</a>'
+            for page in PAGES
+        ]
         return Template((_FOLDER / "frame.html").read_text(encoding="utf-8")).substitute(
             title=self.title,
             region=self.region,
@@ -91,10 +95,6 @@ class Page:
             pages=" ".join(pages),
             main=(_FOLDER / self.main).read_text(encoding="utf-8"),
         )
-
-    def link(self, root: str, current: bool) -> str:
-        """Return the link to this page from a page with the relative path `root` to the top."""
-        return f'<a href="{root}{self.path[1:]}"{CURRENT if current else ""}>{self.name}</a>'
 
 
 PAGES: Final = (
@@ -114,24 +114,21 @@ def page_routes() -> list[Route]:
 
 
 def _serving(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        del request
+    async def endpoint(_request: Request) -> Response:
         return Response(content, headers=PAGE_HEADERS, media_type=media_type)
 
     return endpoint
 
 
-async def _to_page(request: Request) -> Response:
-    del request
+async def _to_page(_request: Request) -> Response:
     return RedirectResponse("../ui", 308, PAGE_HEADERS)
 
 
-def routes(operations: Sequence[Operation]) -> list[BaseRoute]:
-    """Return the routes of the API, its OpenAPI document, and the pages."""
+def routes(operations: Sequence[Operation], shown: Shown = clean_json) -> list[BaseRoute]:
+    """Return the routes of the API, whose responses pass `shown`, its OpenAPI document, and the pages."""
     described = document(BASE, operations)
 
-    async def openapi(request: Request) -> Response:
-        del request
+    async def openapi(_request: Request) -> Response:
         return JSONResponse(described, headers=HEADERS)
 
     by_path: dict[str, list[Operation]] = defaultdict(list)
@@ -139,7 +136,7 @@ def routes(operations: Sequence[Operation]) -> list[BaseRoute]:
         by_path[operation.path].append(operation)
     inner = Starlette(
         routes=[
-            *(route(same_path) for same_path in by_path.values()),
+            *(route(same_path, shown) for same_path in by_path.values()),
             Route("/openapi.json", openapi, methods=["GET"]),
         ],
         exception_handlers={HTTPException: on_http_error, Exception: _on_fault},
@@ -150,9 +147,8 @@ def routes(operations: Sequence[Operation]) -> list[BaseRoute]:
     return [mounted, *page_routes()]
 
 
-async def _on_fault(request: Request, error: Exception) -> Response:
+async def _on_fault(_request: Request, _error: Exception) -> Response:
     # The error goes on to the log, with its details.
-    del request, error
     return refused(HTTPStatus.INTERNAL_SERVER_ERROR, "The proxy failed; its log has the details.")
 
 

@@ -84,8 +84,7 @@ class ProxyCollector(Collector):
 
         hits = _by("cache", "cache_hits", "Lookups that a cache answered.")
         misses = _by("cache", "cache_misses", "Lookups that a cache did not answer.")
-        for name, counts_of in counters.caches.items():
-            found = counts_of()
+        for name, found in counters.caches.items():
             hits.add_metric([name], found.hits)
             misses.add_metric([name], found.misses)
         yield from (hits, misses)

@@ -23,7 +23,15 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.item_metadata import described
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.web.api import REFUSED, BadRequestError, Count, Given, Operation, Words, answer_form
+from mcp_context_proxy.web.api import (
+    Api,
+    BadRequestError,
+    Count,
+    Given,
+    Operation,
+    Words,
+    answer_form,
+)
 
 
 class SearchWanted(SearchFilters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -94,11 +102,10 @@ ReindexResponse: Final = answer_form(
 )
 
 _RERANK: Final[Mapping[bool | None, RerankMode | None]] = {None: None, True: "always", False: "never"}
-"""Meaning of ``use_llm``."""
 
 
-class SearchApi:
-    """The operations."""
+class SearchApi(Api):
+    """Search and indexing."""
 
     def __init__(
         self,
@@ -106,41 +113,18 @@ class SearchApi:
         reindex: Callable[[bool], Awaitable[Indexed]],
         log: InteractionLog | None = None,
     ) -> None:
-        """Connect the parts.
-
-        Args:
-            contexts: Runs searches.
-            reindex: Indexes new items, or all items if its argument is true.
-            log: Remembers searches; None to remember none.
-        """
+        """Connect the parts; ``reindex`` takes whether everything is indexed anew."""
         self._contexts, self._reindexed, self._log = contexts, reindex, log
 
-    def operations(self) -> tuple[Operation, ...]:
-        """Return all operations."""
-        return (
-            Operation(
-                method="GET",
-                path="/tools/search",
-                name="searchTools",
-                summary="Tools for a query, best first.",
-                handler=self._search_tools,
-                query=SearchWanted,
-                answer=SearchResponse,
-                names_agent=True,
-                problems=(*REFUSED, HTTPStatus.NOT_FOUND),
-            ),
-            Operation(
-                method="POST",
-                path="/reindex",
-                name="reindex",
-                summary="Read the documents again and index what is new, or everything.",
-                handler=self._reindex,
-                query=ReindexWanted,
-                answer=ReindexResponse,
-                problems=(*REFUSED, HTTPStatus.SERVICE_UNAVAILABLE),
-            ),
-        )
-
+    @Operation(
+        "GET",
+        "/tools/search",
+        "Tools for a query, best first.",
+        query=SearchWanted,
+        answer=SearchResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+        names_agent=True,
+    )
     async def _search_tools(self, given: Given) -> Struct:
         wanted: SearchWanted = given.query
         try:
@@ -157,6 +141,14 @@ class SearchApi:
             self._log.searched(answer.context.query, given.agent)
         return await in_thread(_search_response, wanted.query, answer)
 
+    @Operation(
+        "POST",
+        "/reindex",
+        "Read the documents again and index what is new, or everything.",
+        query=ReindexWanted,
+        answer=ReindexResponse,
+        problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
+    )
     async def _reindex(self, given: Given) -> Indexed:
         try:
             return await self._reindexed(given.query.rebuild)

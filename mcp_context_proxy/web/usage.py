@@ -25,7 +25,7 @@ from mcp_context_proxy.statistics.report import (
 )
 from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.web.api import LISTED_MOST, BadRequestError, Given, Operation, answer_form
+from mcp_context_proxy.web.api import LISTED_MOST, Api, BadRequestError, Given, Operation, answer_form
 
 Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days, such as 24h or 30d.")]
 
@@ -94,13 +94,13 @@ TimelineAnswer: Final = answer_form(
 UNUSED_SHOWN: Final = 200
 """Unused tools in one response: more than a person turns off."""
 
-_PROBLEMS: Final = (HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
+_PROBLEMS: Final = (HTTPStatus.SERVICE_UNAVAILABLE,)
 
 T = TypeVar("T")
 
 
-class UsageApi:
-    """The operations."""
+class UsageApi(Api):
+    """Operations on usage statistics."""
 
     def __init__(
         self,
@@ -112,78 +112,61 @@ class UsageApi:
     ) -> None:
         """Connect the parts.
 
-        Args:
-            reports: Reads the store.
-            usage: Counts; None where nothing is counted.
-            catalog: Has the current tools.
-            listed_whole: Returns whether every host reads all of a snapshot.
-            clock: Seconds since 1970.
+        Without ``usage`` nothing is counted. ``listed_whole`` returns whether every host reads all of a
+        snapshot.
         """
         self._reports, self._usage, self._catalog = reports, usage, catalog
         self._listed_whole, self._clock = listed_whole, clock
 
-    def operations(self) -> tuple[Operation, ...]:
-        """Return all operations."""
-        return (
-            Operation(
-                method="GET",
-                path="/metrics/search",
-                name="getSearchMetrics",
-                summary="How searches did over a period.",
-                handler=self._search_metrics,
-                query=PeriodWanted,
-                answer=SearchMetrics,
-                problems=_PROBLEMS,
-            ),
-            Operation(
-                method="GET",
-                path="/statistics/tools",
-                name="getToolStatistics",
-                summary="How each tool did over a period, and which were never called.",
-                handler=self._tools,
-                query=PeriodWanted,
-                answer=ToolsAnswer,
-                problems=_PROBLEMS,
-            ),
-            Operation(
-                method="GET",
-                path="/statistics/searches",
-                name="listSearches",
-                summary="The latest searches and what was used of them, newest first.",
-                handler=self._searches,
-                query=SearchesWanted,
-                answer=SearchesAnswer,
-                problems=_PROBLEMS,
-            ),
-            Operation(
-                method="GET",
-                path="/statistics/timeline",
-                name="getTimeline",
-                summary="Calls, searches and tokens over a period, by hour or by day.",
-                handler=self._timeline,
-                query=PeriodWanted,
-                answer=TimelineAnswer,
-                problems=_PROBLEMS,
-            ),
-        )
-
-    async def _search_metrics(self, given: Given) -> dict[str, Any]:
+    @Operation(
+        "GET",
+        "/metrics/search",
+        "How searches did over a period.",
+        query=PeriodWanted,
+        answer=SearchMetrics,
+        problems=_PROBLEMS,
+    )
+    async def _get_search_metrics(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
         report = await self._read(partial(self._reports.searches, period["since"]))
         return {**period, **msgspec.structs.asdict(report)}
 
-    async def _tools(self, given: Given) -> dict[str, Any]:
+    @Operation(
+        "GET",
+        "/statistics/tools",
+        "How each tool did over a period, and which were never called.",
+        query=PeriodWanted,
+        answer=ToolsAnswer,
+        problems=_PROBLEMS,
+    )
+    async def _get_tool_statistics(self, given: Given) -> dict[str, Any]:
         period, snapshot = self._period(given), self._catalog.snapshot
         exposed = {tool.key: name for name, tool in snapshot.tools.items()}
         tools = await self._read(partial(self._reports.tools, period["since"], exposed))
         return {**period, "tools": tools, "unused": await self._read(partial(self._unused, snapshot))}
 
-    async def _searches(self, given: Given) -> dict[str, Any]:
+    @Operation(
+        "GET",
+        "/statistics/searches",
+        "The latest searches and what was used of them, newest first.",
+        query=SearchesWanted,
+        answer=SearchesAnswer,
+        problems=_PROBLEMS,
+    )
+    async def _list_searches(self, given: Given) -> dict[str, Any]:
         return {"searches": await self._read(partial(self._reports.latest, given.query.limit))}
 
-    async def _timeline(self, given: Given) -> dict[str, Any]:
-        period, until = self._period(given), self._clock()
-        read = partial(self._reports.timeline, period["since"], until)
+    @Operation(
+        "GET",
+        "/statistics/timeline",
+        "Calls, searches and tokens over a period, by hour or by day.",
+        query=PeriodWanted,
+        answer=TimelineAnswer,
+        problems=_PROBLEMS,
+    )
+    async def _get_timeline(self, given: Given) -> dict[str, Any]:
+        period = self._period(given)
+        read = partial(self._reports.timeline, period["since"], self._clock())
         seconds, stretches = await self._read(read)
         return {**period, "seconds": seconds, "stretches": stretches}
 

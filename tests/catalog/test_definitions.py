@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import real_lists
 
-from mcp_context_proxy.catalog.definitions import Fitted, UnfitError, fit
+from mcp_context_proxy.catalog.definitions import UnfitError, fit
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.protocol.text import clean
 
@@ -24,7 +24,7 @@ def encoded(**members: Any) -> bytes:
 
 
 def fitted(definition: bytes, limits: Limits = LIMITS) -> Any:
-    return json.loads(fit(definition, limits).definition)
+    return json.loads(fit(definition, limits)[0])
 
 
 def test_definitions_of_real_tools_are_not_changed_by_a_byte() -> None:
@@ -33,7 +33,7 @@ def test_definitions_of_real_tools_are_not_changed_by_a_byte() -> None:
             for definition in (json.dumps(tool).encode(), json.dumps(tool, ensure_ascii=False).encode()):
                 texts = json.dumps(tool, ensure_ascii=False)
                 if clean(texts) == texts and "\\r" not in texts:
-                    assert fit(definition, LIMITS) == Fitted(definition)
+                    assert fit(definition, LIMITS) == (definition, "")
 
 
 def test_invisible_characters_are_removed_from_texts_at_every_depth() -> None:

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents, overview
+from mcp_context_proxy.catalog.documents import Loaded, load_documents, overview
 from mcp_context_proxy.catalog.files import Finding
 from mcp_context_proxy.catalog.front_matter import read_front_matter
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind
 
 Write = Callable[[dict[str, str | bytes]], Path]
 
 
 def load(folder: Path, kind: Kind = Kind.RULE, include: IncludeMode | None = None, **limits: int) -> Loaded:
-    return load_documents([DocumentFolder(kind, folder, include)], Limits(**limits))
+    return load_documents([DocumentsConfig(kind=kind, path=folder, include=include)], Limits(**limits))
 
 
 def only(loaded: Loaded) -> Document:
@@ -80,7 +80,10 @@ def test_rules_come_first_and_a_higher_priority_before_a_lower(write: Write) -> 
         write({"rules/z.md": "---\npriority: 900\n---\nx", "rules/a.md": "x", "rules/b.md": "x"}) / "rules"
     )
     references = write({"references/r.md": "---\npriority: 999\n---\nx"}) / "references"
-    folders = [DocumentFolder(Kind.REFERENCE, references), DocumentFolder(Kind.RULE, rules)]
+    folders = [
+        DocumentsConfig(kind=Kind.REFERENCE, path=references),
+        DocumentsConfig(kind=Kind.RULE, path=rules),
+    ]
 
     assert [d.name for d in load_documents(folders, Limits()).documents] == ["z", "a", "b", "r"]
 
@@ -128,7 +131,7 @@ def test_a_single_file_can_be_configured(write: Write) -> None:
         pytest.param("x: 1\ny: 'open", "3: the front matter is not valid YAML", id="open quote"),
         pytest.param("a: b: c", "2: the front matter is not valid YAML", id="two colons"),
         pytest.param("- a\n- b", "2: the front matter is not a list of 'key: value' lines", id="a list"),
-        pytest.param("[" * 5000, "1: the front matter is not valid YAML", id="nested too deep"),
+        pytest.param("[" * 5000, "1: the front matter has over 200 brackets", id="nested too deep"),
     ],
 )
 def test_an_error_in_front_matter_is_reported_with_its_line_and_the_text_is_served(
@@ -217,7 +220,10 @@ def test_the_first_of_two_documents_with_one_name_wins(write: Write) -> None:
 
 def test_a_rule_and_a_reference_may_have_one_name(write: Write) -> None:
     folder = write({"a.md": "x"})
-    folders = [DocumentFolder(Kind.RULE, folder), DocumentFolder(Kind.REFERENCE, folder)]
+    folders = [
+        DocumentsConfig(kind=Kind.RULE, path=folder),
+        DocumentsConfig(kind=Kind.REFERENCE, path=folder),
+    ]
 
     assert {d.uri for d in load_documents(folders, Limits()).documents} == {"rule://a", "reference://a"}
 

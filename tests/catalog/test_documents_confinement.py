@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.catalog.documents import DocumentFolder, Loaded, load_documents
+from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.catalog.files import DEPTH_LIMIT, Allowance, Finding, FolderReader, MarkdownFile
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Kind
 
 Write = Callable[[dict[str, str | bytes]], Path]
@@ -40,7 +40,7 @@ def read(
 
 
 def load(root: Path, **limits: int) -> Loaded:
-    return load_documents([DocumentFolder(Kind.RULE, root)], Limits(**limits))
+    return load_documents([DocumentsConfig(kind=Kind.RULE, path=root)], Limits(**limits))
 
 
 def about(findings: list[Finding], root: Path) -> dict[str, str]:

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.documents import SECTIONS_LIMIT, DocumentFolder, Loaded, divide, load_documents
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.catalog.documents import SECTIONS_LIMIT, Loaded, divide, load_documents
+from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind
 
 Write = Callable[[dict[str, str | bytes]], Path]
 
 
 def load(folder: Path, kind: Kind | None = None, include: IncludeMode | None = None, **limits: int) -> Loaded:
-    return load_documents([DocumentFolder(kind, folder, include)], Limits(**limits))
+    return load_documents([DocumentsConfig(kind=kind, path=folder, include=include)], Limits(**limits))
 
 
 def only(loaded: Loaded) -> Document:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.catalog.document_library import FINDINGS_LOGGED, DocumentChanges, DocumentLibrary
-from mcp_context_proxy.catalog.documents import DocumentFolder
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import IndexedChunk, Kind, Source
 
 Write = Callable[[dict[str, str | bytes]], Path]
@@ -18,8 +17,8 @@ Write = Callable[[dict[str, str | bytes]], Path]
 @pytest.fixture
 def library(docs: Path) -> DocumentLibrary:
     folders = [
-        DocumentFolder(Kind.RULE, docs / "rules"),
-        DocumentFolder(Kind.REFERENCE, docs / "references"),
+        DocumentsConfig(kind=Kind.RULE, path=docs / "rules"),
+        DocumentsConfig(kind=Kind.REFERENCE, path=docs / "references"),
     ]
     return DocumentLibrary(folders, Limits())
 
@@ -98,6 +97,6 @@ def test_each_finding_is_logged_once_and_further_ones_are_counted(
         library.reload()
         library.reload()
 
-    assert len(library.findings) == 50
+    assert len(library.loaded.findings) == 50
     assert len(caplog.messages) == FINDINGS_LOGGED + 1
     assert caplog.messages[-1] == f"and {50 - FINDINGS_LOGGED} more findings about documents"

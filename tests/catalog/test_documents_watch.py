@@ -16,8 +16,7 @@ import watchfiles
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
-from mcp_context_proxy.catalog.documents import DocumentFolder
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Kind
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +28,7 @@ PATIENCE = 30
 
 
 def library_of(folder: Path) -> DocumentLibrary:
-    library = DocumentLibrary([DocumentFolder(Kind.RULE, folder)], Limits())
+    library = DocumentLibrary([DocumentsConfig(kind=Kind.RULE, path=folder)], Limits())
     library.reload()
     return library
 
@@ -56,7 +55,10 @@ async def test_changed_new_and_removed_files_are_noticed(write: Write) -> None:
         (root / "a.md").unlink()
         assert await changes.receive() == DocumentChanges(removed=("rule://a",))
 
-    assert {document.name: document.text for document in library.documents} == {"sub/b": "two", "c": "three"}
+    assert {document.name: document.text for document in library.loaded.documents} == {
+        "sub/b": "two",
+        "c": "three",
+    }
 
 
 async def test_a_file_in_a_new_folder_is_noticed(write: Write) -> None:

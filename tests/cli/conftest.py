@@ -1,24 +1,23 @@
-"""The real command as a child process, with a home of its own."""
+"""The command as a child process, with a home of its own."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import PATIENCE, forked_command
 
-PATIENCE = 60
-"""Seconds before a command that hangs is given up; far more than any takes."""
+__all__ = ["PATIENCE", "Run"]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """In which nothing of the user's is found or changed."""
+    """An environment in which nothing of the user's is found or changed."""
     home = str(tmp_path / "home")
     own = {"HOME": home, "USERPROFILE": home, "LOCALAPPDATA": home, "XDG_CONFIG_HOME": home}
     kept = {
@@ -31,10 +30,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def run(environment: dict[str, str]) -> Run:
     """Run ``mcp-context-proxy`` with some arguments to its end."""
 
-    def run(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(*args: str | Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "mcp_context_proxy", *map(str, args)],
+            forked_command(*args),
             env={**environment, **env},
+            input=stdin,
             capture_output=True,
             encoding="utf-8",
             timeout=PATIENCE,

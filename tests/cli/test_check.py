@@ -27,7 +27,7 @@ class Forbidding(BaseHTTPRequestHandler):
 @pytest.fixture
 def forbidding_url() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/mcp"
         server.shutdown()
@@ -47,6 +47,17 @@ def test_a_working_setup_is_confirmed_with_exit_code_0(run: Run, workshop: Works
     assert "good: 1 tool, ready in" in done.stdout
     assert "output on stdout that is no message is skipped | stdout: Welcome!" in flat(done.stdout)
     assert done.stdout.endswith("All is well: 2 servers.\n")
+
+
+def test_the_folders_in_which_servers_start_are_shown(run: Run, workshop: Workshop) -> None:
+    for name in ("one", "two"):
+        workshop.server(name, tools=[tool("a")])
+    workshop.server("three", tools=[tool("a")], settings={"cwd": "launch"})
+    done = run("check", "--config", workshop.config())
+
+    told = "".join(done.stdout.split())  # long paths are wrapped
+    assert f"folder:one,twostartin{workshop.folder}ok" in told
+    assert f"folder:threestartsin{Path.cwd()}(wherethehoststartstheproxy)" in told
 
 
 def test_without_servers_it_says_that_there_is_nothing_to_serve(run: Run, workshop: Workshop) -> None:

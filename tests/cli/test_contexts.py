@@ -1,14 +1,12 @@
 """``context``, ``requests``, ``explain`` and ``tools --related``: what is chosen, how and why."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.servers import Workshop, tool
 
-from .conftest import PATIENCE, Run
+from .conftest import Run
 
 QUERY = "will it rain in Paris"
 
@@ -52,17 +50,9 @@ def test_context_prints_text_for_a_conversation(run: Run, config: Path) -> None:
     ids=["text", "what a hook is given", "JSON of another kind"],
 )
 def test_context_reads_the_query_from_a_hooks_standard_input(
-    environment: dict[str, str], config: Path, piped: str, query: str
+    run: Run, config: Path, piped: str, query: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mcp_context_proxy", "context", "-", "--json", "--config", str(config)],
-        env=environment,
-        input=piped,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE,
-        check=True,
-    )
+    done = run("context", "-", "--json", "--config", config, stdin=piped)
 
     context = json.loads(done.stdout)
     assert context["query"].strip() == query

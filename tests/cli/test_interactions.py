@@ -38,7 +38,7 @@ def config(workshop: Workshop, store: Path) -> Path:
 
 
 def add(store: Path, *contents: str) -> None:
-    """Without embeddings."""
+    """Add interactions without embeddings."""
     with Interactions(store) as interactions:
         interactions.add([Interaction("planner", "message", content, time.time()) for content in contents])
 

@@ -175,7 +175,7 @@ def test_a_failed_server_is_named_on_stderr_and_in_the_data(run: Run, workshop: 
     workshop.server("broken", at_start=[{"exit": 3}])
     done = run("search", "loan", "--config", workshop.config(), "--json")
 
-    assert "server broken has failed and was not searched: it exited (code 3)" in done.stderr
+    assert "Server broken has failed, and its items are unknown: it exited (code 3)" in done.stderr
     assert json.loads(done.stdout)["failed"] == [{"server": "broken", "cause": "it exited (code 3)"}]
 
 

@@ -17,6 +17,7 @@ def test_each_server_is_shown_with_its_state_and_counts(run: Run, workshop: Work
     assert new["findings"] == []
     assert (new["state"], new["era"], new["protocol"]) == ("ready", "modern", "2026-07-28")
     assert off["state"] == "disabled"
+    assert old["folder"] == off["folder"] == str(workshop.folder)
     assert old["start_ms"] > 0
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.statistics.figures import Tally
-from mcp_context_proxy.store import DAY, DefinitionRow, SearchUsage, UsageSlot, open_store
+from mcp_context_proxy.statistics.figures import count_call
+from mcp_context_proxy.store import DAY, DefinitionRow, SearchUsage, ToolUsage, UsageSlot, open_store
 
 from .conftest import Run
 
@@ -23,10 +23,10 @@ def config(workshop: Workshop) -> Path:
             (LONG, 2, 0, 2500.0, now),
             ("old", 9, 0, 5.0, now - 14 * DAY),
         ):
-            tally = Tally()
+            usage = ToolUsage("desk", name)
             for number in range(calls):
-                tally.add(ms, number < failed, 2048, at)
-            store.statistics.add([(UsageSlot.of(at), tally.usage("desk", name))], {}, [])
+                count_call(usage, ms, number < failed, 2048, at)
+            store.statistics.add([(UsageSlot.of(at), usage)], {}, [])
         searched = SearchUsage(10, 9, 8, 7, 0, 100.0, 1_000, 50_000, {115: 10})
         store.statistics.add([], {UsageSlot.of(now): searched}, [])
         for server, names in (("desk", ["post", LONG, "never", "hidden"]), ("gone", ["other"])):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_context_proxy.config.hosts import expand
+from mcp_context_proxy.config.load import expand
 
 ENVIRON = {"TOKEN": "t0ken", "EMPTY": "", "userHome": "mine", "NESTED": "${TOKEN}"}
 

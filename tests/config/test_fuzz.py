@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_context_proxy.config import Config, load
@@ -105,13 +105,11 @@ def loads_or_tells(data: bytes, name: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "name"), [(TOML, "c.toml"), (TOML_SMALL, "c.toml"), (JSON, "c.json")])
-@settings(max_examples=150)
 @given(edits=EDITS)
 def test_a_mutated_file_loads_or_reports_a_problem(text, name, edits):
     loads_or_tells(mutated(text, edits), name)
 
 
-@settings(max_examples=100)
 @given(data=st.binary(max_size=80), name=st.sampled_from(["c.toml", "c.json", "c"]))
 def test_any_bytes_load_or_report_a_problem(data, name):
     loads_or_tells(data, name)

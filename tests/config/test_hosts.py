@@ -174,7 +174,7 @@ def test_a_host_may_not_configure_more_than_servers(load_text):
     ],
 )
 def test_the_proxy_itself_is_skipped_with_a_warning(load_text, caplog, entry):
-    """It would start itself, for ever."""
+    """Otherwise the proxy would start itself without end."""
     with caplog.at_level(logging.WARNING):
         config = load_text(f'{{"mcpServers": {{"me": {entry}, "other": {{"command": "x"}}}}}}', "mcp.json")
 

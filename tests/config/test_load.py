@@ -1,4 +1,4 @@
-"""What a good configuration becomes."""
+"""A valid configuration, and the values that it loads as."""
 
 from __future__ import annotations
 

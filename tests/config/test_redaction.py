@@ -42,7 +42,7 @@ def test_a_secret_is_found_encoded_or_split_into_lines() -> None:
 @pytest.mark.parametrize("before", ["", "u:", "me:", "user:"])
 @pytest.mark.parametrize("after", ["", "x", "xy"])
 def test_a_secret_inside_encoded_text_is_found(before: str, after: str) -> None:
-    """As the password of basic authentication, which begins at any of three places between two characters."""
+    """The password in basic authentication can begin at any of three places between two base64 characters."""
     secret = "s3cr3t-value-123"
     redact = Redactor([("TOKEN", secret)])
     whole = base64.b64encode(f"{before}{secret}{after}".encode()).decode()
@@ -147,7 +147,7 @@ def test_any_secret_is_found_however_it_is_written(secret: str, written: str) ->
 
 @pytest.mark.parametrize("secret", ["half \ud83d of one", "no utf-8 \udcff at all"])
 def test_a_secret_that_is_not_valid_unicode_is_found(secret: str) -> None:
-    """As a configuration in JSON can hold one, and the environment another."""
+    """A configuration in JSON can hold such a secret, and the environment another."""
     redact = Redactor([("TOKEN", secret)])
 
     assert redact(f"<{secret}>") == "<[redacted TOKEN]>"

@@ -30,7 +30,7 @@ class NotPossibleError(Exception):
 
 @dataclass(frozen=True)
 class Tools:
-    """Where things are."""
+    """Paths of the installed programs."""
 
     folder: Path
 

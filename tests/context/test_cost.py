@@ -1,4 +1,4 @@
-"""What everything costs is counted once at a time."""
+"""The cost of the whole catalog is counted once at a time."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -190,15 +190,15 @@ async def test_requests_are_listed_by_session_newest_first_and_found_by_id(proxy
 async def test_sessions_are_listed_for_as_long_as_they_last(proxy: Proxy) -> None:
     session = Session()
     await proxy.contexts.build("tell the time", session)
-    listed = {state.id: state for state in await proxy.contexts.sessions()}
+    listed = {one.id: await proxy.contexts.state(one) for one in proxy.contexts.sessions}
 
-    assert proxy.contexts.find_session(session.id) is session
+    assert proxy.contexts.sessions.get(session.id) is session
     state = await proxy.contexts.state(session)
     assert listed[session.id] == state
     assert (state.query, state.kind) == ("tell the time", "connection")
     gone = session.id
     del session
-    assert proxy.contexts.find_session(gone) is None
+    assert proxy.contexts.sessions.get(gone) is None
 
 
 async def test_a_search_answers_with_the_id_of_its_request(proxy: Proxy, era: str) -> None:

@@ -122,7 +122,7 @@ async def test_filter_values_of_an_unavailable_server_are_known_but_match_nothin
     selected = await search(proxy.contexts, "read the contents of a file", category="far")
 
     assert selected.found.results == ()
-    assert selected.found.considered == 0
+    assert selected.found.tools.considered == 0
     assert selected.found.filter_note is not None
     assert selected.found.filter_note.startswith(
         "No item meets the filters (category far). Left out by them: files__read_file (by category)"

@@ -1,4 +1,4 @@
-"""How the agent's options, a session's and a request's override each other."""
+"""Options of a request override those of its session, and these the agent's."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_preset_of_a_session_brings_all_its_numbers_with_the_packaged_model() 
 
 @pytest.mark.parametrize("search", [SearchConfig(), SearchConfig(include_score=0.4)])
 def test_with_another_model_a_preset_brings_no_include_score(search: SearchConfig) -> None:
-    """What the presets say of cosines was measured for the packaged model."""
+    """The presets' bounds of cosines were measured for the packaged model."""
     options = overridden(configured(Config(embedding=OTHER, search=search)), AGGRESSIVE)
 
     assert (options.tools.top_k, options.tools.top_n, options.tools.include_score) == (10, 3, None)

@@ -1,4 +1,4 @@
-"""What was served can be looked at later: equal to what it was, for as long as is configured."""
+"""Records of served requests stay as they were, for as long as is configured."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a search keeps to, and what it comes to for each item."""
+"""Filters of a search, and the items that each allows."""
 
 from collections.abc import Mapping
 from typing import Any

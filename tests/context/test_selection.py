@@ -1,4 +1,4 @@
-"""What comes into a request context beside what search finds, and what a budget leaves out of it."""
+"""Items of a request context beside the results of a search, and those that exceed its budget."""
 
 import json
 from collections import Counter
@@ -219,13 +219,13 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
         engine = Engine(CachedEmbedder(proxy.search.model, proxy.store.vectors), Failing())
         await to_thread.run_sync(engine.index, proxy.catalog.snapshot)
         contexts = ContextEngine(
-            proxy.catalog,
-            Searcher(engine, proxy.config, proxy.wait_for_starting_servers, proxy.search.model.get),
-            Sessions(),
-            RequestRecords(proxy.config.limits),
-            configured(proxy.config),
-            Costs(TokenCounter()),
-            ContextExpander(proxy.search.expander, {}),
+            catalog=proxy.catalog,
+            searcher=Searcher(engine, proxy.config, proxy.wait_for_starting_servers, proxy.search.model.get),
+            sessions=Sessions(),
+            records=RequestRecords(proxy.config.limits),
+            options=configured(proxy.config),
+            costs=Costs(TokenCounter()),
+            expander=ContextExpander(proxy.search.expander, {}),
         )
         calls = ToolCalls(
             catalog=proxy.catalog,
@@ -252,7 +252,8 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
         contexts.add(host.session, Kind.TOOL, "mail__wipe_inbox")
         arguments = envelope.raw({"query": READ})
 
-        answer = json.loads(await own_tools.call("search_available_tools", {"arguments": arguments}, host))
+        result = await own_tools.call("search_available_tools", {"arguments": arguments}, host.caller)
+        answer = json.loads(result)
 
         (context,) = await contexts.requests(host.session.id)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import mcp_context_proxy
-from mcp_context_proxy.retrieval import ADAPTIVE, bm25, relevance, scoring, text
-from mcp_context_proxy.retrieval.relevance import BACKGROUND
+from mcp_context_proxy.retrieval import ADAPTIVE, bm25, scoring, text
 
 from .conftest import page
 
@@ -68,8 +67,8 @@ def test_the_formula_has_the_numbers_of_the_code(ranking):
     assert f"{scoring.CERTAIN_DEVIATIONS:g} or more count as proof" in ranking.text
     assert f"{scoring.needed_evidence(scoring.FEWEST_ITEMS):.2f} among 20 items" in ranking.text
     assert f"{scoring.needed_evidence(1_000):.2f} among 1,000" in ranking.text
-    assert f"the words must cover {relevance.STRONG_COVERAGE:g} of the query's idf" in ranking.text
-    assert 185 <= len(BACKGROUND) <= 195
+    assert f"the words must cover {scoring.STRONG_COVERAGE:g} of the query's idf" in ranking.text
+    assert 185 <= len(scoring.packaged_background()) <= 195
     assert f"at most {text.CHUNK_LIMIT} characters" in ranking.text
     assert weights == {
         "name": 2,

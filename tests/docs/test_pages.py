@@ -1,4 +1,4 @@
-"""What holds for every page: links lead somewhere, snippets load, commands exist."""
+"""Every page is right: links lead somewhere, snippets load, commands exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_json_snippets_are_json(any_page):
 
 
 def environ(home):
-    """In which every variable that the pages speak of is set."""
+    """An environment in which every variable that the pages mention is set."""
     return {"HOME": str(home)} | dict.fromkeys(("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY"), "t")
 
 

@@ -1,4 +1,4 @@
-"""What the README promises of hosts, commands and names is so."""
+"""The README is right about hosts, commands and names."""
 
 from __future__ import annotations
 

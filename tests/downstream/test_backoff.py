@@ -1,4 +1,4 @@
-"""When a server is connected again: arithmetic, without a clock."""
+"""The time until a server is connected again: arithmetic, without a clock."""
 
 import itertools
 

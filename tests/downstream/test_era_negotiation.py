@@ -1,4 +1,4 @@
-"""Which era a server speaks is asked once, and not again where asking is wasted or does harm."""
+"""The era of a server is probed once, and not again if a probe is useless or harmful."""
 
 import json
 import sqlite3
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.anyio
 
 SOON = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02}
 QUICK = SOON | {"probe_seconds": 0.3}
-"""Where a probe is not answered."""
+"""Probe timeout in tests where the probe is not answered."""
 PATIENT = SOON | {"probe_seconds": 30.0}
-"""Where one is, if there is one, however slow the machine is."""
+"""Probe timeout in tests where the probe is answered, however slow the machine is."""
 
 
 async def test_an_old_server_that_ignores_the_modern_probe_gets_the_handshake(workshop: Workshop) -> None:
@@ -91,7 +91,7 @@ DISCOVERED = (
 
 
 def late_once(workshop: Workshop) -> dict[str, Any]:
-    """How a stdio server answers that is slow to start, once: the probe when the handshake has come too."""
+    """Steps of a stdio server that starts slowly once: it answers the probe after the handshake has come."""
     first, greeted, said = (str(workshop.flag(name)) for name in ("first", "greeted", "said"))
     late = [{"wait": greeted}, {"raw": DISCOVERED}, {"once": [said, []]}, {"answered": True}]
     return {
@@ -103,7 +103,7 @@ def late_once(workshop: Workshop) -> dict[str, Any]:
 async def test_a_server_that_was_too_slow_for_the_probe_is_probed_after_a_restart(
     workshop: Workshop,
 ) -> None:
-    """As one that is downloaded at its first start: it answers all it was asked, in order."""
+    """Such as one that is downloaded at its first start: it answers all requests in order."""
     server = workshop.server("slow", era="both", tools=[tool("go")], on=late_once(workshop))
 
     assert await served(workshop, server, QUICK) is Era.HANDSHAKE
@@ -135,7 +135,7 @@ async def test_a_modern_server_that_refuses_the_handshake_before_the_probe_is_wa
 
 
 async def is_ready_at_once(workshop: Workshop, server: Server) -> None:
-    """It can be called after its first start."""
+    """The server can be called after its first start."""
     async with inside(workshop.config(limits=QUICK)) as proxy:
         client = proxy.fleet.clients[server.name]
         await client.wait_first_connect()
@@ -161,7 +161,7 @@ async def test_an_http_server_that_was_too_slow_for_the_probe_is_probed_after_a_
 async def test_a_slow_modern_server_at_a_url_is_probed_again_with_more_time(
     workshop: Workshop,
 ) -> None:
-    """As one that wakes up for a request: it is known by its refusal of the handshake."""
+    """Such as one that wakes up for a request: its refusal of the handshake tells its era."""
     late = [{"once": [str(workshop.flag("first")), [{"wait": str(workshop.flag("never"))}]]}]
     server = workshop.http_server("slow", era="modern", tools=[tool("go")], on={"server/discover": late})
 

@@ -208,7 +208,7 @@ def requests():
         if "id" in message:
             yield message
 """
-"""Of servers that treat their process and pipes as no library does."""
+"""Programs of servers that treat their process and pipes as no library does."""
 
 LEAVING = (
     MINIMAL

@@ -1,4 +1,4 @@
-"""What is posted to a server over HTTP+SSE fails or waits for itself, and takes no neighbour with it."""
+"""A message posted to a server over HTTP+SSE fails or waits without affecting any other."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def posted(workshop: Workshop) -> Iterator[Posted]:
     with Posted() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}/sse"
         workshop.server("posted").settings = {

@@ -1,4 +1,4 @@
-"""How many servers are being started at a time, and before the proxy itself is ready."""
+"""The number of servers that start at a time, and before the proxy itself is ready."""
 
 from collections.abc import Callable
 

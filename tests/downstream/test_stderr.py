@@ -6,48 +6,50 @@ import pytest
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.output import StderrTail
+from mcp_context_proxy.downstream.inbound import Output
 
 LIMITS = Limits(stderr_kept_bytes=1000, stderr_lines_per_second=10)
 
 
-def tail(**options: object) -> StderrTail:
-    return StderrTail("loud", LIMITS, **options)  # type: ignore[arg-type]
+def tail(**options: object) -> Output:
+    return Output("loud", LIMITS, **options)  # type: ignore[arg-type]
 
 
 def test_the_last_lines_are_kept_in_order_including_an_unfinished_one() -> None:
     kept = tail()
     for number in range(100):
-        kept.feed(f"line {number}\n".encode())
-    kept.feed(b"and")
-    kept.feed(b" so on")
+        kept.feed_stderr(f"line {number}\n".encode())
+    kept.feed_stderr(b"and")
+    kept.feed_stderr(b" so on")
 
-    assert kept.lines()[-3:] == ("line 98", "line 99", "and so on")
-    assert len(kept.lines()) == 20
+    assert kept.stderr_lines()[-3:] == ("line 98", "line 99", "and so on")
+    assert len(kept.stderr_lines()) == 20
 
 
 def test_a_line_without_an_end_is_bounded() -> None:
     kept = tail()
     for _ in range(1000):
-        kept.feed(b"\x1b[31m\x00" + b"y" * 10_000)
+        kept.feed_stderr(b"\x1b[31m\x00" + b"y" * 10_000)
 
     assert len(kept._kept) <= 2 * LIMITS.stderr_kept_bytes
-    assert kept.lines() == ("y" * 300,)
+    assert kept.stderr_lines() == ("y" * 300,)
 
 
 def test_terminal_control_sequences_and_invisible_characters_are_removed() -> None:
     kept = tail()
-    kept.feed("\x1b]0;owned\x07 red\x1b[31m \u202eevil \U000e0041a\U000e0100b\u115f\ufe00 \ue000.\n".encode())
+    kept.feed_stderr(
+        "\x1b]0;owned\x07 red\x1b[31m \u202eevil \U000e0041a\U000e0100b\u115f\ufe00 \ue000.\n".encode()
+    )
 
-    assert kept.lines() == ("red evil ab  .",)
+    assert kept.stderr_lines() == ("red evil ab .",)
 
 
 def test_a_secret_is_redacted_even_if_it_came_in_pieces_or_encoded() -> None:
     kept = tail(redact=Redactor([("TOKEN", "s3cr3t value")]))
     for piece in (b"key s3c", b"r3t va", b"lue\n", b"and s3cr3t%20value, czNjcjN0IHZhbHVl\n"):
-        kept.feed(piece)
+        kept.feed_stderr(piece)
 
-    assert kept.lines() == ("key [redacted TOKEN]", "and [redacted TOKEN], [redacted TOKEN]")
+    assert kept.stderr_lines() == ("key [redacted TOKEN]", "and [redacted TOKEN], [redacted TOKEN]")
 
 
 def test_a_hundred_lines_a_second_are_logged_and_the_rest_is_counted(
@@ -56,8 +58,8 @@ def test_a_hundred_lines_a_second_are_logged_and_the_rest_is_counted(
     now = 1.0
     kept = tail(clock=lambda: now)
     with caplog.at_level(logging.DEBUG):
-        kept.feed(b"line\n" * 50)
+        kept.feed_stderr(b"line\n" * 50)
         now = 2.5
-        kept.feed(b"after\n")
+        kept.feed_stderr(b"after\n")
 
     assert caplog.messages == ["loud: line"] * 10 + ["loud: 40 more lines were not logged", "loud: after"]

@@ -98,9 +98,9 @@ class OddServer(ThreadingHTTPServer):
         }
         self.fault: Fault = lambda handler, reply: None
         self.headers: dict[str, str] = {}
-        """Of answers to all but calls."""
+        """Headers of the answers to all requests except calls."""
         self.stream = b""
-        """What everybody gets who listens."""
+        """Events for every client that listens."""
         self.connections = 0
         self.seen: Counter[str] = Counter()
         self.gets: list[float] = []
@@ -114,7 +114,7 @@ class OddServer(ThreadingHTTPServer):
 @pytest.fixture(params=ERAS)
 def odd(request: pytest.FixtureRequest, workshop: Workshop) -> Iterator[OddServer]:
     with OddServer(request.param) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         workshop.server("odd").settings = server.settings
         yield server
@@ -251,7 +251,7 @@ async def test_a_broken_response_stream_is_resumed_and_its_call_never_repeated(
 async def test_a_call_whose_stream_cannot_be_resumed_is_reported_as_interrupted(
     workshop: Workshop, odd: OddServer
 ) -> None:
-    """That nothing listens any more says nothing of the call, which had been taken."""
+    """The server had accepted the call, so the lost stream does not mean that it failed."""
 
     def begin(handler: Handler, reply: str) -> None:
         odd.shutdown()

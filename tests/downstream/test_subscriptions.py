@@ -1,4 +1,4 @@
-"""What clients want of a server beside answers: how much it logs, and to hear of changes without a gap."""
+"""Log levels and subscriptions that clients ask of a server, which miss no change."""
 
 import json
 from typing import Any
@@ -110,7 +110,7 @@ async def test_a_subscriber_is_answered_once_the_server_has_confirmed(workshop: 
             if asker == "session":
                 await Host(proxy, "handshake").request("resources/subscribe", {"uri": uri})
             else:
-                async with proxy.gateway.watching([uri]):
+                async with proxy.gateway.resources.watching([uri]):
                     pass
             answered_before.append(not go.exists())
 
@@ -162,5 +162,5 @@ def listens_to(server: Server, uri: str) -> bool:
 
 
 def quiet(server: Server) -> bool:
-    """Whether the server has taken every subscription that it was asked for."""
+    """Return whether the server has acknowledged every subscription."""
     return len(server.ledger.entries("listening")) == len(server.ledger.lines("subscriptions/listen"))

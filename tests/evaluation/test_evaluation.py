@@ -14,7 +14,7 @@ from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queri
 from mcp_context_proxy.evaluation.run import Evaluation, answer_of, evaluate
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine
-from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
 GOLDEN = Path(__file__).parents[1] / "retrieval" / "data" / "mcpproxy_golden"

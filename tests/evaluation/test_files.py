@@ -37,7 +37,7 @@ def test_a_corpus_is_a_catalog_with_all_its_servers(written):
     assert [source.key for source in snapshot.sources] == ["mail", "web"]
     assert list(snapshot.tools) == ["mail__send", "web__fetch"]
     assert snapshot.tools["mail__send"].description == "Sends a message."
-    assert read_parameters(snapshot.tools["mail__send"].definition).top == ("to",)
+    assert read_parameters(snapshot.tools["mail__send"].definition).top == ["to"]
     assert snapshot.tools["web__fetch"].description == ""
 
 

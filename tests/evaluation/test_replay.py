@@ -3,12 +3,12 @@
 import hashlib
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import forked_command
 
 from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.evaluation.replay import REVEALED, in_random_order, replay
@@ -100,7 +100,7 @@ def test_the_random_order_of_a_log_is_always_the_same(log: list[EvalQuery]) -> N
 
 
 def test_the_command_shows_each_stage(files: tuple[Path, Path]) -> None:
-    command = [sys.executable, "-m", "mcp_context_proxy", "eval", "--learning", *map(str, files)]
+    command = forked_command("eval", "--learning", *files)
     shown = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, check=True)
     data = subprocess.run(
         [*command, "--json"], capture_output=True, encoding="utf-8", timeout=120, check=True
@@ -119,7 +119,7 @@ def test_the_command_shows_each_stage(files: tuple[Path, Path]) -> None:
 )
 def test_invalid_options_are_refused(files: tuple[Path, Path], options: list[str], told: str) -> None:
     files[1].write_text('{"query": "a", "relevant": [["s", "t"]]}', encoding="utf-8")
-    command = [sys.executable, "-m", "mcp_context_proxy", "eval", *options, *map(str, files)]
+    command = forked_command("eval", *options, *files)
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)
 
     assert done.returncode == 2

@@ -113,12 +113,15 @@ async def test_a_failed_call_is_the_servers_own_result(client: RawClient, server
     assert own_meta(await client.call(f"{server.name}__fail")) == FAILED
 
 
-async def test_a_servers_error_keeps_its_code_message_and_data(client: RawClient, server: Server) -> None:
+async def test_a_servers_error_keeps_its_code_and_data_and_its_message_names_the_server(
+    client: RawClient, server: Server
+) -> None:
     with pytest.raises(RpcError) as refused:
         await client.call(f"{server.name}__refuse")
 
     error = refused.value
-    assert (error.code, error.message, error.data) == (-32050, "not today", {"until": [1.0e-7, None]})
+    assert (error.code, error.data) == (-32050, {"until": [1.0e-7, None]})
+    assert error.message == f"[server {server.name!r} says] not today"
 
 
 async def test_an_error_code_about_the_servers_own_connection_becomes_an_internal_error(

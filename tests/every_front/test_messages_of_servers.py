@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from every_front.cases import CAPABLE, LOGGED, MESSAGE, QUESTIONS, SERVERS, UPDATED
 from support.fronts import EVERY_FRONT, opening
+from support.questions import as_shown
 from support.raw_client import MODERN, PREFIX, RawClient
 from support.servers import Server
 
@@ -60,7 +61,8 @@ async def test_a_servers_request_reaches_the_client_and_the_answer_reaches_the_s
 
     result = await finish(client, f"{server.name}__{name}", await client.call(f"{server.name}__{name}"))
 
-    assert [(asked["method"], asked.get("params", {})) for asked in client.asked] == [(method, params)]
+    shown = as_shown(server.name, method, params)
+    assert [(asked["method"], asked.get("params", {})) for asked in client.asked] == [(method, shown)]
     said = json.loads(result["content"][0]["text"])
     assert (said["answers"]["q"] if "answers" in said else said) == given
 
@@ -104,7 +106,7 @@ async def test_a_log_message_of_a_call_reaches_the_client_that_wants_it(
     await client.call(f"{server.name}__log", **({PREFIX + "logLevel": "info"} if client.modern else {}))
 
     await client.until(lambda client: client.notified(MESSAGE))
-    assert client.notified(MESSAGE) == [LOGGED]
+    assert client.notified(MESSAGE) == [{**LOGGED, "logger": f"{server.name}/x"}]
 
 
 async def test_a_log_message_below_the_clients_level_is_left_out(client: RawClient, server: Server) -> None:
@@ -134,7 +136,7 @@ async def test_a_subscribed_client_is_told_of_an_updated_resource(client: RawCli
 
 
 class subscribed:  # noqa: N801 - used as a function
-    """As long as it lasts, the client hears of updates of a resource."""
+    """Keep the client subscribed to a resource."""
 
     def __init__(self, client: RawClient, server: Server, uri: str) -> None:
         self.client, self.server, self.uri = client, server, uri

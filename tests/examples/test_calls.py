@@ -33,8 +33,8 @@ async def test_notes_are_written_found_and_deleted(connect, era):
         missing = await failure(client, "get_note", note_id=note["id"])
 
     assert [line["title"] for line in found] == ["Shopping"]
-    assert tags == [{"tag": "home", "notes": 1}]
-    assert missing.startswith(f"there is no note {note['id']}; list_notes")
+    assert tags == {"home": 1}
+    assert missing == f"the notes have no number {note['id']}; list or search them to find it"
 
 
 async def test_notes_outlive_the_process(connect):
@@ -67,14 +67,14 @@ async def test_issues_are_filed_discussed_and_closed(connect, era):
         number = issue["number"]
         await call(client, "comment_on_issue", number=number, text="me too", author="Ann")
         await call(client, "assign_issue", number=number, assignee="Bob")
-        statistics = await call(client, "issue_statistics")
         closed = await call(client, "close_issue", number=number, reason="duplicate")
+        discussion = await call(client, "get_issue", number=number)
         again = await failure(client, "close_issue", number=number)
         assert await call(client, "list_issues") == []
         assert len(await call(client, "list_issues", state="all", label="bug")) == 1
 
-    assert statistics["open_by_assignee"] == {"Bob": 1}
-    assert [comment["text"] for comment in closed["comments"]] == ["me too", "closed: duplicate"]
+    assert (closed["state"], closed["assignee"]) == ("closed", "Bob")
+    assert [comment["text"] for comment in discussion["comments"]] == ["me too", "closed: duplicate"]
     assert "closed already" in again
 
 
@@ -92,10 +92,10 @@ async def test_files_are_written_edited_and_searched(connect, era):
     assert text == "2\nthree\n"
     assert matches == [{"path": "a/log.txt", "line": 3, "text": "three"}]
     assert "overwrite" in kept
-    assert [entry["path"] for entry in listing["entries"]] == ["b/log.txt"]
+    assert [entry["path"] for entry in listing] == ["b/log.txt"]
 
 
-async def test_text_is_compared_reshaped_and_encoded(connect, era):
+async def test_text_is_compared_searched_and_reshaped(connect, era):
     async with connect("text", era) as client:
         diff = await call(client, "compare_texts", old="a\nb", new="a\nc")
         assert await call(client, "make_slug", text="Crème brûlée: 3 ways") == "creme-brulee-3-ways"
@@ -103,13 +103,10 @@ async def test_text_is_compared_reshaped_and_encoded(connect, era):
         assert await call(client, "extract_email_addresses", text="to a.b@example.org.") == [
             "a.b@example.org"
         ]
-        assert await call(client, "encode_text", text="hi", encoding="base64") == "aGk="
-        assert await call(client, "decode_text", text="aGk=", encoding="base64") == "hi"
-        bad_code = await failure(client, "decode_text", text="%%%", encoding="base64")
+        assert await call(client, "find_pattern", text="one 22 three 4", pattern=r"\d+") == ["22", "4"]
         bad_pattern = await failure(client, "find_pattern", text="x", pattern="(")
 
     assert diff.splitlines()[-2:] == ["-b", "+c"]
-    assert "not valid base64" in bad_code
     assert "not a regular expression" in bad_pattern
 
 
@@ -124,45 +121,33 @@ async def test_times_are_converted_across_a_change_of_the_clocks(connect, era):
         )
         later = await call(client, "add_to_date", time="2026-03-29T01:30", hours=1, zone="Europe/Berlin")
         month = await call(client, "add_to_date", time="2026-01-31", months=1)
-        days = await call(client, "working_days_between", start="2026-05-04", end="2026-05-10")
+        span = await call(client, "time_between", start="2026-05-04T12:30", end="2026-05-10")
         unknown = await failure(client, "current_time", zone="Berlin")
 
     assert tokyo["time"] == "2026-03-29T10:30:00+09:00"
     assert later["time"] == "2026-03-29T03:30:00+02:00"
     assert month["time"].startswith("2026-02-28")
-    assert days == 5
+    assert (span["days"], span["hours"], span["minutes"]) == (5, 11, 30)
     assert "list_time_zones" in unknown
 
 
 async def test_numbers_are_calculated_and_units_converted(connect, era):
     async with connect("calculator", era) as client:
         assert await call(client, "calculate", expression="2 * (3 + 4) ** 2") == 98
-        assert (await call(client, "convert_units", value=1, from_unit="mi", to_unit="km"))[
-            "value"
-        ] == 1.609344
-        assert (await call(client, "convert_temperature", value=212, from_scale="F", to_scale="C"))[
-            "value"
-        ] == 100
-        assert (await call(client, "count_primes", limit=3_000_000)) == {
-            "limit": 3_000_000,
-            "count": 216_816,
-            "largest": 2_999_999,
-        }
+        assert await call(client, "convert_units", value=1, from_unit="mi", to_unit="km") == 1.609344
+        assert await call(client, "count_primes", limit=3_000_000) == 216_816
         loan = await call(client, "loan_payment", amount=100_000, annual_rate=6, years=30)
         mixed = await failure(client, "convert_units", value=1, from_unit="mi", to_unit="kg")
 
     assert loan["monthly_payment"] == 599.55
-    assert "not a unit of length" in mixed
+    assert "not units of one kind" in mixed
 
 
-@pytest.mark.parametrize(
-    ("limit", "count", "largest"), [(1, 0, None), (2, 1, 2), (3, 2, 3), (4, 2, 3), (100, 25, 97)]
-)
-async def test_small_primes_are_counted_exactly(connect, limit, count, largest):
+async def test_small_primes_are_counted_exactly(connect):
     async with connect("calculator") as client:
-        result = await call(client, "count_primes", limit=limit)
+        counts = [await call(client, "count_primes", limit=limit) for limit in (1, 2, 3, 4, 100)]
 
-    assert result == {"limit": limit, "count": count, "largest": largest}
+    assert counts == [0, 1, 2, 2, 25]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +155,8 @@ async def test_small_primes_are_counted_exactly(connect, limit, count, largest):
     [
         pytest.param("__import__('os').getcwd()", id="code"),
         pytest.param("9 ** 9 ** 9", id="giant power"),
-        pytest.param("round(5, -10 ** 9) ** 0.5 + 1 / 0", id="division by zero"),
+        pytest.param("abs(5) ** 0.5 + 1 / 0", id="division by zero"),
+        pytest.param("floor(1e308) * floor(1e308)", id="giant whole number"),
         pytest.param("(-8) ** 0.5", id="imaginary"),
         pytest.param("1e308 * 10", id="infinite"),
         pytest.param("2 +", id="unfinished"),
@@ -199,19 +185,18 @@ async def test_appointments_leave_free_time_around_them(connect, era):
     assert "write it as '2026-05-04T14:30'" in vague
 
 
-async def test_birthdays_come_in_order_also_for_those_born_on_a_leap_day(connect):
+async def test_people_are_found_in_the_address_book(connect):
     async with connect("calendar") as client:
-        await call(client, "add_contact", name="Leap", birthday="2000-02-29")
-        await call(client, "add_contact", name="Soon", birthday="1990-02-20")
-        found = await call(client, "upcoming_birthdays", today="2026-02-15")
+        await call(client, "add_contact", name="Ann Lee", company="Oslo Bakery", birthday="1990-02-20")
+        await call(client, "add_contact", name="Bob Ray", company="Oslo Ferries")
+        found = await call(client, "find_contacts", query="LEE oslo")
+        impossible = await failure(client, "add_contact", name="Cid", birthday="1990-02-30")
 
-    assert [(item["name"], item["date"], item["turns"]) for item in found] == [
-        ("Soon", "2026-02-20", 36),
-        ("Leap", "2026-03-01", 26),
-    ]
+    assert [contact["name"] for contact in found] == ["Ann Lee"]
+    assert "not a date" in impossible
 
 
-async def test_tables_are_filtered_summed_joined_and_queried(connect, era):
+async def test_tables_are_filtered_summed_and_queried(connect, era):
     rows = [
         {"city": "Oslo", "amount": 10, "zip": "0150"},
         {"city": "Rome", "amount": 2.5, "zip": "00118"},
@@ -219,21 +204,17 @@ async def test_tables_are_filtered_summed_joined_and_queried(connect, era):
     ]
     async with connect("tables", era) as client:
         await call(client, "create_table", path="sales.csv", rows=rows)
-        await call(client, "create_table", path="places.csv", rows=[{"city": "Oslo", "country": "Norway"}])
-        condition = {"column": "amount", "operator": ">=", "value": "5"}
-        large = await call(client, "query_table", path="sales.csv", where=[condition], order_by="amount")
+        found = await call(client, "query_table", path="sales.csv", where={"city": "Oslo", "amount": "5"})
         sums = await call(
             client, "aggregate_table", path="sales.csv", group_by="city", function="sum", column="amount"
         )
-        joined = await call(client, "join_tables", left="sales.csv", right="places.csv", column="city")
         sql = await call(
             client, "query_table_with_sql", path="sales.csv", sql="SELECT max(amount) AS top FROM data"
         )
-        unknown = await failure(client, "query_table", path="sales.csv", order_by="price")
+        unknown = await failure(client, "query_table", path="sales.csv", where={"price": "1"})
 
-    assert [row["zip"] for row in large["rows"]] == ["0151", "0150"]
+    assert found == {"rows": [rows[2]], "total": 1}
     assert sums == [{"city": "Oslo", "sum": 15}, {"city": "Rome", "sum": 2.5}]
-    assert joined["total"] == 2
     assert sql == [{"top": 10}]
     assert "columns: city, amount, zip" in unknown
 

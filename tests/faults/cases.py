@@ -1,4 +1,4 @@
-"""What is expected of the proxy in each fault mode, as data: one row for each mode and transport."""
+"""Expectations of the proxy in each fault mode, as data: one row for each mode and transport."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Outcome(Enum):
-    """What becomes of a call of the faulty tool."""
+    """The outcome of a call of the faulty tool."""
 
     ANSWERS = auto()
     """The result that the server meant."""
@@ -37,15 +37,15 @@ class Case:
     says: str = ""
     """Pattern of the error's text, or of the result for `RELAYS`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the faulty server."""
+    """Options of the faulty server."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of its entry in the configuration."""
+    """Settings of the faulty server in the configuration."""
     lists: bool = True
-    """Whether its tools are ever listed."""
+    """True if its tools are ever listed."""
     lives: bool = True
-    """Whether its tool ``safe`` works afterwards, at once or after a restart."""
+    """True if its tool ``safe`` works afterwards, at once or after a restart."""
     era: str | None = None
-    """Of the server, where it is not that of the client; ``auto`` is for the proxy to find out."""
+    """Era of the server, if it is not that of the client; the proxy finds ``auto`` out."""
 
 
 def _never(mode: str, says: str, **more: Any) -> Case:

@@ -1,4 +1,4 @@
-"""What the tests of faults share: the faulty servers, a healthy neighbour, and instruments."""
+"""Parts that the tests of faults share: the faulty servers, a healthy neighbour, and instruments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAFE = "safe"
 
 
 class Ledger(Entries):
-    """What all the servers of one proxy did, in one file."""
+    """The events of all servers of one proxy, in one file."""
 
     def of(self, event: str, mode: str | None = None, **facts: Any) -> list[dict[str, Any]]:
         """The entries of one event, of one mode, with these facts."""
@@ -51,7 +51,7 @@ class Ledger(Entries):
 
 
 def runs(pid: int) -> bool:
-    """Whether a process of that id is there and no zombie."""
+    """Return whether a process with this id runs and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -59,7 +59,7 @@ def runs(pid: int) -> bool:
 
 
 def is_faulty(pid: int) -> bool:
-    """Whether the process of that id is one of the faulty servers: ids are given out again."""
+    """Return whether the process with this id is one of the faulty servers, because ids are reused."""
     try:
         return str(PROGRAM).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

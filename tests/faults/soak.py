@@ -93,7 +93,7 @@ LIMITS = {
 
 @dataclass
 class Figures:
-    """What a soak found."""
+    """The findings of a soak."""
 
     seed: int
     seconds: float
@@ -117,7 +117,7 @@ class Figures:
     bystander_errors: int = 0
     bystander_p99_ms: float = 0.0
     longest_stall_ms: float = 0.0
-    """Of the proxy's event loop, by the clock: what others do to the machine is in it."""
+    """The longest delay of the proxy's event loop by the clock, which includes delays by other processes."""
     longest_work_ms: float = 0.0
     """Processor time that the loop spent without looking at anything else."""
     rss_idle_mib: float = 0.0
@@ -333,7 +333,7 @@ class Soak:
                     continue
 
     def is_bystander(self, pid: int) -> bool:
-        """Whether it is the healthy server, or the proxy's guardian of all servers."""
+        """Return whether it is the healthy server, or the guardian of the proxy."""
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
             return b'"mode": "normal"' in line or str(PROGRAM).encode() not in line

@@ -1,4 +1,4 @@
-"""What hostile servers list: the good is there, nothing bad is shown, nothing is fetched or expanded."""
+"""Lists of hostile servers: good tools are listed, bad ones are withheld, nothing is fetched or expanded."""
 
 from __future__ import annotations
 

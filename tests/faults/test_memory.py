@@ -1,4 +1,4 @@
-"""What single servers send costs the proxy no more memory than is promised, however large it is."""
+"""Messages of a single server cost the proxy no more memory than is promised, however large they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.raw_client import RawClient
 from support.servers import Workshop
 from support.wires import http
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 LARGE_BYTES = 15 << 20
 """Just below what a message may have by default."""
@@ -28,7 +28,8 @@ ROUNDS = 3
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workshop, Path]]:
     folder = tmp_path_factory.mktemp("memory")
     workshop = Workshop(folder)
-    with twin(folder / "ledger", size=LARGE_BYTES) as base:
+    with pytest.MonkeyPatch.context() as patch, twin(folder / "ledger", size=LARGE_BYTES) as base:
+        patch.setenv("MCP_CONTEXT_PROXY_DEBUGGABLE", "1")  # the tests look into the process
         workshop.server("pipe").settings = faulty("huge-result", folder / "ledger", size=LARGE_BYTES)
         workshop.server("url").settings = {"url": f"{base}/huge-result/mcp"}
         yield workshop, workshop.config(expose={"mode": "all"}, search={"warm_up": False})
@@ -36,19 +37,19 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workshop, 
 
 @pytest.fixture(scope="module")
 def served(setup: tuple[Workshop, Path]) -> Iterator[HttpProxy]:
-    with http_proxy(setup[1]) as proxy:
+    with http_proxy(setup[1], real=True) as proxy:
         yield proxy
 
 
 @pytest.fixture(**EVERY_FRONT)
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[RawClient]:
-    async with opening(request) as opened:
+    async with opening(request, real=True) as opened:
         yield opened
 
 
 @pytest.fixture
 def pid(client: RawClient, request: pytest.FixtureRequest) -> int:
-    """Of the proxy that the client speaks with."""
+    """The process id of the proxy that the client is connected to."""
     process = client.process or request.getfixturevalue("served").process
     return int(process.pid)
 
@@ -100,7 +101,7 @@ async def test_an_endless_line_is_not_buffered_and_closes_its_connection(tmp_pat
 async def test_an_answer_over_the_limit_is_not_buffered_and_its_server_goes_on(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path)
     workshop.server("odd").settings = faulty("huge-result", tmp_path / "ledger", size=64 << 20)
-    with http_proxy(workshop.config(expose={"mode": "all"})) as proxy:
+    with http_proxy(workshop.config(expose={"mode": "all"}), real=True) as proxy:
         async with http(proxy.base) as client:
             await client.until_listed("odd__tool_000")
             before = rss(proxy.process.pid)

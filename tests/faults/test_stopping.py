@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +15,12 @@ import anyio
 import pytest
 from faults.harness import SAFE, Ledger, children, faulty, nonce, runs
 from support.ledger import PATIENCE, until
-from support.proxies import command, http_proxy
+from support.proxies import http_proxy, real_command
 from support.raw_client import HANDSHAKE, RawClient, RpcError
 from support.servers import Workshop, tool
 from support.wires import http, stdio
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 class Setup:
@@ -36,11 +37,11 @@ class Setup:
         """A client, and the process id of its proxy."""
         config = self.workshop.config(limits={"stop_seconds": 0.5} | limits)
         if front == "stdio":
-            async with stdio(command(config)) as client:
+            async with stdio(real_command(config)) as client:
                 assert client.process is not None
                 yield client, client.process.pid
         else:
-            with http_proxy(config) as proxy:
+            with http_proxy(config, real=True) as proxy:
                 async with http(proxy.base, "modern") as client:
                     yield client, proxy.process.pid
                 assert proxy.process.wait(PATIENCE) == 0
@@ -143,13 +144,13 @@ def caught(pid: int) -> set[int]:
 
 
 def a_call(tool: str) -> bytes:
-    """What a host writes that calls a tool."""
+    """The line that a host writes to call a tool."""
     line = {"jsonrpc": "2.0", "id": 99, "method": "tools/call", "params": {"name": tool, "arguments": {}}}
     return json.dumps(line).encode() + b"\n"
 
 
 def spoken(calls: int, tool: str) -> bytes:
-    """What a host writes that opens a session and calls a tool."""
+    """The lines that a host writes to open a session and call a tool."""
     opening = {
         "protocolVersion": HANDSHAKE,
         "capabilities": {},
@@ -173,7 +174,7 @@ async def test_a_second_stop_signal_ends_everything_at_once(setup: Setup, tmp_pa
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
         async with await anyio.open_process(
-            command(config, "--log-level", "info", "serve"), stderr=stderr
+            real_command(config, "--log-level", "info", "serve"), stderr=stderr
         ) as process:
             assert process.stdin is not None
             await process.stdin.send(spoken(1, "hang-call__tool_000"))
@@ -190,7 +191,7 @@ async def test_a_second_stop_signal_ends_everything_at_once(setup: Setup, tmp_pa
 async def test_servers_see_the_end_of_input_when_the_proxy_is_killed(setup: Setup) -> None:
     for mode in ("normal", "slow-call", "hang-call", "flood-stderr"):
         setup.server(mode, size=1 << 16)
-    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
         assert process.stdin is not None
         await process.stdin.send(spoken(1, "hang-call__tool_000"))
         await setup.ledger.until(lambda ledger: ledger.of("call") and len(ledger.of("start")) == 4)
@@ -203,7 +204,7 @@ async def test_servers_that_ignore_the_end_of_input_end_with_a_killed_proxy(setu
     modes = ("ignore-eof", "ignore-sigterm", "orphan", "hang-initialize")
     for mode in modes:
         setup.server(mode)
-    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
         await setup.ledger.until(
             lambda ledger: len(ledger.of("start")) == len(modes) and ledger.of("spawned")
         )
@@ -213,9 +214,27 @@ async def test_servers_that_ignore_the_end_of_input_end_with_a_killed_proxy(setu
     await until(lambda: setup.ledger.survivors() == [])
 
 
+async def test_a_server_that_is_just_starting_ends_with_a_killed_proxy() -> None:
+    program = """
+import os, signal, subprocess, sys
+from mcp_context_proxy.system import process_groups
+
+process_groups.guard()
+stdin, writing = os.pipe()
+with process_groups.starting(stdin):
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    print(subprocess.Popen(command, stdin=stdin, start_new_session=True).pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = await anyio.run_process([sys.executable, "-c", program], check=False, stderr=None)
+
+    assert killed.returncode == -signal.SIGKILL
+    await until(lambda: not runs(int(killed.stdout)))
+
+
 async def test_the_guardian_is_started_before_the_first_server(setup: Setup) -> None:
     setup.server("normal")
-    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
         await setup.ledger.until(lambda ledger: ledger.of("start"))
         await until(lambda: guardians(process.pid))
         (guardian,) = guardians(process.pid)
@@ -230,7 +249,7 @@ async def test_the_guardian_is_started_before_the_first_server(setup: Setup) -> 
 async def test_a_killed_guardian_is_replaced(setup: Setup) -> None:
     for mode in ("ignore-sigterm", "die-mid-call"):
         setup.server(mode)
-    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
         assert process.stdin is not None
         await process.stdin.send(spoken(0, ""))
         await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 2)
@@ -247,7 +266,7 @@ async def test_a_killed_guardian_is_replaced(setup: Setup) -> None:
 
 async def test_the_guardian_ends_with_the_proxy(setup: Setup) -> None:
     setup.server("normal")
-    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
         await setup.ledger.until(lambda ledger: ledger.of("start"))
         await until(lambda: guardians(process.pid) != [])
         (guardian,) = guardians(process.pid)
@@ -259,7 +278,7 @@ async def test_the_guardian_ends_with_the_proxy(setup: Setup) -> None:
 
 async def test_a_hangup_signal_during_the_start_is_ignored(setup: Setup) -> None:
     setup.server("normal")
-    async with await anyio.open_process(command(setup.workshop.config()), stderr=None) as process:
+    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         # Python itself catches neither; from the first of both on, it is the proxy that starts.
@@ -284,7 +303,7 @@ async def test_a_hangup_signal_during_the_start_is_ignored(setup: Setup) -> None
 async def test_closing_the_terminal_stops_the_proxy(setup: Setup) -> None:
     setup.server("normal")
     ours, theirs = os.openpty()
-    async with await anyio.open_process(command(setup.workshop.config()), stderr=theirs) as process:
+    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=theirs) as process:
         os.close(theirs)
         await setup.ledger.until(lambda ledger: ledger.of("start"))
         os.close(ours)
@@ -309,7 +328,7 @@ async def test_calls_of_a_host_that_disconnects_are_cancelled(setup: Setup) -> N
 async def test_a_host_that_stops_reading_is_dropped_and_nothing_is_left_behind(setup: Setup) -> None:
     setup.server("huge-result", size=1 << 20)
     config = setup.workshop.config(limits={"stalled_seconds": 1.0, "stop_seconds": 0.5})
-    async with await anyio.open_process(command(config), stderr=None) as deaf:
+    async with await anyio.open_process(real_command(config), stderr=None) as deaf:
         assert deaf.stdin is not None
         await deaf.stdin.send(spoken(200, "huge-result__tool_000"))
         with anyio.fail_after(PATIENCE):

@@ -1,4 +1,4 @@
-"""What is around the proxy fails: the disk, the home, the model, descriptors, another proxy. It serves on."""
+"""The proxy goes on serving without a disk, a home, a model or descriptors, and beside another proxy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty
 from support.ledger import until
-from support.proxies import command, http_proxy
+from support.proxies import http_proxy, real_command
 from support.raw_client import PATIENCE, RawClient
 from support.servers import Workshop
 from support.wires import http, stdio
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NAMESPACES = (
     sys.platform == "linux"
@@ -62,7 +62,7 @@ async def test_on_a_full_or_read_only_disk_the_proxy_serves_from_memory(
     script = f'mount -t tmpfs -o size=64k none {state} && {then.format(state)} && exec "$@"'
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
-        confined = ["unshare", "-rm", "sh", "-c", script, "sh", *command(config)]
+        confined = ["unshare", "-rm", "sh", "-c", script, "sh", *real_command(config)]
         async with stdio(confined, stderr=stderr) as client:
             found = await search(client)
 
@@ -97,7 +97,7 @@ async def test_a_full_disk_is_reported_once_and_pending_writes_are_kept_for_late
     state, log = tmp_path / "state", tmp_path / "log"
     state.mkdir()
     config = workshop.config(store={"path": str(state / "store.sqlite3")}, expose={"mode": "all"})
-    confined = ["unshare", "-rm", "sh", "-c", DISK.format(state, tmp_path), "sh", *command(config)]
+    confined = ["unshare", "-rm", "sh", "-c", DISK.format(state, tmp_path), "sh", *real_command(config)]
     with log.open("w", encoding="utf-8") as stderr:
         async with stdio(confined, stderr=stderr) as client:
             await client.until_listed(f"good__{SAFE}")
@@ -127,7 +127,7 @@ async def test_a_full_disk_is_reported_once_and_pending_writes_are_kept_for_late
 @pytest.mark.parametrize("home", ["/nonexistent", ""])
 async def test_the_proxy_serves_without_a_home_folder(workshop: Workshop, home: str) -> None:
     config = workshop.config(store={}, expose={"mode": "all"})
-    async with stdio(command(config), env={"HOME": home, "XDG_DATA_HOME": ""}) as client:
+    async with stdio(real_command(config), env={"HOME": home, "XDG_DATA_HOME": ""}) as client:
         assert (await search(client))["results"]
 
 
@@ -136,8 +136,8 @@ async def test_two_proxies_on_one_store_do_not_block_each_other(workshop: Worksh
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
         async with (
-            stdio(command(config), stderr=stderr) as one,
-            stdio(command(config), stderr=stderr) as two,
+            stdio(real_command(config), stderr=stderr) as one,
+            stdio(real_command(config), stderr=stderr) as two,
             anyio.create_task_group() as group,
         ):
             for client in (one, two) * 5:
@@ -166,7 +166,7 @@ async def test_without_a_usable_model_search_is_lexical(
     config = workshop.config(embedding={"model": str(model)}, expose={"mode": "all"})
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
-        async with stdio(command(config), stderr=stderr) as client:
+        async with stdio(real_command(config), stderr=stderr) as client:
             assert "goes by words alone" in client.introduction["instructions"]
             for _ in range(3):
                 found = await search(client)
@@ -183,8 +183,8 @@ async def test_without_free_descriptors_servers_fail_with_a_reason_and_others_go
     for number in range(25):
         workshop.server(f"s{number}").settings = faulty("normal", ledger.path)
     config = workshop.config(expose={"mode": "all"})
-    confined = ["prlimit", "--nofile=80:80", *command(config)]
-    async with stdio(confined) as client:
+    confined = ["prlimit", "--nofile=80:80", *real_command(config)]
+    async with stdio(confined, env={"MCP_CONTEXT_PROXY_DEBUGGABLE": "1"}) as client:
         await client.until_listed(f"good__{SAFE}")
         results = [await client.call(f"s{number}__{SAFE}", {"nonce": "n"}) for number in range(25)]
         good = await client.call(f"good__{SAFE}", {"nonce": "n"})
@@ -203,7 +203,7 @@ async def test_without_free_descriptors_servers_fail_with_a_reason_and_others_go
 @pytest.mark.skipif(sys.platform != "linux", reason="limits another process")
 async def test_without_free_descriptors_connections_wait_and_the_log_stays_short(workshop: Workshop) -> None:
     config = workshop.config(expose={"mode": "all"}, limits={"http_header_seconds": 1.0})
-    with http_proxy(config) as proxy, ExitStack() as stack:
+    with http_proxy(config, real=True) as proxy, ExitStack() as stack:
         async with http(proxy.base) as client:
             await client.until_listed(f"good__{SAFE}")
         resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE, (64, 64))
@@ -258,7 +258,7 @@ async def test_if_no_process_can_be_started_running_servers_serve_and_others_wai
     for path in (tmp_path, ledger.path, config):
         os.chown(path, NOBODY, NOBODY)
     # Started where not even a thread is to be had: that is waited for, not died of.
-    within = ["prlimit", "--nproc=1:4000", "env", "-C", str(tmp_path), *command(Path(config.name))]
+    within = ["prlimit", "--nproc=1:4000", "env", "-C", str(tmp_path), *real_command(Path(config.name))]
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
         async with stdio(as_nobody(*within), stderr=stderr, opened=False) as client:

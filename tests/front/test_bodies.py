@@ -18,7 +18,7 @@ from mcp_context_proxy.front.http_requests import SMALL_BYTES, TOGETHER_BYTES, B
 pytestmark = pytest.mark.anyio
 
 LARGE = (4 << 20) - 1000
-"""As much as one body may have, nearly."""
+"""Bytes of a body of almost the largest size."""
 
 
 async def test_requests_are_admitted_in_order_even_if_a_later_one_would_fit() -> None:
@@ -70,7 +70,7 @@ async def test_a_waiting_request_that_is_cancelled_blocks_no_other() -> None:
 
 
 def posted(method: str, **params: Any) -> dict[str, Any]:
-    """What `httpx2` is told to post."""
+    """The arguments with which `httpx2` posts a call."""
     meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
     headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}

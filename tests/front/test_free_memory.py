@@ -128,6 +128,7 @@ def test_fragmented_free_memory_is_returned_to_the_system() -> None:
     assert by_itself < 40e6 < told
 
 
+@pytest.mark.slow
 def test_after_a_burst_the_process_shrinks_to_its_former_size() -> None:
     (given_back,) = printed(BURST)
 

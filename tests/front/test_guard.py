@@ -1,4 +1,4 @@
-"""Who may speak to the HTTP front: a table of hosts and origins, and the token."""
+"""Access to the HTTP front: a table of hosts and origins, and the token."""
 
 import httpx2
 import pytest

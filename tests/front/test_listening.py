@@ -1,4 +1,4 @@
-"""How the HTTP front begins: where it listens, whom it asks for a token, and what it says of both."""
+"""The start of the HTTP front: its address, its token, and its messages about both."""
 
 import os
 import re
@@ -94,6 +94,20 @@ async def test_without_a_token_only_loopback_addresses_are_allowed(workshop: Wor
     async with anyio.create_task_group() as group:
         for host in ("0.0.0.0", "::", "192.0.2.1", "example.com"):
             group.start_soon(refused, host)
+
+
+def test_a_short_token_in_the_environment_is_reported_without_a_traceback(workshop: Workshop) -> None:
+    ended = subprocess.run(
+        command(workshop.config(), "serve", "--http", "--port", "0"),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "MCP_CONTEXT_PROXY_TOKEN": "Zq7"},
+    )
+
+    assert ended.returncode == 1
+    assert b"MCP_CONTEXT_PROXY_TOKEN: a token has at least 16 characters" in ended.stderr
+    assert b"Zq7" not in ended.stderr
+    assert b"Traceback" not in ended.stderr
 
 
 def test_proxies_that_start_together_agree_on_one_token(tmp_path: Path) -> None:

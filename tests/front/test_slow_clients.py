@@ -165,25 +165,30 @@ async def test_a_session_that_does_not_read_delays_no_other(workshop: Workshop) 
 
 
 CALL = (
-    '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work__dump","arguments":{},"_meta":'
+    '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work__%s","arguments":{},"_meta":'
     '{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}'
 )
 
 
-def asked(proxy: HttpProxy, path: str = "/mcp") -> socket.socket:
-    """A connection on which the large answer was asked for, of which nothing is read."""
+PAGE = 1_500_000
+"""Bytes of an answer for which there is room beside a large one that nobody reads."""
+
+
+def asked(proxy: HttpProxy, path: str = "/mcp", name: str = "dump") -> socket.socket:
+    """A connection on which a tool was called, of which nothing is read."""
+    call = CALL % name
     head = (
         f"POST {path} HTTP/1.1\r\nhost: {proxy.base.removeprefix(HTTP)}\r\ncontent-type: application/json\r\n"
         "accept: application/json, text/event-stream\r\nmcp-protocol-version: 2026-07-28\r\n"
-        f"mcp-method: tools/call\r\nmcp-name: work__dump\r\ncontent-length: {len(CALL)}\r\n\r\n"
+        f"mcp-method: tools/call\r\nmcp-name: work__{name}\r\ncontent-length: {len(call)}\r\n\r\n"
     )
     made = opened(proxy)
-    made.sendall((head + CALL).encode())
+    made.sendall((head + call).encode())
     return made
 
 
 def is_reset(peer: socket.socket) -> bool:
-    """Whether the proxy has let go of a connection, which is seen without reading."""
+    """Return whether the proxy has closed a connection, without reading from it."""
     poll = select.poll()
     poll.register(peer, select.POLLHUP)
     return bool(poll.poll(0))
@@ -191,7 +196,8 @@ def is_reset(peer: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def deaf_proxy(workshop: Workshop, size: int, **limits: Any) -> Iterator[HttpProxy]:
-    workshop.server("work", tools=[tool("dump")], calls={"dump": [{"large": size}]})
+    answers = {"dump": [{"large": size}], "page": [{"large": PAGE}]}
+    workshop.server("work", tools=[tool("dump"), tool("page")], calls=answers)
     with http_proxy(workshop.config(limits={"http_idle_seconds": 600.0} | limits)) as running:
         while b"unknown tool" in until_answered(running):
             continue
@@ -227,10 +233,10 @@ async def test_with_a_large_backlog_clients_that_do_not_read_are_dropped_first(
     with deaf_proxy(workshop, size, stalled_seconds=600.0) as proxy, ExitStack() as stack:
         deaf = [stack.enter_context(asked(proxy)) for _ in range(count)]
         await until(lambda: any(map(is_reset, deaf)))
-        with asked(proxy) as peer:
-            answer = await anyio.to_thread.run_sync(until_whole, peer, size)
+        with asked(proxy, name="page") as peer:
+            answer = await anyio.to_thread.run_sync(until_whole, peer, PAGE)
 
-        assert len(answer) > size
+        assert len(answer) > PAGE
         assert not all(map(is_reset, deaf))
 
 

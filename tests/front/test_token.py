@@ -10,7 +10,7 @@ import pytest
 
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.front.auth import credentials_for
+from mcp_context_proxy.front.auth import TOKEN_VARIABLE, credentials_for
 
 TOKEN = "a-token-that-somebody-made-32-long"
 
@@ -82,6 +82,30 @@ def test_a_token_file_that_everyone_may_replace_is_refused(tmp_path: Path) -> No
 def test_an_invalid_token_is_refused_with_the_reason(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ConfigError, match="delete"):
         credentials(file(tmp_path, 0o600, content))
+
+
+def test_a_short_token_in_a_file_is_refused_with_its_length_and_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 16 characters, and this one 15") as refused:
+        credentials(file(tmp_path, 0o600, b"short-0123456-x\n"))
+
+    assert "short-0123456-x" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "token", ["a", "short-0123456-x", "two words that are long", "schl\u00fcssel-schl\u00fcssel"]
+)
+def test_a_weak_token_in_the_environment_is_refused_with_a_remedy(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"make one with: python3 -c .*token_urlsafe") as refused:
+        credentials_for(HttpConfig(), environ={TOKEN_VARIABLE: token})
+
+    assert len(token) == 1 or token not in str(refused.value)
+
+
+def test_a_token_of_sixteen_characters_is_accepted(tmp_path: Path) -> None:
+    token = "0123456789abcdef"
+
+    assert credentials(file(tmp_path, 0o600, token.encode())) == token
+    assert credentials_for(HttpConfig(), environ={TOKEN_VARIABLE: token}).token == token
 
 
 def test_a_folder_in_place_of_the_token_file_is_refused_and_not_changed(tmp_path: Path) -> None:

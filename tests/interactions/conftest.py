@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.interactions.memory import (
     MESSAGE,
     InteractionMemory,
-    InteractionRetention,
 )
 from mcp_context_proxy.store import Interaction, Store, open_store
 
@@ -118,8 +118,10 @@ def store(path: Path) -> Iterator[Store]:
 def memory_in(
     store: Store, words: Words, clock: Clock, rows: int = 10_000, days: float = 90.0
 ) -> InteractionMemory:
-    retention = InteractionRetention(rows, days, characters=4000)
-    return InteractionMemory(words, store.interactions, retention, Redactor([("PASSWORD", SECRET)]), clock)
+    config = Config.model_validate({"interactions": {"keep": rows, "keep_days": days}})
+    memory = InteractionMemory(words, store.interactions, config, clock)
+    memory.redact = Redactor([("PASSWORD", SECRET)])
+    return memory
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is kept of a call."""
+"""The content of a call that is kept."""
 
 import json
 

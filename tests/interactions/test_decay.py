@@ -1,4 +1,4 @@
-"""What an interaction counts after some days."""
+"""The weight of an interaction after some days."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ factors = st.floats(0.01, 1)
 
 
 def score(cosine: float, age: float, factor: float = DECAY_PER_DAY) -> float:
-    """Of one interaction, `age` days old."""
+    """The weight of one interaction that is `age` days old."""
     return float(aged(np.array([cosine]), np.array([NOW - age * DAY]), NOW, factor)[0])
 
 

@@ -1,4 +1,4 @@
-"""What is found again, in which order, whose it is, and what is forgotten."""
+"""Recall of interactions: their order, their owner, and the ones that are forgotten."""
 
 from __future__ import annotations
 

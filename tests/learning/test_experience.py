@@ -1,4 +1,4 @@
-"""How much is known of requests like one, by what was learned."""
+"""The amount of experience with similar requests, from learned pairs."""
 
 from __future__ import annotations
 

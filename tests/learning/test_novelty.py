@@ -57,6 +57,44 @@ def test_a_later_tool_is_new_until_its_first_use_or_for_two_weeks(store, clock):
     assert novelty.additions() == {}
 
 
+def new_tools(store: Store, clock: Clock) -> set[str]:
+    return {tool for _, tool in Novelty(store.statistics, set, clock).additions()}
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_a_server_that_renames_its_tools_every_day_has_no_new_ones(store, clock, in_steps):
+    see(store, clock, "a", "b", "c", server="other")
+    see(store, clock, "a0", "b0")
+    for day in range(1, 40):
+        clock.now += DAY
+        if in_steps:
+            see(store, clock, f"b{day - 1}")
+        see(store, clock, f"a{day}", f"b{day}")
+
+        assert new_tools(store, clock) == set()
+
+
+def test_a_server_with_more_tools_than_ever_has_as_many_new_ones(store, clock):
+    see(store, clock, "a", "b")
+    clock.now += 5 * DAY
+    see(store, clock, "a")
+    see(store, clock, "a", "c", "d")
+
+    assert len(new_tools(store, clock)) == 1
+    assert {row.tool for row in store.statistics.definitions()} == {"a", "c", "d"}
+
+
+def test_a_tool_that_is_away_for_a_while_is_not_new_when_it_returns(store, clock):
+    see(store, clock, "a", "b")
+    clock.now += 5 * DAY
+    see(store, clock, "a")
+    assert [row.tool for row in store.statistics.definitions()] == ["a"]
+    clock.now += DAY
+    see(store, clock, "a", "b")
+
+    assert new_tools(store, clock) == set()
+
+
 def test_novelty_reads_the_store_once_a_minute(store, clock):
     novelty = Novelty(store.statistics, set, clock)
     see(store, clock, "a")

@@ -31,7 +31,7 @@ def build_pair(number: int = 0, confidence: float = 0.9, last: float = 0.0, tool
 
 
 def test_an_old_high_confidence_counts_less_than_a_fresh_low_one():
-    """Of the design this proxy grew from: 0.9 thirty days ago, 0.7 yesterday."""
+    """An example of confidences: 0.9 thirty days ago, 0.7 yesterday."""
     old, fresh = (
         build_pair(confidence=0.9).confidence_at(30 * DAY),
         build_pair(confidence=0.7).confidence_at(DAY),

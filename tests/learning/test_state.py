@@ -1,4 +1,4 @@
-"""What searches read is the same, whether it was followed step by step or put together at once."""
+"""The index of pairs is the same whether it was built step by step or at once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
-from mcp_context_proxy.learning.pair_store import PairIndex
+from mcp_context_proxy.learning.pair_index import PairIndex
 from mcp_context_proxy.learning.pairs import key_of
 from mcp_context_proxy.store import Pair
 
@@ -19,7 +19,6 @@ def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:
     return Pair(key_of(f"q{query}"), ("s", f"t{tool}"), f"q{query}", unit, "m", confidence, 1, 0.0, 0.0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=25))
 def test_adding_pairs_one_by_one_equals_adding_all_at_once(steps):
     state = PairIndex.of([])

@@ -1,4 +1,4 @@
-"""What is learned of a use, what is kept of it, and what becomes of it."""
+"""Learned pairs: how a use is recorded, stored, and forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tools are in the list from the start: those used in several sessions, within a budget."""
+"""The tools that are listed from the start: those used in several sessions, within a budget."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from support.authorization import Protected, protected_server
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
-from mcp_context_proxy.oauth import login
+from mcp_context_proxy.oauth import login, loopback
 from mcp_context_proxy.oauth.bearer import BearerAuth
 from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
 
@@ -24,7 +24,7 @@ async def protected() -> AsyncIterator[Protected]:
 
 @pytest.fixture(autouse=True)
 def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where credentials are kept."""
+    """The data folder, which holds the credentials."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     return tmp_path / "data"
 
@@ -41,24 +41,23 @@ def server_config(protected: Protected, **oauth: Any) -> ServerConfig:
 
 
 async def visit(address: str) -> httpx2.Response:
-    """What a browser does with an address."""
+    """Follow an address as a browser does."""
     async with httpx2.AsyncClient(follow_redirects=True) as browser:
         return await browser.get(address)
 
 
 async def logged_in(config: ServerConfig) -> OAuthCredentials:
     """Log in as a person would, and keep it."""
-    async with login.listening(config.name, 0) as waiting:
+    async with loopback.listening(config.name, 0) as waiting:
 
         async def send(address: str) -> None:
             await visit(address)
 
-        person = login.Person(waiting.redirect_uri, send, waiting.answer)
-        credentials = await login.log_in(config, person)
+        credentials = await login.log_in(config, waiting, send)
     CredentialFile(config).write(credentials)
     return credentials
 
 
 async def fetched(config: ServerConfig, auth: httpx2.Auth | None = None) -> int:
-    async with httpx2.AsyncClient(auth=auth or BearerAuth(config, CredentialFile(config))) as client:
+    async with httpx2.AsyncClient(auth=auth or BearerAuth(config)) as client:
         return (await client.get(config.url or "")).status_code

@@ -1,20 +1,19 @@
 """``login`` and ``logout``, as a person types them."""
 
 import json
-import sys
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from support.authorization import Protected
+from support.commands import forked_command
 
-from .conftest import configuration, visit
+from mcp_context_proxy.oauth.credentials import CredentialFile
+
+from .conftest import configuration, logged_in, server_config, visit
 
 pytestmark = pytest.mark.anyio
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "mcp_context_proxy", *words]
 
 
 async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path) -> None:
@@ -22,7 +21,7 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
     log = tmp_path / "stderr"
     words = ("--log-level", "debug", "login", "locked", "--no-browser", "--config", str(path))
     with log.open("wb") as stderr:
-        process = await anyio.open_process(command(*words), stderr=stderr)
+        process = await anyio.open_process(forked_command(*words), stderr=stderr)
     async with process:
         assert process.stdout is not None
         said = ""
@@ -38,7 +37,7 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
     assert token not in said
 
     words = ("--log-level", "debug", "tools", "--json", "--config", str(path))
-    done = await anyio.run_process(command(*words))
+    done = await anyio.run_process(forked_command(*words))
     logged = log.read_text() + done.stderr.decode()
     (renewal,) = protected.issuer.refreshable
     (client,) = protected.issuer.clients.values()
@@ -47,11 +46,40 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
         assert secret is not None
         assert secret not in logged
     assert [tool["name"] for tool in json.loads(done.stdout)["tools"]] == ["locked__whoami"]
-    out = await anyio.run_process(command("logout", "locked", "--config", str(path)))
+    out = await anyio.run_process(forked_command("logout", "locked", "--config", str(path)))
     assert b"revoked and deleted" in out.stdout
     assert protected.issuer.refreshable == {}
-    again = await anyio.run_process(command("logout", "locked", "--config", str(path)))
+    again = await anyio.run_process(forked_command("logout", "locked", "--config", str(path)))
     assert b"There was no login to locked" in again.stdout
+
+
+@pytest.mark.parametrize("changed", [True, False])
+async def test_a_login_tells_first_where_it_leads_what_it_asks_for_and_what_has_changed(
+    protected: Protected, tmp_path: Path, changed: bool
+) -> None:
+    path = configuration(tmp_path, protected)
+    protected.scopes = "read write"
+    config = server_config(protected)
+    before = await logged_in(config)
+    if changed:
+        before = msgspec.structs.replace(before, issuer="https://old.example", scope="read")
+    CredentialFile(config).write(before)
+    words = ("login", "locked", "--no-browser", "--config", str(path))
+    warned = tmp_path / "stderr"
+    with warned.open("wb") as stderr:
+        process = await anyio.open_process(forked_command(*words), stderr=stderr)
+    async with process:
+        assert process.stdout is not None
+        said = ""
+        while "/authorize?" not in said:
+            said += (await process.stdout.receive()).decode()
+        process.terminate()
+
+    told, _, _ = said.partition("Open this address")
+    assert f"locked wants a login at {protected.issuer.url}, and asks for the scopes read write." in told
+    warning = warned.read_text()
+    assert ("WARNING: the last login was at https://old.example." in warning) == changed
+    assert ("WARNING: the last login did not have the scopes write." in warning) == changed
 
 
 @pytest.mark.parametrize(
@@ -61,7 +89,7 @@ async def test_a_server_without_a_login_is_reported_as_such(
     protected: Protected, tmp_path: Path, server: str, told: str
 ) -> None:
     path = configuration(tmp_path, protected, '[servers.local]\ncommand = "true"\n')
-    done = await anyio.run_process(command("login", server, "--config", str(path)), check=False)
+    done = await anyio.run_process(forked_command("login", server, "--config", str(path)), check=False)
 
     assert done.returncode == 1
     assert told in done.stderr.decode()

@@ -1,17 +1,17 @@
 """A login is made with the right issuer, for the right server, by the right person or machine."""
 
+import json
 import re
 import stat
 from contextlib import suppress
 from pathlib import Path
 
-import httpx2
 import pytest
-from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
+from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected, protected_server
 
 from mcp_context_proxy.config import ServerConfig, load
-from mcp_context_proxy.errors import AuthorizationError, ConfigError
-from mcp_context_proxy.oauth import login
+from mcp_context_proxy.errors import AuthorizationError, ConfigError, LoginRequiredError
+from mcp_context_proxy.oauth import login, loopback
 from mcp_context_proxy.oauth.credentials import CredentialFile
 
 from .conftest import fetched, logged_in, server_config, visit
@@ -45,18 +45,21 @@ async def test_stored_credentials_are_readable_by_their_owner_alone_and_never_lo
     assert file.read() == credentials
 
 
-async def test_a_response_with_another_state_is_refused(protected: Protected) -> None:
-    protected.issuer.wrong_state = True
-    with pytest.raises(AuthorizationError, match="its state is wrong"):
-        await logged_in(server_config(protected))
-
-    assert protected.issuer.granted == []
-
-
 async def test_a_refusal_is_reported_in_its_own_words(protected: Protected) -> None:
     protected.issuer.refuses = True
     with pytest.raises(AuthorizationError, match="access_denied"):
         await logged_in(server_config(protected))
+
+
+async def test_the_words_of_a_refusal_hide_nothing_and_stay_on_one_line(protected: Protected) -> None:
+    protected.issuer.refuses = True
+    protected.issuer.refusal = "not\x1b]0;owned\x07\u202e\u2800 you\n" + "\n" * 200 + "x" * 10_000
+    with pytest.raises(AuthorizationError) as refused:
+        await logged_in(server_config(protected))
+
+    assert "the login was refused (access_denied: not you xxx" in str(refused.value)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 1_000
 
 
 async def test_metadata_that_names_another_issuer_is_refused(protected: Protected) -> None:
@@ -76,6 +79,96 @@ async def test_a_server_that_names_an_issuer_other_than_the_configured_one_is_re
     assert protected.issuer.clients == {}
 
 
+@pytest.mark.parametrize("grant", ["registered", "configured"])
+async def test_without_a_word_about_pkce_the_login_is_refused_before_anything_is_registered(
+    protected: Protected, grant: str
+) -> None:
+    protected.issuer.pkce_methods = None
+    known = {"client_id": "mine", "issuer": protected.issuer.url} if grant == "configured" else {}
+    with pytest.raises(AuthorizationError, match=r"set oauth\.assume_pkce = true under servers\.locked"):
+        await logged_in(server_config(protected, **known))
+
+    assert protected.issuer.clients == {}
+    assert protected.issuer.granted == []
+
+
+async def test_pkce_can_be_assumed_where_a_person_knows_of_it(protected: Protected) -> None:
+    protected.issuer.pkce_methods = None
+    config = server_config(protected, assume_pkce=True)
+    await logged_in(config)
+
+    assert await fetched(config) != 401
+
+
+@pytest.mark.parametrize("methods", [[], ["plain"]])
+async def test_an_issuer_with_weaker_pkce_is_refused_whatever_is_assumed(
+    protected: Protected, methods: list[str]
+) -> None:
+    protected.issuer.pkce_methods = methods
+    with pytest.raises(AuthorizationError, match="does not support PKCE with S256"):
+        await logged_in(server_config(protected, assume_pkce=True))
+
+    assert protected.issuer.clients == {}
+
+
+BROKEN = [b"{", b"{}", b'{"resource": 5}', b'{"resource": "https://a.example", "authorization_servers": []}']
+
+
+@pytest.mark.parametrize("content", BROKEN)
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+async def test_broken_metadata_of_the_server_ends_the_login_with_the_reason(
+    protected: Protected, content: bytes, kind: str
+) -> None:
+    protected.metadata = content, kind
+    with pytest.raises(AuthorizationError, match=r"its metadata at http.* cannot be used \(RFC 9728\)"):
+        await logged_in(server_config(protected))
+
+    assert protected.issuer.clients == {}
+
+
+HIDING = [
+    "http://login.example/authorize",
+    "https://google.com@login.example/authorize",
+    "https://login.example/#x",
+]
+
+
+@pytest.mark.parametrize("door", HIDING)
+async def test_a_person_is_sent_to_no_page_that_is_unencrypted_or_hides_its_host(
+    protected: Protected, door: str
+) -> None:
+    protected.issuer.named_door = door
+    with pytest.raises(AuthorizationError, match=r"https|user name"):
+        await logged_in(server_config(protected))
+
+    assert protected.issuer.clients == {}
+
+
+async def test_a_token_with_more_scopes_than_were_asked_for_is_told(
+    protected: Protected, caplog: pytest.LogCaptureFixture
+) -> None:
+    protected.issuer.given_scope = "read ad\u202emin"
+    protected.scopes = "read"
+    await logged_in(server_config(protected, scope="read"))
+
+    assert "scopes that nobody asked for: admin" in caplog.text
+
+
+async def test_a_running_proxy_does_not_follow_to_another_issuer(protected: Protected) -> None:
+    config = server_config(protected)
+    await logged_in(config)
+    async with protected_server() as other:
+        named = {"resource": protected.url, "authorization_servers": [other.issuer.url]}
+        protected.metadata = json.dumps(named).encode(), "application/json"
+        protected.issuer.expire_all()
+        protected.issuer.refreshable.clear()
+        with pytest.raises(LoginRequiredError, match="expired or was revoked"):
+            await fetched(config)
+
+    assert other.issuer.clients == {}
+    assert other.issuer.granted == other.issuer.failed == []
+
+
 @pytest.mark.parametrize(
     "door", ["javascript:alert(1)", "file:///etc/passwd", "--no-remote", "data:text/html,x", ""]
 )
@@ -83,7 +176,7 @@ async def test_a_person_is_sent_only_to_a_web_page(protected: Protected, door: s
     protected.issuer.named_door = door
     sent: list[str] = []
     config = server_config(protected)
-    async with login.listening(config.name, 0) as waiting:
+    async with loopback.listening(config.name, 0) as waiting:
 
         async def send(address: str) -> None:
             sent.append(address)
@@ -91,7 +184,7 @@ async def test_a_person_is_sent_only_to_a_web_page(protected: Protected, door: s
 
         # Where it names no page at all, the one that every issuer has is taken.
         with suppress(AuthorizationError):
-            await login.log_in(config, login.Person(waiting.redirect_uri, send, waiting.answer))
+            await login.log_in(config, waiting, send)
 
     assert [address for address in sent if not address.startswith(f"{protected.issuer.url}/authorize?")] == []
     assert bool(sent) == (door == "")
@@ -101,7 +194,7 @@ async def test_a_configured_client_is_used_and_not_registered(protected: Protect
     from mcp.shared.auth import OAuthClientInformationFull
     from pydantic import AnyUrl
 
-    async with login.listening("probe", 0) as waiting:
+    async with loopback.listening("probe", 0) as waiting:
         port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
     redirect = AnyUrl(f"http://127.0.0.1:{port}/callback")
     protected.issuer.clients["mine"] = OAuthClientInformationFull(
@@ -112,12 +205,12 @@ async def test_a_configured_client_is_used_and_not_registered(protected: Protect
     )
     settings = {"client_id": "mine", "client_secret": "my-s3cr3t", "issuer": protected.issuer.url}
     config = server_config(protected, **settings)
-    async with login.listening(config.name, port) as waiting:
+    async with loopback.listening(config.name, port) as waiting:
 
         async def send(address: str) -> None:
             await visit(address)
 
-        credentials = await login.log_in(config, login.Person(waiting.redirect_uri, send, waiting.answer))
+        credentials = await login.log_in(config, waiting, send)
 
     assert credentials.client_id == "mine"
     assert list(protected.issuer.clients) == ["mine"]
@@ -126,27 +219,14 @@ async def test_a_configured_client_is_used_and_not_registered(protected: Protect
 async def test_tokens_never_travel_unencrypted(protected: Protected) -> None:
     config = ServerConfig(name="plain", url="http://mcp.example.com/mcp")
     with pytest.raises(AuthorizationError, match="not reached over https"):
-        await login.log_in(config, login.Person("http://127.0.0.1:1/callback", visit, None))  # type: ignore[arg-type]
-
-
-async def test_the_loopback_port_answers_nothing_but_the_callback(protected: Protected) -> None:
-    async with login.listening("any", 0) as waiting:
-        base = waiting.redirect_uri.removesuffix("/callback")
-
-        assert (await visit(base + "/")).status_code == 404
-        async with httpx2.AsyncClient() as client:
-            assert (await client.post(base + "/callback")).status_code == 404
-        page = await visit(base + "/callback?code=<b>&state=x")
-        assert page.status_code == 200
-        assert "<b>" not in page.text
-        assert (await waiting.answer()).code == "<b>"
+        await login.log_in(config, loopback.Loopback("plain", "http://127.0.0.1:1/callback"), visit)  # type: ignore[arg-type]
 
 
 async def test_a_port_in_use_is_reported(protected: Protected) -> None:
-    async with login.listening("one", 0) as waiting:
+    async with loopback.listening("one", 0) as waiting:
         port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
         with pytest.raises(AuthorizationError, match=f"port {port} cannot be opened"):
-            async with login.listening("two", port):
+            async with loopback.listening("two", port):
                 pass
 
 

@@ -41,11 +41,10 @@ async def token_sent(auth: BearerAuth) -> str | None:
 async def test_a_token_that_expires_is_renewed_before_it_is_used(protected: Protected) -> None:
     config = server_config(protected)
     first = await logged_in(config)
-    file = CredentialFile(config)
-    soon = BearerAuth(config, file, clock=lambda: (first.expires_at or 0) - 31)
+    soon = BearerAuth(config, clock=lambda: (first.expires_at or 0) - 31)
     assert await fetched(config, soon) != 401
     assert protected.issuer.granted == ["authorization_code"]
-    sooner = BearerAuth(config, file, clock=lambda: (first.expires_at or 0) - 29)
+    sooner = BearerAuth(config, clock=lambda: (first.expires_at or 0) - 29)
 
     assert await fetched(config, sooner) != 401
     kept = CredentialFile(config).read()
@@ -81,7 +80,7 @@ async def test_many_requests_at_once_refresh_a_token_once(protected: Protected) 
     await logged_in(config)
     protected.issuer.expire_all()
     protected.issuer.refresh_seconds = 0.1
-    auth, statuses = BearerAuth(config, CredentialFile(config)), []
+    auth, statuses = BearerAuth(config), []
 
     async def fetch() -> None:
         statuses.append(await fetched(config, auth))
@@ -99,11 +98,10 @@ PROXY = """
 import sys, anyio, httpx2
 from pathlib import Path
 from mcp_context_proxy.oauth.bearer import BearerAuth
-from mcp_context_proxy.oauth.credentials import CredentialFile
 from mcp_context_proxy.config import ServerConfig
 async def main(url):
     config = ServerConfig(name="locked", url=url)
-    async with httpx2.AsyncClient(auth=BearerAuth(config, CredentialFile(config)), timeout=30) as client:
+    async with httpx2.AsyncClient(auth=BearerAuth(config), timeout=30) as client:
         for _ in range(3):
             print((await client.get(url)).status_code, flush=True)
 anyio.run(main, sys.argv[1])
@@ -134,7 +132,7 @@ async def test_a_running_proxy_follows_a_new_login_and_a_logout(
     protected: Protected,
 ) -> None:
     config, now = server_config(protected), [time.time()]
-    auth = BearerAuth(config, CredentialFile(config), clock=lambda: now[0])
+    auth = BearerAuth(config, clock=lambda: now[0])
     first, sent = await logged_in(config), []
     sent.append(await token_sent(auth))
     second = await logged_in(config)
@@ -155,7 +153,7 @@ async def test_a_revoked_login_names_the_command_and_is_tried_once(
     config = server_config(protected)
     await logged_in(config)
     await protected.issuer.revoke_token(None)  # type: ignore[arg-type]
-    auth = BearerAuth(config, CredentialFile(config))
+    auth = BearerAuth(config)
     for _ in range(3):
         with pytest.raises(LoginRequiredError, match="run: mcp-context-proxy login locked"):
             await fetched(config, auth)
@@ -205,7 +203,7 @@ async def test_without_a_writable_folder_a_login_lasts_until_the_proxy_stops(
     occupy(data_home)
     settings = {"grant": "client_credentials", "client_id": MACHINE_ID, "client_secret": MACHINE_SECRET}
     config = server_config(protected, **settings, issuer=protected.issuer.url)
-    auth = BearerAuth(config, CredentialFile(config))
+    auth = BearerAuth(config)
 
     assert await fetched(config, auth) != 401
     assert await fetched(config, auth) != 401

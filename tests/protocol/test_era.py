@@ -8,7 +8,6 @@ import pytest
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.eras import Era
 
-INFO = envelope.raw({"name": "us"})
 P = "io.modelcontextprotocol/"
 
 
@@ -21,7 +20,7 @@ def downward(params: dict[str, Any], to: Era, **more: Any) -> Any:
 
 
 def upward(method: str, result: Any, to: Era) -> Any:
-    return json.loads(eras.fit_result_to_client(method, json.dumps(result).encode(), to, INFO))
+    return json.loads(eras.fit_result_to_client(method, json.dumps(result).encode(), to))
 
 
 @pytest.mark.parametrize("to", list(Era))
@@ -92,7 +91,7 @@ def test_results_for_a_modern_client_have_a_type_and_server_info(method: str) ->
         "content": [],
         "x": None,
         "resultType": "complete",
-        "_meta": {P + "serverInfo": {"name": "us"}},
+        "_meta": {P + "serverInfo": envelope.value(eras.SERVER_INFO)},
     }
 
 
@@ -123,7 +122,7 @@ def test_cacheable_results_for_a_modern_client_say_for_how_long(method: str) -> 
 )
 def test_results_for_a_modern_client_may_be_cached_for_an_hour_at_most(said: str, kept: int) -> None:
     came = b'{"contents":[],"ttlMs":%b}' % said.encode()
-    fitted = json.loads(eras.fit_result_to_client("resources/read", came, Era.MODERN, INFO))
+    fitted = json.loads(eras.fit_result_to_client("resources/read", came, Era.MODERN))
 
     assert fitted["ttlMs"] == kept
 
@@ -138,7 +137,7 @@ def test_questions_for_a_modern_client_are_not_cacheable() -> None:
 def test_results_for_a_modern_client_name_the_proxy_and_not_the_server() -> None:
     fitted = upward("tools/call", {"_meta": {P + "serverInfo": {"name": "them"}, "k": 1}}, Era.MODERN)
 
-    assert fitted["_meta"] == {P + "serverInfo": {"name": "us"}, "k": 1}
+    assert fitted["_meta"] == {P + "serverInfo": envelope.value(eras.SERVER_INFO), "k": 1}
 
 
 def test_results_for_a_handshake_client_have_nothing_of_the_modern_era() -> None:
@@ -156,7 +155,7 @@ def test_results_for_a_handshake_client_have_nothing_of_the_modern_era() -> None
 def test_results_that_need_no_change_for_a_handshake_client_keep_their_bytes() -> None:
     came = b'{ "content" : [ ], "structuredContent": {"n": 1.0e-07} }'
 
-    assert eras.fit_result_to_client("tools/call", came, Era.HANDSHAKE, INFO) == came
+    assert eras.fit_result_to_client("tools/call", came, Era.HANDSHAKE) == came
 
 
 @pytest.mark.parametrize("structured", [[1], "x", 7, None, True], ids=repr)
@@ -174,7 +173,7 @@ def test_structured_content_without_text_becomes_text_for_a_handshake_client() -
     came = b'{"content":[ ' + image + b' ],"structuredContent":["caf\xc3\xa9", 1.0e-07]}'
     bare = {"content": [], "structuredContent": [{"n": 1}]}
 
-    fitted = eras.fit_result_to_client("tools/call", came, Era.HANDSHAKE, INFO)
+    fitted = eras.fit_result_to_client("tools/call", came, Era.HANDSHAKE)
 
     assert image in fitted
     assert json.loads(fitted)["content"][1] == {"type": "text", "text": '["café", 1.0e-07]'}

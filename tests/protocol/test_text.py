@@ -1,4 +1,7 @@
-"""What stays of a text that goes to a model, and what does not."""
+"""Characters that are kept in a text for a model, and those that are removed."""
+
+import time
+import unicodedata
 
 import pytest
 from hypothesis import example, given
@@ -13,12 +16,18 @@ HOSTILE = {
     "zero width": [chr(c) for c in (0x200B, 0x2060, 0x2061, 0x2062, 0x2063, 0x2064, 0xFEFF, 0x00AD)],
     "tags": [chr(c) for c in range(0xE0000, 0xE0080)],
     "surrogates": ["\ud800", "\udbff", "\udc00", "\udfff"],
+    "private use": [chr(c) for c in (0xE000, 0xF8FF, 0xF0000, 0x10FFFD)],
+    "unassigned": [chr(c) for c in (0x0378, 0xFFFF, 0xE0FFF, 0x1FFFE, 0x2FFFF)],
+    "blanks": list("\u2800\u3164\uffa0\ufffc\u034f\u17b4\U0001d159\U00013441"),
+    "music, shorthand, hieroglyphs": [chr(c) for c in (0x1D173, 0x1D17A, 0x1BCA0, 0x13430)],
+    "line and paragraph separators": ["\u2028", "\u2029"],
 }
 ALL_HOSTILE = frozenset(character for characters in HOSTILE.values() for character in characters)
 
 WRITTEN = st.text(
     st.characters(
-        exclude_categories=("Cc", "Cf", "Cs", "Cn", "Mn"), exclude_characters="\u115f\u1160\u3164\uffa0"
+        exclude_categories=("Cc", "Cf", "Cs", "Cn", "Co", "Mn", "Zl", "Zp"),
+        exclude_characters="\u115f\u1160\u3164\uffa0\u2800\ufffc\U0001d159\U00013441\U00013442",
     )
 )
 
@@ -112,6 +121,10 @@ def test_terminal_escapes_are_removed_whole(text: str, seen: str) -> None:
         pytest.param("😀" + "".join(chr(0xE0100 + b) for b in b"secret"), "😀", id="bytes behind an emoji"),
         pytest.param("❤\ufe0f\ufe0f\ufe0e", "❤\ufe0f", id="run of variation selectors"),
         pytest.param("\u1160\u1160", "", id="fillers outside of a syllable"),
+        pytest.param("\u1100" + "\u1160" * 9 + "x", "\u1100\u1160x", id="run of fillers in a syllable"),
+        pytest.param("de\u180elete", "delete", id="Mongolian separator between Latin letters"),
+        pytest.param("\u1820\u180b\u180b\u180e\u180e", "\u1820\u180b\u180e", id="run of Mongolian ones"),
+        pytest.param("a\U00016fe4", "a", id="Khitan filler outside of Khitan"),
     ],
 )
 def test_joiners_and_selectors_are_removed_where_nothing_needs_them(text: str, seen: str) -> None:
@@ -122,3 +135,65 @@ def test_a_clean_text_is_returned_as_the_same_object() -> None:
     text = "plain ASCII and Zürich, 東京\n" * 100
 
     assert clean(text) is text
+
+
+SIGNS_AROUND_DIGITS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+IGNORABLE = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, 0x2065, 0xFFF0, 0xE0FFF)
+"""Characters that Unicode calls ignorable although their categories do not tell."""
+
+
+def test_every_code_point_is_visible_or_a_space_or_removed() -> None:
+    for code in range(0x110000):
+        character = chr(code)
+        category = unicodedata.category(character)
+        kept = clean(f"x{character}x") == f"x{character}x"
+        if category[0] in "LMNPS":
+            may_vanish = not character.isascii() and len(clean(f"x{character}x")) == 2
+            assert kept or may_vanish, hex(code)
+        elif category == "Zs" or character in "\n\t" or character in SIGNS_AROUND_DIGITS:
+            assert kept, hex(code)
+        elif category == "Cn" and (0x1F000 <= code < 0x1FB00 or 0x20000 <= code < 0x323B0):
+            continue  # a pictograph or an ideograph of a later Unicode
+        else:
+            assert not kept, hex(code)
+
+
+def test_only_blank_letters_and_marks_are_removed() -> None:
+    removed = {
+        code
+        for code in range(0x110000)
+        if unicodedata.category(chr(code))[0] in "LMNPS" and clean(f"x{chr(code)}x") == "xx"
+    }
+    selectors = {*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x16FE4}
+    blanks = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0xFFFC, 0x1D159}
+
+    assert removed - {0x13441, 0x13442} <= selectors | blanks
+    assert blanks <= removed
+
+
+def test_every_ignorable_character_is_removed() -> None:
+    assert [hex(code) for code in IGNORABLE if clean(f"x{chr(code)}x") != "xx"] == []
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pytest.param("a\ufe0f\u200d", id="selectors and joiners"),
+        pytest.param("\u200d", id="joiners"),
+        pytest.param("\u2764\ufe0f\u200d", id="hearts and joiners"),
+        pytest.param("\u1160", id="fillers"),
+        pytest.param("\x1b[", id="unfinished control sequences"),
+        pytest.param("\x1b]x", id="unfinished titles"),
+        pytest.param("\x1b ", id="unfinished escapes"),
+        pytest.param("\x9b;;  ", id="C1 introducers"),
+        pytest.param("\ue000\U000e0041", id="removed characters"),
+    ],
+)
+def test_the_time_is_in_proportion_to_the_text(hostile: str) -> None:
+    def seconds(characters: int) -> float:
+        text = hostile * (characters // len(hostile))
+        began = time.process_time()
+        clean(text)
+        return time.process_time() - began
+
+    assert min(seconds(1_000_000) for _ in range(3)) < 120 * max(min(seconds(50_000) for _ in range(3)), 1e-3)

@@ -1,4 +1,4 @@
-"""Whether bytes are UTF-8 is found out a piece at a time, and a character may lie across two."""
+"""UTF-8 is checked piece by piece, and a character may begin in one piece and end in the next."""
 
 import pytest
 

@@ -46,6 +46,7 @@ async def test_a_servers_request_reaches_the_client_and_the_answer_the_server(
         old = await client.call("old__ask")
         new = await client.call("new__ask")
 
-    assert [asked["params"]["message"] for asked in client.asked] == ["Which one?"] * 2
+    messages = [asked["params"]["message"] for asked in client.asked]
+    assert messages == ["[server 'old' asks] Which one?", "[server 'new' asks] Which one?"]
     assert json.loads(old["content"][0]["text"]) == {"action": "decline"}
     assert json.loads(new["content"][0]["text"]) == {"answers": {"q": {"action": "decline"}}, "state": "s"}

@@ -14,7 +14,7 @@ from mcp_context_proxy.interactions import vectors
 from mcp_context_proxy.learning import tier as learned
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.statistics.recorder import SessionRecorder, StatisticsRetention
+from mcp_context_proxy.statistics.recorder import SessionRecorder, forget_old_counts
 from mcp_context_proxy.store import (
     DAY,
     DECAY_PER_DAY,
@@ -133,7 +133,7 @@ async def test_a_clock_jump_deletes_nothing_and_changes_no_confidence(path: Path
         machine.wall += leap
         machine.wait(2 * HOUR)
 
-        StatisticsRetention.of(Limits()).apply(store.statistics, machine.time_of_day())
+        forget_old_counts(store.statistics, Limits(), machine.time_of_day())
         sessions.used(("s", "t"), "two")
         await sessions.flush()
         tier = LearnedTier(OneVector(), store.learned, clock=machine.time_of_day)  # type: ignore[arg-type]

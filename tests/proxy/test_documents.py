@@ -40,9 +40,9 @@ async def test_documents_are_listed_and_read_beside_the_resources_of_servers(con
     assert list(by_uri) == [
         "reference://billing",
         "rule://commits",
-        "note://1",
         "context://current",
         "context://requests",
+        "note://1",
     ]
     assert by_uri["rule://commits"]["description"] == "How commits are worded"
     assert by_uri["rule://commits"]["mimeType"] == "text/markdown"

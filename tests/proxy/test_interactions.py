@@ -1,4 +1,4 @@
-"""What hosts search and call is remembered as interactions, where that is switched on."""
+"""Searches and calls of hosts are remembered as interactions if that is turned on."""
 
 from __future__ import annotations
 

@@ -83,9 +83,9 @@ async def test_remembered_tools_are_listed_and_found_without_starting_the_server
         await host.request("logging/setLevel", {"level": "debug"})
 
         assert [entry["uri"] for entry in resources] == [
-            "note://1",
             "context://current",
             "context://requests",
+            "note://1",
         ]
         assert [entry["name"] for entry in prompts] == ["lazy__greet", "with_context"]
         assert found["structuredContent"]["results"][0]["name"] == "lazy__brew"

@@ -69,7 +69,7 @@ async def test_the_next_search_finds_it_better_and_says_why(proxy: Proxy, host: 
 
     assert ranks[used] < before.index(used)
     (result,) = [result for result in answer["results"] if result["name"] == used]
-    assert f"used before for '{QUERY}'" in result["why"]
+    assert "used before for a similar request" in result["why"]
     assert result["learned"] > 0
 
 
@@ -185,4 +185,4 @@ async def test_queries_can_be_stored_without_their_text(workshop: Workshop) -> N
 
     kept = b"".join(file.read_bytes() for file in workshop.folder.glob("store.sqlite3*"))
     assert QUERY.encode() not in kept
-    assert any("used before for a similar query" in result["why"] for result in why)
+    assert any("used before for a similar request" in result["why"] for result in why)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -178,7 +177,7 @@ async def test_a_proxy_ends_at_once_although_its_endpoint_never_answers(
     config = configured(workshop, service, {"embedding_query_seconds": 300.0, "embedding_seconds": 300.0})
     with anyio.fail_after(60):
         async with inside(config) as proxy:
-            proxy.searcher.prepare(proxy.catalog.snapshot)
+            proxy.searcher.indexing.prepare(proxy.catalog.snapshot)
             assert await anyio.to_thread.run_sync(service.asked.wait, 30)
 
 
@@ -207,7 +206,7 @@ async def test_a_folder_of_another_model_is_searched_with(workshop: Workshop, tm
 
 def run(config: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mcp_context_proxy", "--config", str(config), *args],
+        command(config, *args),
         capture_output=True,
         encoding="utf-8",
         timeout=60,

@@ -59,7 +59,7 @@ def exposed_names(server: str) -> list[str]:
 
 
 def with_type(definition: dict[str, Any]) -> dict[str, Any]:
-    """As the protocol demands it: an input schema has a type."""
+    """The protocol demands that an input schema has a type."""
     schema = definition["inputSchema"]
     return {**definition, "inputSchema": schema if "type" in schema else {"type": "object", **schema}}
 

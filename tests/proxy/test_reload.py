@@ -14,12 +14,16 @@ from support.ledger import until
 from support.proxies import command, http_proxy
 from support.raw_client import RawClient
 from support.servers import Server, Workshop, tool
+from support.shop import TOKEN, environment
 from support.wires import stdio
 
 pytestmark = pytest.mark.anyio
 
 CHANGED = "notifications/tools/list_changed"
 MUTATIONS = 50
+
+KNOWN = {"authorization": f"Bearer {TOKEN}"}
+"""Headers of somebody who may know the problems."""
 
 
 def starts(server: Server) -> int:
@@ -168,9 +172,7 @@ async def test_an_edit_without_visible_changes_announces_nothing(workshop: Works
     log = workshop.folder / "stderr"
     with log.open("w") as stderr:
         config = workshop.config()
-        async with stdio(
-            [*command(config)[:3], "--log-level", "info", *command(config)[3:]], stderr=stderr
-        ) as client:
+        async with stdio(command(config, "--log-level", "info"), stderr=stderr) as client:
             flag.touch()
             await client.until(lambda client: client.notified(CHANGED))
             client.notifications.clear()
@@ -188,14 +190,14 @@ async def test_an_invalid_file_changes_nothing_and_is_reported_with_file_line_an
     one, two = two_servers(workshop)
     config = workshop.config()
     good = config.read_text()
-    with http_proxy(config) as proxy:
+    with http_proxy(config, auth=True, env=environment()) as proxy:
         log = config.with_suffix(".log")
         await until(lambda: starts(one) and starts(two))
         config.write_text(good.replace("[servers.two]", "[servers.two]\nkommand = 'x'"))
         line = good[: good.index("[servers.two]")].count("\n") + 2
         place = f"{config}:{line}: servers.two.kommand"
         await until(said(log, place))
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(headers=KNOWN) as http:
             health = (await http.get(f"{proxy.base}/healthz")).json()
             assert health["status"] == "ok"
             assert place in health["problems"][0]
@@ -209,17 +211,38 @@ async def test_an_invalid_file_changes_nothing_and_is_reported_with_file_line_an
         assert two.ledger.entries("end of input") == []
 
 
+@pytest.mark.parametrize("auth", [True, False])
+async def test_without_the_token_nobody_learns_what_is_wrong_with_the_configuration(
+    workshop: Workshop, auth: bool
+) -> None:
+    two_servers(workshop)
+    config = workshop.config()
+    good = config.read_text()
+    with http_proxy(config, auth=auth, env=environment()) as proxy:
+        broken = "[servers.two]\nheaders = { X = '${A_SECRET_VARIABLE}' }"
+        config.write_text(good.replace("[servers.two]", broken))
+        await until(said(config.with_suffix(".log"), "A_SECRET_VARIABLE"))
+        async with httpx2.AsyncClient(base_url=proxy.base) as http:
+            anybody = await http.get("/healthz")
+            guessed = await http.get("/healthz", headers={"authorization": "Bearer wrong"})
+            known = await http.get("/healthz", headers=KNOWN)
+
+    assert anybody.json() == {"status": "ok"}
+    assert guessed.status_code == (401 if auth else 200)
+    assert ("A_SECRET_VARIABLE" in known.text) == auth
+
+
 async def test_settings_that_need_a_restart_are_named_in_one_line(workshop: Workshop) -> None:
     two_servers(workshop)
     config = workshop.config()
-    with http_proxy(config) as proxy:
+    with http_proxy(config, auth=True, env=environment()) as proxy:
         limits = {"http_connections": 7, "call_seconds": 5.0}
         workshop.config(http={"host": "127.0.0.2"}, store={"path": "elsewhere.db"}, limits=limits)
         log = config.with_suffix(".log")
         await until(
             said(log, "these changes need a restart: store.path, http.host, limits.http_connections\n")
         )
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(headers=KNOWN) as http:
             told = (await http.get(f"{proxy.base}/healthz")).json()["needs_restart"]
 
     assert told == ["store.path", "http.host", "limits.http_connections"]

@@ -62,7 +62,7 @@ async def use(client: Client) -> None:
     assert found.structured_content is not None
     assert found.structured_content["results"][0]["name"] == "gitlab__create_issue"
     resources = [str(entry.uri) for entry in (await client.list_resources()).resources]
-    assert resources == ["note://1", "context://current", "context://requests"]
+    assert resources == ["context://current", "context://requests", "note://1"]
     assert (await client.read_resource("note://1")).contents
     assert [entry.name for entry in (await client.list_prompts()).prompts] == ["work__greet", "with_context"]
     assert (await client.get_prompt("work__greet", {"who": "you"})).messages

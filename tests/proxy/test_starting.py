@@ -18,7 +18,7 @@ SOON = 20
 
 
 def late_server(workshop: Workshop, **more: Any) -> Any:
-    """It is not ready before its flag is there."""
+    """Make a server that is not ready before its flag exists."""
     steps = [{"wait": str(workshop.flag("ready"))}]
     brew = [tool("brew", "Brew a cup of coffee"), tool("grind", "Grind coffee beans")]
     return workshop.server("late", tools=brew, on={"tools/list": steps}, **more)
@@ -92,8 +92,7 @@ async def hears_of_it(client: RawClient, workshop: Workshop) -> None:
 
     assert told["_meta"]["io.modelcontextprotocol/subscriptionId"] in {number, str(number)}
     assert "late__brew" in await client.names()
-    client._pending.pop(number).cancel()
-    client._abandoned.add(number)
+    await client.abandon(number)
 
 
 async def test_a_modern_client_without_a_subscription_is_not_notified(workshop: Workshop) -> None:
@@ -183,10 +182,10 @@ async def test_resources_and_prompts_that_change_are_announced_too(workshop: Wor
         (updated,) = await client.until(lambda client: client.notified("notifications/resources/updated"))
         assert updated == {"uri": "note://1"}
         assert listed == [
-            "note://1",
-            "note://2",
             "context://current",
             "context://requests",
+            "note://1",
+            "note://2",
         ]
         prompts = (await client.request("prompts/list"))["prompts"]
         assert [entry["name"] for entry in prompts] == ["work__greet", "work__part", "with_context"]

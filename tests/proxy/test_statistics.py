@@ -56,7 +56,7 @@ def usage(proxy: Proxy) -> UsageRecorder:
 
 async def figures(proxy: Proxy, name: str) -> ToolFigures | None:
     await usage(proxy).flush()
-    return usage(proxy).summed.figures.get(("s", name))
+    return usage(proxy).figures.get(("s", name))
 
 
 async def searches(proxy: Proxy) -> tuple[SearchFigures, list[SearchRow]]:
@@ -89,7 +89,7 @@ async def test_a_call_is_counted_with_its_latency_and_size(proxy: Proxy, host: H
     assert found.mean_ms > 0
     assert found.result_bytes > 10
     assert await figures(proxy, "report_1") is None
-    assert list(usage(proxy).summed.figures) == [("s", "set_status")]
+    assert list(usage(proxy).figures) == [("s", "set_status")]
 
 
 async def test_tool_errors_and_protocol_errors_are_both_counted(proxy: Proxy, host: Host) -> None:

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from support.proxies import Host, command, inside
+from support.proxies import Host, inside, real_command
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 from support.wires import stdio
@@ -134,7 +134,7 @@ async def test_a_failure_is_recorded_in_the_span(host: Host, collected: InMemory
         await host.call("s__refuses")
     asked, sent = of(collected)
 
-    assert (asked.status.description, asked.status.status_code) == ("no", StatusCode.ERROR)
+    assert (asked.status.description, asked.status.status_code) == ("[server 's' says] no", StatusCode.ERROR)
     assert sent.attributes is not None
     assert sent.attributes["error.type"] == "-32603"
 
@@ -153,7 +153,7 @@ async def test_the_real_command_uses_the_provider_that_is_installed_in_its_proce
     config: Path, workshop: Workshop
 ) -> None:
     log = config.with_suffix(".log")
-    words = [sys.executable, "-c", PROVIDED, *command(config, "serve")[3:]]
+    words = [sys.executable, "-c", PROVIDED, *real_command(config, "serve")[3:]]
     with log.open("w", encoding="utf-8") as stderr:
         async with stdio(words, stderr=stderr) as client:
             await client.until_listed("s__echo")

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 
 
 VARIABLES = {"ContextEngine": "engine", "Interactions": "interactions"}
-"""What an object is called on the page."""
+"""The name of an object on the page."""
 
 
 def explained(name: str) -> set[str]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Source, Tool
-from mcp_context_proxy.retrieval.relevance import BACKGROUND
 
 
 class WordVectors:
@@ -27,7 +27,7 @@ class WordVectors:
     def embed(
         self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
     ) -> np.ndarray:
-        if texts is not BACKGROUND:
+        if texts is not GENERAL_REQUESTS:
             self.calls.append(list(texts))
         if self.error is not None:
             raise self.error

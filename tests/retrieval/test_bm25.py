@@ -25,7 +25,7 @@ ITEMS = st.lists(st.builds(Fields, WORDS, WORDS, WORDS, WORDS, WORDS, WORDS), mi
 
 
 def reference(items: list[Fields], item: Fields, term: str) -> dict[str, float]:
-    """What a term adds to the score of an item, by field, straight from the definition."""
+    """The part of an item's score that a term adds, by field, straight from the definition."""
     texts = [dict(zip(FIELDS, map(terms, astuple(other)), strict=True)) for other in items]
     own = texts[items.index(item)]
     shares = {}

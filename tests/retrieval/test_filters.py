@@ -77,13 +77,13 @@ def filters(draw: st.DrawFn, catalog: list[Tool]) -> Filters:
 def ranked(
     engine: Engine, query: str, catalog: Snapshot, chosen: Filters, options: SearchOptions
 ) -> list[tuple[str, str, float, float | None, float]]:
-    """Whether or not it fits."""
+    """All ranked items, whether they fit the query or not."""
     ranking = engine.search(query, catalog, chosen, options)
     found: tuple[Result, ...] = ranking.results or ranking.near_misses
     return [(r.item.server, r.item.name, r.score, r.cosine, r.lexical) for r in found]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), catalog=tools(), query=TEXTS, top_n=st.integers(1, 8))
 def test_a_filtered_search_is_the_unfiltered_ranking_without_the_excluded_items(
     word_vectors: Callable[..., Any],
@@ -103,12 +103,12 @@ def test_a_filtered_search_is_the_unfiltered_ranking_without_the_excluded_items(
     assert ranked(engine, query, there, chosen, options) == meeting[:top_n]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), catalog=tools())
 def test_an_item_passes_a_filter_exactly_if_its_own_metadata_match(
     snapshot: Callable[..., Snapshot], data: st.DataObject, catalog: list[Tool]
 ) -> None:
-    """Told apart here by the plain facts, one constraint after the other."""
+    """The expected number follows from the plain facts, one constraint after the other."""
     chosen = data.draw(filters(catalog))
     engine = Engine(None)
     considered = engine.search("note", snapshot(*catalog), chosen).considered

@@ -10,7 +10,7 @@ import pytest
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Ranking, SearchOptions
-from mcp_context_proxy.retrieval.relevance import packaged_background
+from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
 DATA = Path(__file__).parent / "data" / "mcpproxy_golden"

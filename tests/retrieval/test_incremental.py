@@ -30,7 +30,7 @@ COUNTS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(versions=st.lists(CATALOGS, min_size=2, max_size=4), query=DESCRIPTIONS)
 def test_after_any_changes_every_result_is_that_of_a_new_index(
     word_vectors: Callable[..., Any],

@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent / "data" / "mcpproxy_golden"
 
 
 class Says:
-    """What use has taught, as a test wants it."""
+    """Learned pairs, as a test wants them."""
 
     def __init__(self, general: bool = False, **cosines: float) -> None:
         self._supports = {
@@ -66,7 +66,7 @@ def test_every_result_has_its_learned_part(word_vectors, catalog):
     assert mail.score == pytest.approx(
         mail.cosine + mail.learned + 0.025 * mail.lexical + mail.need, abs=1e-5
     )
-    assert "used before for 'a query of before'" in mail.why
+    assert "used before for a similar request" in mail.why
     assert (other.learned, other.support) == (0.0, None)
     assert "used before" not in other.why
 

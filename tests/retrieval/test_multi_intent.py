@@ -63,7 +63,7 @@ def test_no_score_is_lowered_and_excluded_items_stay_out():
 
 @pytest.mark.parametrize("method", ["hybrid", "dense"])
 def test_two_sentences_bring_two_tools_first(word_vectors, tool, snapshot, method):
-    """Of the proxy's own ranking only: what it is measured against stays what it is."""
+    """Only the proxy's own ranking changes; the ranking that it is compared with stays."""
     twins = [tool(f"send_mail_{i}", "send mail to people", server=f"mail{i}") for i in range(4)]
     catalog = snapshot(*twins, tool("make_chart", "draw chart of numbers kept in table", server="charts"))
     query = "Send mail to people. Draw chart of numbers."

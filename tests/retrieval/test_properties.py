@@ -21,7 +21,7 @@ KEYS = st.tuples(st.sampled_from(SERVERS), NAMES)
 EVERYTHING = Filters()
 ALL = SearchOptions(top_k=100, top_n=100)
 
-any_catalog = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+any_catalog = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def ranked(

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.retrieval import Engine, Filters
-from mcp_context_proxy.retrieval.relevance import BACKGROUND, packaged_background
-from mcp_context_proxy.retrieval.scoring import CERTAIN_DEVIATIONS, FEWEST_ITEMS, evidence, needed_evidence
+from mcp_context_proxy.retrieval.scoring import (
+    CERTAIN_DEVIATIONS,
+    FEWEST_ITEMS,
+    evidence,
+    needed_evidence,
+    packaged_background,
+)
 from mcp_context_proxy.store import open_store
 
 
@@ -31,7 +37,7 @@ def five(tool, snapshot):
 
 
 def test_the_packaged_background_vectors_belong_to_the_packaged_model():
-    anew = load_model().embed(BACKGROUND)
+    anew = load_model().embed(GENERAL_REQUESTS)
 
     assert packaged_background().shape == anew.shape
     # int8 arithmetic differs a little between processors.

@@ -6,10 +6,10 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
-from mcp_context_proxy.retrieval.relevance import BACKGROUND
 
 NAMES = st.lists(
     st.sampled_from(["read_file", "write_file", "send_mail", "list_mail", "get_weather", "play_song", "sum"]),
@@ -26,7 +26,7 @@ def found(ranking: Ranking) -> list[str]:
 @pytest.fixture
 def engine(word_vectors: Callable[..., object]) -> Engine:
     vectors = word_vectors()
-    return Engine(vectors, calibration=vectors.embed(BACKGROUND))
+    return Engine(vectors, calibration=vectors.embed(GENERAL_REQUESTS))
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_query_fits_if_most_of_its_words_match(
     padding = " ".join(f"word{i}" for i in range(60))
     catalog = snapshot(tool("one", f"quarkonium {padding}"), tool("two", padding), tool("three", padding))
     vectors = word_vectors()
-    ranking = Engine(vectors, calibration=vectors.embed(BACKGROUND)).search("quarkonium", catalog)
+    ranking = Engine(vectors, calibration=vectors.embed(GENERAL_REQUESTS)).search("quarkonium", catalog)
 
     assert ranking.fits
     assert found(ranking)[0] == "one"

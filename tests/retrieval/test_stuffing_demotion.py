@@ -8,6 +8,7 @@ import pytest
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import ADAPTIVE, Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval.results import Support
 
 QUERY = "send a mail about the invoice"
 
@@ -55,7 +56,7 @@ def test_tools_of_other_servers_come_first_with_their_unchanged_scores(
     catalog: Snapshot,
     options: SearchOptions,
 ) -> None:
-    """How rare a word is, and how long descriptions are, is not for it to say either."""
+    """The demoted tool does not change the rarity of words or the average length of descriptions either."""
     without = Engine(word_vectors()).search(QUERY, snapshot(*honest(tool)), Filters(), options)
     poisoned = Engine(word_vectors()).search(QUERY, catalog, Filters(), options)
 
@@ -182,3 +183,67 @@ def test_suspicion_is_updated_when_definitions_change(
     assert found(engine.search(QUERY, first))[:2] == ["helper_0", "send_mail"]
     assert found(engine.search(QUERY, suspected))[0] == "send_mail"
     assert found(engine.search(QUERY, again)) == found(engine.search(QUERY, first))
+
+
+TENT = "unfold the tent pitch it into the sand"
+"""What only a tool of a suspected server does."""
+
+
+class OneUse:
+    """A past use of one tool for a query that is much like the one that is asked."""
+
+    def __init__(self, server: str, name: str) -> None:
+        self._support = {(server, name): Support(0.95, "a query of before", 1)}
+
+    def supported(self, query: Any) -> dict[tuple[str, str], Support]:
+        return self._support
+
+    def confidence(self, query: Any) -> float | None:
+        return None
+
+    def generation(self) -> object:
+        return self
+
+
+@pytest.mark.parametrize("options", [SearchOptions(), ADAPTIVE, SearchOptions(top_n=7, include_score=inf)])
+@pytest.mark.parametrize("used", [("travel", "search_flights"), ("office", "pay"), ("evil", "helper_3")])
+def test_one_use_of_another_tool_removes_no_suspected_tool_from_the_answer(
+    word_vectors: Callable[..., Any],
+    tool: Build,
+    snapshot: Callable[..., Snapshot],
+    options: SearchOptions,
+    used: tuple[str, str],
+) -> None:
+    camp = [tool(f"helper_{at}", text, server="camp") for at, text in enumerate(STUFFED)]
+    others = [tool(f"helper_{at}", text, server="evil") for at, text in enumerate(STUFFED)]
+    catalog = snapshot(*honest(tool), *camp, *others)
+    before = Engine(word_vectors(), calibration=0.5).search(TENT, catalog, Filters(), options)
+    engine = Engine(word_vectors(), learned=OneUse(*used), calibration=0.5)
+    after = engine.search(TENT, catalog, Filters(), options)
+
+    def servers(ranking: Ranking) -> set[str]:
+        best = [one.item for one in ranking.results if one.item.name == "helper_4"]
+        return {one.server for one in best if isinstance(one, Tool)}
+
+    assert servers(before) == servers(after) == {"camp", "evil"}
+
+
+def test_one_use_makes_no_difference_where_only_suspected_tools_are_searched(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    only = Filters(servers=frozenset({"evil"}))
+    engine = Engine(word_vectors(), learned=OneUse("evil", "helper_3"), calibration=0.5)
+    before = Engine(word_vectors(), calibration=0.5).search(TENT, catalog, only)
+    after = engine.search(TENT, catalog, only)
+
+    assert set(found(before)) == set(found(after))
+
+
+def test_few_other_tools_that_fit_leave_the_rest_of_the_places_to_a_suspected_server(
+    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    mail = tool("send_mail", "Send a mail to somebody.", server="office")
+    ranking = Engine(word_vectors()).search(QUERY, snapshot(mail, *stuffed(tool)))
+
+    assert found(ranking)[0] == "send_mail"
+    assert len(found(ranking)) == 5

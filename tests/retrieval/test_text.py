@@ -63,42 +63,44 @@ def test_a_huge_text_is_chunked_in_linear_time(flood: str) -> None:
 
 def test_with_one_server_a_tool_is_its_name_and_description(tool: Callable[..., Tool]) -> None:
     schema = {"properties": {"repoName": {}}}
-    text = item_text(tool("createIssue", "Opens an issue.", schema=schema), several_servers=False)
+    _, texts = item_text(tool("createIssue", "Opens an issue.", schema=schema), several_servers=False)
 
-    assert text.chunks == ("create issue: Opens an issue.",)
+    assert texts == ("create issue: Opens an issue.",)
 
 
 def test_with_several_servers_the_server_and_the_parameters_are_part_of_it(tool: Callable[..., Tool]) -> None:
     schema = {"properties": {"repoName": {}, "title": {}}}
-    text = item_text(tool("createIssue", "Opens one.", server="github", schema=schema), several_servers=True)
+    _, texts = item_text(
+        tool("createIssue", "Opens one.", server="github", schema=schema), several_servers=True
+    )
 
-    assert text.chunks == ("github create issue: Opens one. Parameters: repo name, title",)
+    assert texts == ("github create issue: Opens one. Parameters: repo name, title",)
 
 
 def test_every_chunk_names_its_item(tool: Callable[..., Tool]) -> None:
-    text = item_text(tool("createIssue", "A sentence of it. " * 100), several_servers=False)
+    _, texts = item_text(tool("createIssue", "A sentence of it. " * 100), several_servers=False)
 
-    assert len(text.chunks) > 3
-    assert all(chunk.startswith("create issue: ") and len(chunk) <= CHUNK_LIMIT for chunk in text.chunks)
+    assert len(texts) > 3
+    assert all(chunk.startswith("create issue: ") and len(chunk) <= CHUNK_LIMIT for chunk in texts)
 
 
 def test_a_document_is_its_name_description_and_text(rule: Callable[..., Document]) -> None:
-    text = item_text(rule("commits", "How to commit.", "# Commits\n\nSay why."), several_servers=True)
+    _, texts = item_text(rule("commits", "How to commit.", "# Commits\n\nSay why."), several_servers=True)
 
-    assert text.chunks == ("commits: How to commit.\n\n# Commits\n\nSay why.",)
+    assert texts == ("commits: How to commit.\n\n# Commits\n\nSay why.",)
 
 
 def test_only_the_first_8_kib_of_a_description_are_indexed(tool: Callable[..., Tool]) -> None:
-    text = item_text(tool("t", "a " * 4_096 + "zebra"), several_servers=False)
+    fields, texts = item_text(tool("t", "a " * 4_096 + "zebra"), several_servers=False)
 
-    assert "zebra" not in text.fields.description
-    assert not any("zebra" in chunk for chunk in text.chunks)
+    assert "zebra" not in fields.description
+    assert not any("zebra" in chunk for chunk in texts)
 
 
 def test_lone_surrogates_do_not_reach_the_model(tool: Callable[..., Tool]) -> None:
-    text = item_text(tool("broken\ud83d", "half \ud83d"), several_servers=True)
+    _, texts = item_text(tool("broken\ud83d", "half \ud83d"), several_servers=True)
 
-    assert all(chunk.encode() for chunk in text.chunks)
+    assert all(chunk.encode() for chunk in texts)
 
 
 def test_a_query_is_searched_whole_and_by_sentence() -> None:
@@ -122,9 +124,9 @@ def test_nested_parameters_are_read() -> None:
     }
     read = read_parameters(json.dumps({"inputSchema": schema}).encode())
 
-    assert read.top == ("filter", "files")
-    assert read.nested == ("label", "path")
-    assert read.descriptions == ("What to keep.", "A label.")
+    assert read.top == ["filter", "files"]
+    assert read.nested == ["label", "path"]
+    assert read.descriptions == ["What to keep.", "A label."]
 
 
 @pytest.mark.parametrize(
@@ -143,12 +145,12 @@ def test_nested_parameters_are_read() -> None:
 def test_a_schema_of_any_shape_is_read_without_an_error(schema: str) -> None:
     read = read_parameters(f'{{"inputSchema": {schema}}}'.encode())
 
-    assert read.descriptions == ()
+    assert read.descriptions == []
 
 
 @pytest.mark.parametrize("definition", [b"", b"{", b"[]", b"null", b"\xff", b'{"inputSchema": "\xff"}'])
 def test_a_definition_that_is_not_json_has_no_parameters(definition: bytes) -> None:
-    assert read_parameters(definition).top == ()
+    assert read_parameters(definition).top == []
 
 
 @pytest.mark.parametrize("depth", [500, 100_000])
@@ -170,7 +172,7 @@ def test_very_many_parameters_are_cut() -> None:
 def test_references_are_not_followed() -> None:
     schema = {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"secret": {"$ref": "#/$defs/a"}}}}}
 
-    assert read_parameters(json.dumps({"inputSchema": schema}).encode()).top == ()
+    assert read_parameters(json.dumps({"inputSchema": schema}).encode()).top == []
 
 
 @given(

@@ -49,7 +49,7 @@ class Large:
     def indexed(self) -> DenseIndex:
         pool = Pool()
         rows = pool.add(self.matrix)
-        return DenseIndex.build(pool.vectors, [rows], [self.sizes])
+        return DenseIndex(pool.vectors, rows, self.sizes)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_vectors_do_not_depend_on_the_batches_they_came_in(pieces: list[int], di
     rows = np.concatenate([pool.add(piece) for piece in np.split(vectors, np.cumsum(pieces)[:-1])])
 
     assert (whole.add(vectors) == rows).all()
-    assert np.array_equal(pool.vectors.copied(rows), vectors)
+    assert np.array_equal(pool.vectors.views(rows), vectors)
     assert np.array_equal(pool.vectors.cosines(queries), whole.vectors.cosines(queries))
     assert np.array_equal(pool.vectors.estimates(queries), whole.vectors.estimates(queries))
 
@@ -179,9 +179,8 @@ def test_the_estimate_of_an_item_is_the_estimate_of_its_best_chunk(large: Large)
 def test_cosines_of_a_subset_equal_those_of_the_whole_index(chosen: list[int]) -> None:
     pool, queries = Pool(), scattered(2, seed=9)
     sizes = np.resize([1, 3, 2], 50)
-    index = DenseIndex.build(
-        pool_vectors(pool, int(sizes.sum())), [np.arange(1, sizes.sum() + 1, dtype=np.int32)], [sizes]
-    )
+    rows = np.arange(1, sizes.sum() + 1, dtype=np.int32)
+    index = DenseIndex(pool_vectors(pool, int(sizes.sum())), rows, sizes)
     items = np.array(sorted(chosen), np.intp)
     some = index.of(items)
 
@@ -201,7 +200,7 @@ def test_the_memory_layout_of_vectors_changes_no_result(large: Large) -> None:
     order = rng.permutation(len(large.matrix))
     rows = np.empty(len(order), np.int32)
     rows[order] = pool.add(large.matrix[order])
-    other = DenseIndex.build(pool.vectors, [rows], [large.sizes])
+    other = DenseIndex(pool.vectors, rows, large.sizes)
 
     assert np.array_equal(
         computed(other, large.queries[:2], large.words[0]),

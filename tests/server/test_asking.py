@@ -1,4 +1,4 @@
-"""What a server asks of the user during a call reaches the client that called, in its own era's words."""
+"""Requests of a server during a call reach the client that called, in the form of the client's era."""
 
 import json
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 import anyio
 import pytest
 from support.proxies import Host, inside
+from support.questions import as_shown
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.server.forwarding import QUESTIONS_PER_CALL
+from mcp_context_proxy.config.settings import Limits
 
 pytestmark = pytest.mark.anyio
 
@@ -52,36 +53,41 @@ def said(result: dict[str, Any]) -> Any:
     return json.loads(result["content"][0]["text"])
 
 
-async def test_sampling_is_passed_to_the_client_and_back_unchanged(workshop: Workshop) -> None:
+async def test_sampling_is_passed_to_the_client_and_its_answer_back_unchanged(
+    workshop: Workshop,
+) -> None:
     asking(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake", CAPABLE, ANSWERS)
         result = await host.call("curious__sample")
 
-    assert host.asked == [("sampling/createMessage", SAMPLING)]
+    assert host.asked == [("sampling/createMessage", as_shown("curious", "sampling/createMessage", SAMPLING))]
     assert said(result) == SAMPLED
 
 
-async def test_elicitation_is_passed_to_the_client_and_back_unchanged(workshop: Workshop) -> None:
+async def test_elicitation_is_passed_to_the_client_and_its_answer_back_unchanged(
+    workshop: Workshop,
+) -> None:
     asking(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake", CAPABLE, ANSWERS)
         result = await host.call("curious__elicit")
 
-    assert host.asked == [("elicitation/create", ELICIT)]
+    assert host.asked == [("elicitation/create", as_shown("curious", "elicitation/create", ELICIT))]
     assert said(result) == CHOSEN
 
 
 async def test_a_call_may_ask_its_client_a_limited_number_of_times(workshop: Workshop) -> None:
+    most = Limits().questions_per_call
     question = {"method": "elicitation/create", "params": ELICIT}
-    calls = {"nag": [{"ask_each": [question] * (QUESTIONS_PER_CALL + 1)}]}
+    calls = {"nag": [{"ask_each": [question] * (most + 1)}]}
     workshop.server("curious", tools=[tool("nag")], calls=calls)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake", CAPABLE, ANSWERS)
         result = await host.call("curious__nag")
 
-    assert len(host.asked) == QUESTIONS_PER_CALL
-    assert said(result) == [CHOSEN] * QUESTIONS_PER_CALL + [None]
+    assert len(host.asked) == most
+    assert said(result) == [CHOSEN] * most + [None]
 
 
 async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> None:
@@ -167,7 +173,9 @@ async def test_if_two_clients_could_be_meant_neither_is_asked(workshop: Workshop
     assert sum(len(host.asked) for host in hosts) == 2 - len(refused)
 
 
-async def test_between_modern_peers_a_question_and_its_state_pass_unchanged(workshop: Workshop) -> None:
+async def test_between_modern_peers_a_question_is_named_and_its_state_unchanged(
+    workshop: Workshop,
+) -> None:
     asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -183,7 +191,11 @@ async def test_between_modern_peers_a_question_and_its_state_pass_unchanged(work
         )
 
     assert asked["resultType"] == "input_required"
-    assert {key: asked[key] for key in INPUT} == INPUT
+    assert asked["requestState"] == INPUT["requestState"]
+    assert asked["inputRequests"] == {
+        key: each | {"params": as_shown("curious", each["method"], each["params"])}
+        for key, each in INPUT["inputRequests"].items()
+    }
     assert said(retried) == {"answers": {"name": CHOSEN, "idea": SAMPLED}, "state": INPUT["requestState"]}
 
 
@@ -258,7 +270,7 @@ async def test_a_modern_server_that_asks_endlessly_is_stopped(workshop: Workshop
         result = await Host(proxy, "handshake", CAPABLE, ANSWERS).call("curious__insatiable")
 
     assert result["isError"] is True
-    assert "asked more than" in result["content"][0]["text"]
+    assert "was asked 10 times" in result["content"][0]["text"]
     assert len(server.ledger.calls()) <= 12
 
 
@@ -288,7 +300,9 @@ async def test_a_modern_client_is_asked_to_open_a_url_and_calls_again(
         result = await host.request("tools/call", params)
 
     assert asked["resultType"] == "input_required"
-    assert list(asked["inputRequests"].values()) == [{"method": "elicitation/create", "params": SIGN_IN}]
+    assert list(asked["inputRequests"].values()) == [
+        {"method": "elicitation/create", "params": as_shown("closed", "elicitation/create", SIGN_IN)}
+    ]
     assert said(result)["arguments"] == {"text": "x"}
     assert all("inputResponses" not in call for call in server.ledger.calls("once"))
 

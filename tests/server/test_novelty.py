@@ -1,4 +1,4 @@
-"""What came lately is a little ahead in searches, and nowhere else."""
+"""New tools rank a little higher in searches, and nowhere else."""
 
 import time
 

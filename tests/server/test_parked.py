@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 from support.proxies import Host, inside
+from support.questions import as_shown
 from support.raw_client import PATIENCE, RpcError
 from support.servers import Server, Workshop, tool
 
@@ -50,6 +51,12 @@ def said(result: dict[str, Any]) -> Any:
     return json.loads(result["content"][0]["text"])
 
 
+def shown(asked: dict[str, Any]) -> dict[str, Any]:
+    """A request of the server as it reaches the client."""
+    params = as_shown("curious", asked["method"], asked.get("params", {}))
+    return asked | ({"params": params} if params else {})
+
+
 def question(result: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The one question of a result: its key and what is asked."""
     assert result["resultType"] == "input_required"
@@ -76,7 +83,7 @@ async def test_a_question_is_the_result_of_a_call_that_continues_with_the_answer
         first = await host.call(f"curious__{name}")
         result = await go_on(host, f"curious__{name}", first, CHOSEN)
 
-    assert question(first)[1] == asked
+    assert question(first)[1] == shown(asked)
     assert said(result) == CHOSEN
     assert len(server.ledger.calls(name)) == 1
 
@@ -108,7 +115,7 @@ async def test_prompts_and_resources_can_be_continued_as_well(
         more = {"requestState": first["requestState"], "inputResponses": {key: CHOSEN}}
         result = await host.request(method, params | more)
 
-    assert asked == ELICIT
+    assert asked == shown(ELICIT)
     assert said(result) == CHOSEN
 
 
@@ -120,7 +127,7 @@ async def test_several_questions_are_several_results(workshop: Workshop) -> None
         second = await go_on(host, "curious__twice", first, CHOSEN)
         result = await go_on(host, "curious__twice", second, OTHER)
 
-    assert (question(first)[1], question(second)[1]) == (ELICIT, SAMPLE)
+    assert (question(first)[1], question(second)[1]) == (shown(ELICIT), shown(SAMPLE))
     assert first["requestState"] != second["requestState"]
     assert said(result) == [CHOSEN, OTHER]
     assert len(server.ledger.calls()) == 1
@@ -142,8 +149,8 @@ async def test_a_question_without_an_answer_is_asked_again(workshop: Workshop) -
         left = await host.request("tools/call", params | more)
         result = await go_on(host, "curious__both", left, CHOSEN)
 
-    assert list(both["inputRequests"].values()) == [ELICIT, SAMPLE]
-    assert question(left) == (one, ELICIT)
+    assert list(both["inputRequests"].values()) == [shown(ELICIT), shown(SAMPLE)]
+    assert question(left) == (one, shown(ELICIT))
     assert said(result) == [CHOSEN, OTHER]
 
 

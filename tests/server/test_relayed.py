@@ -1,9 +1,12 @@
-"""What a server says reaches the client as the protocol has it, also where the server is at fault."""
+"""Messages of servers reach the client in the form of the protocol, even if the server made a mistake."""
 
 from contextlib import AsyncExitStack
 
+import anyio
 import pytest
+from support.ledger import until
 from support.proxies import Host, inside
+from support.questions import as_shown
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 
@@ -23,6 +26,38 @@ async def test_decreasing_progress_is_left_out_but_still_extends_the_timeout(
         await host.call("work__report", progressToken="mine")
 
     assert [params["progress"] for _, params in host.notifications] == [1, 3, 3, 4.5]
+
+
+@pytest.mark.parametrize("spoken", ["handshake", "modern"])
+@pytest.mark.parametrize("when", ["during a call", "on its own"])
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        ("bank", "helper/bank"),
+        ("", "helper"),
+        (None, "helper"),
+        (7, "helper"),
+        ("\u202ebank/", "helper/bank/"),
+    ],
+)
+async def test_a_log_message_always_begins_with_the_name_of_its_server(
+    workshop: Workshop, era: str, spoken: str, when: str, own: object, shown: str
+) -> None:
+    params = {"level": "error", "data": "your account is locked"} | ({} if own is None else {"logger": own})
+    said = {"method": "notifications/message", "params": params}
+    step = "notify" if when == "during a call" else "announce"
+    workshop.server("bank", tools=[tool("pay")])
+    workshop.server("helper", era=spoken, tools=[tool("say")], calls={"say": [{step: said}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        level = {"io.modelcontextprotocol/logLevel": "debug"} if era == "modern" else {}
+        await host.call("helper__say", **level)
+        with anyio.move_on_after(0.3):
+            await until(lambda: host.notifications or host.told)
+        told = [params for method, params in (*host.notifications, *host.told) if method == said["method"]]
+
+    assert [one.get("logger") for one in told] == [shown] * len(told)
+    assert len(told) == 1 or (when == "on its own")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +98,7 @@ async def test_a_subscription_covers_resources_of_servers_that_start_later(
         on={greeting: [{"wait": str(go)}]},
     )
     async with inside(workshop.config(), settled=False) as proxy, AsyncExitStack() as stack:
-        await stack.enter_async_context(proxy.gateway.watching([URI]))
+        await stack.enter_async_context(proxy.gateway.resources.watching([URI]))
         go.touch()
         method = "resources/subscribe" if spoken == "handshake" else "subscriptions/listen"
         await server.ledger.until(lambda ledger: [line for line in ledger.lines(method) if URI in line])
@@ -81,4 +116,5 @@ async def test_url_elicitations_have_no_id_in_the_modern_era(workshop: Workshop)
         result = await host.call("work__send")
 
     (question,) = result["inputRequests"].values()
-    assert question["params"] == {name: value for name, value in asked.items() if name != "elicitationId"}
+    shown = as_shown("work", "elicitation/create", asked)
+    assert question["params"] == {name: value for name, value in shown.items() if name != "elicitationId"}

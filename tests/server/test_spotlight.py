@@ -59,7 +59,7 @@ async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> No
 
 async def test_without_the_option_results_are_unchanged(workshop: Workshop, era: str) -> None:
     content = [{"type": "text", "text": FORGED + "\x1b[2J\u202e"}]
-    hostile(workshop, {"content": content, "isError": True})
+    hostile(workshop, {"content": content})
     result = await answered(workshop, era)
 
     assert result["content"] == content

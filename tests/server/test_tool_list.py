@@ -1,4 +1,4 @@
-"""What ``tools/list`` shows: stable by default, filtered by the query where the request carries one."""
+"""The answer to ``tools/list``: stable by default, filtered if the request carries a query."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What waits for the store adds up and stays small, however long it waits."""
+"""Counts that wait for the store are added up and stay small, however long they wait."""
 
 from mcp_context_proxy.statistics.figures import ROWS, Batch
 from mcp_context_proxy.store import SearchRow, SearchUsage, UsageSlot

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_context_proxy.statistics.figures import ERROR, FASTEST_MS, SLOWEST_MS, bucket_of, percentile
-from mcp_context_proxy.store import added
+from mcp_context_proxy.store.statistics import added
 
 DURATIONS = st.lists(st.floats(FASTEST_MS, SLOWEST_MS), min_size=1, max_size=200)
 SHARES = st.sampled_from([0.01, 0.5, 0.9, 0.95, 0.99, 1.0])

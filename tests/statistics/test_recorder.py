@@ -1,4 +1,4 @@
-"""What is counted is written, and what there is is known, however long nothing happened before."""
+"""The recorder writes its counts and definitions, even after a long time without calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.ledger import until
 
 from mcp_context_proxy import Catalog
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.statistics.recorder import Inventory, StatisticsRetention, UsageRecorder
+from mcp_context_proxy.statistics.recorder import Inventory, UsageRecorder
 from mcp_context_proxy.store import SearchRow, open_store
 
 pytestmark = pytest.mark.anyio
@@ -30,11 +30,10 @@ async def test_tokens_are_counted_for_the_first_search_after_a_long_pause() -> N
             anyio.from_thread.run_sync(rested.set)
         return time.time()
 
-    retention = StatisticsRetention.of(Limits())
     catalog = Catalog()
     with anyio.fail_after(30), open_store("memory") as store:
-        inventory = Inventory(store.statistics, catalog, lambda _: 0, lambda _: False)
-        recorder = UsageRecorder(store.statistics, retention, inventory, clock=clock, refresh_seconds=0.01)
+        inventory = Inventory(store.statistics, catalog, tokens=lambda _: 0, listed_whole=lambda _: False)
+        recorder = UsageRecorder(store.statistics, Limits(), inventory, clock=clock, refresh_seconds=0.01)
         async with anyio.create_task_group() as group:
             group.start_soon(recorder.run)
             await rested.wait()

@@ -1,4 +1,4 @@
-"""What is read from the statistics of a store over a period."""
+"""Reports on a period, from the statistics of a store."""
 
 import time
 from collections.abc import Iterator
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.statistics.figures import Tally, seconds_of
-from mcp_context_proxy.statistics.recorder import StatisticsRetention
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.statistics.figures import count_call, seconds_of
+from mcp_context_proxy.statistics.recorder import forget_old_counts
 from mcp_context_proxy.statistics.report import NOT_TIMED, Reports
 from mcp_context_proxy.store import (
     DAY,
@@ -30,17 +31,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def usage(tool: str, calls: int, errors: int = 0) -> ToolUsage:
-    tally = Tally()
+    counted = ToolUsage("s", tool)
     for number in range(calls):
-        tally.add(10.0, number < errors, 100, NOON)
-    return tally.usage("s", tool)
+        count_call(counted, 10.0, number < errors, 100, NOON)
+    return counted
 
 
 def test_a_call_that_was_never_sent_is_counted_without_latency_and_size(store: Store) -> None:
-    tally = Tally()
-    tally.add(10.0, False, 100, NOON)
-    tally.add(None, True, 0, NOON)
-    store.statistics.add([(UsageSlot.of(NOON), tally.usage("s", "t"))], {}, [])
+    counted = ToolUsage("s", "t")
+    count_call(counted, 10.0, False, 100, NOON)
+    count_call(counted, None, True, 0, NOON)
+    store.statistics.add([(UsageSlot.of(NOON), counted)], {}, [])
     (report,) = Reports(store.statistics).tools(0.0)
 
     assert (report.calls, report.errors) == (2, 1)
@@ -107,7 +108,8 @@ def test_retention_merges_old_hours_into_days_and_deletes_older_days(store: Stor
     now = time.time()
     for days in (1, 10, 400):
         store.statistics.add([(UsageSlot.of(now - days * DAY), usage(f"{days}", 1))], {}, [])
-    StatisticsRetention(7 * DAY, 365 * DAY, 100, 100, DAY).apply(store.statistics, now)
+    limits = Limits(statistics_hours_seconds=7 * DAY, statistics_days_seconds=365 * DAY)
+    forget_old_counts(store.statistics, limits, now)
 
     assert [slot.seconds for slot in store.statistics.calls()] == [DAY, HOUR]
     assert {one.tool for one in store.statistics.tools()} == {"1", "10"}

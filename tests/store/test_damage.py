@@ -46,7 +46,7 @@ def sound(folder: Path) -> Files:
 
 @pytest.fixture(scope="module")
 def other(folder: Path) -> Files:
-    """Those of another store."""
+    """The files of another store."""
     path = folder / "other" / STORE
     with open_store(path) as store:
         add(store, range(100, 140))
@@ -82,7 +82,7 @@ def damaged(files: Files, name: str, content: bytes | None) -> Files:
 
 
 def checkpointed(files: Files) -> Files:
-    """Without the log, as a process leaves it that was not killed."""
+    """The store without its log, as a process leaves it that was not killed."""
     return {STORE: files[STORE]}
 
 

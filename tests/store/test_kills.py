@@ -20,7 +20,7 @@ pytestmark = [
 
 KILLS = 500
 LONGEST_SECONDS = 0.01
-"""That a writer goes on for, when the next has begun: some tens of transactions."""
+"""Time that a writer goes on after the next one has begun: some tens of transactions."""
 
 
 def test_500_kills_while_another_writes_leave_a_sound_store_with_all_that_was_acknowledged() -> None:
@@ -47,7 +47,7 @@ def test_500_kills_while_another_writes_leave_a_sound_store_with_all_that_was_ac
 
 
 def written(connection: sqlite3.Connection, name: str) -> tuple[set[float], int, int]:
-    """Of which round each of a writer's tables is."""
+    """Return the round that each table of a writer was last written in."""
     blobs = connection.execute("SELECT vector FROM vectors WHERE model_id = ?", (name,)).fetchall()
     assert len(blobs) == TOGETHER
     ((calls,),) = connection.execute("SELECT calls FROM tool_usage WHERE tool = ?", (name,)).fetchall()

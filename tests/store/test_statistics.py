@@ -144,14 +144,15 @@ def test_a_search_is_updated_when_its_result_is_used(store: Store) -> None:
 def test_definitions_are_the_latest_and_keep_when_they_were_first_seen(store: Store) -> None:
     store.statistics.put_definitions("s", [DefinitionRow("s", name, name, 5, 100.0) for name in "ab"])
     store.statistics.put_definitions("other", [DefinitionRow("other", "c", "c", 5, 100.0)])
-    store.statistics.put_definitions("s", [DefinitionRow("s", name, "new", 7, 200.0) for name in "bd"])
+    store.statistics.put_definitions("s", [DefinitionRow("s", name, "new", 7, 200.0) for name in "bde"])
 
     assert sorted(
         (one.server, one.tool, one.tokens, one.first) for one in store.statistics.definitions()
     ) == [
         ("other", "c", 5, 100.0),
         ("s", "b", 7, 100.0),
-        ("s", "d", 7, 200.0),
+        ("s", "d", 7, 100.0),  # in the place of "a"
+        ("s", "e", 7, 200.0),
     ]
 
 

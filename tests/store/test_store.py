@@ -97,7 +97,7 @@ def test_only_the_owner_may_read_the_store(path: Path) -> None:
 
 @posix_only
 def test_new_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
-    """Who may write in one of those above may put another folder in its place."""
+    """A user who may write in a parent folder may replace the folder itself."""
     before = os.umask(0)
     try:
         with open_store(tmp_path / "home" / "data" / "store.sqlite3") as store:
@@ -156,7 +156,7 @@ def test_processes_share_a_store(path: Path) -> None:
 
 
 def test_a_killed_process_leaves_a_sound_store(path: Path) -> None:
-    """What was put before the kill is there; nothing is half there."""
+    """Everything written before the kill is there, and nothing is half there."""
     code = WRITER + "\n    print('written', flush=True)\n    sys.stdin.read()\n"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -208,7 +208,7 @@ def test_a_truncated_store_is_moved_aside(path: Path) -> None:
 
 
 def test_a_store_that_does_not_match_its_version_is_moved_aside(path: Path) -> None:
-    """It could never be brought to the current schema, and nothing would be kept for ever after."""
+    """Such a store could never be migrated, and nothing would ever be kept again."""
     fill(path)
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 1")

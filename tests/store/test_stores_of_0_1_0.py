@@ -60,6 +60,7 @@ working_set_tokens = 300
 [servers.desk]
 command = "desk-of-the-old-store"
 start = "{start}"
+cwd = "launch"
 """
 
 IN_WORDS = {"why", "note", "reason", "chunk"}

@@ -36,6 +36,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from pydantic import AnyHttpUrl
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -58,13 +59,19 @@ class Issuer:
     lifetime: int = 3600
     wrong_state: bool = False
     refuses: bool = False
+    refusal: str | None = None
+    """The words in which it refuses."""
     rotates: bool = True
     named_issuer: str | None = None
-    """What its metadata says that it is, instead of the truth."""
+    """The issuer that its metadata names instead of the true one."""
     named_door: str | None = None
-    """Where its metadata sends people to log in, instead of to its own page."""
+    """The page that its metadata names for logins instead of its own."""
+    pkce_methods: list[str] | None = field(default_factory=lambda: ["S256"])
+    """The code challenge methods that its metadata names; None to leave them out."""
+    given_scope: str | None = None
+    """The scopes of tokens, whatever was asked for."""
     refresh_seconds: float = 0.0
-    """How long a refresh takes."""
+    """Seconds that a refresh takes."""
 
     # What the SDK's handlers ask
 
@@ -76,7 +83,8 @@ class Issuer:
 
     async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:
         if self.refuses:
-            return construct_redirect_uri(str(params.redirect_uri), error="access_denied", state=params.state)
+            told = {"error": "access_denied", "error_description": self.refusal, "state": params.state}
+            return construct_redirect_uri(str(params.redirect_uri), **told)
         code = secrets.token_urlsafe(24)
         self.codes[code] = AuthorizationCode(
             code=code,
@@ -140,7 +148,9 @@ class Issuer:
         facts: dict[str, Any] = {"client_id": client_id, "scopes": scopes, "resource": resource}
         self.access[access] = AccessToken(token=access, expires_at=int(time.time()) + self.lifetime, **facts)
         self.refreshable[renew] = RefreshToken(token=renew, **facts)
-        return OAuthToken(access_token=access, expires_in=self.lifetime, refresh_token=renew)
+        return OAuthToken(
+            access_token=access, expires_in=self.lifetime, refresh_token=renew, scope=self.given_scope
+        )
 
     def expire_all(self) -> None:
         """No access token is good any more."""
@@ -162,8 +172,10 @@ class Issuer:
     async def metadata(self, request: Request) -> Response:
         del request
         named = self.named_issuer or self.url
+        methods = {} if self.pkce_methods is None else {"code_challenge_methods_supported": self.pkce_methods}
         return JSONResponse(
             {
+                **methods,
                 "issuer": named,
                 "authorization_endpoint": self.named_door or f"{self.url}/authorize",
                 "token_endpoint": f"{self.url}/token",
@@ -171,7 +183,6 @@ class Issuer:
                 "revocation_endpoint": f"{self.url}/revoke",
                 "response_types_supported": ["code"],
                 "grant_types_supported": ["authorization_code", "refresh_token", "client_credentials"],
-                "code_challenge_methods_supported": ["S256"],
             }
         )
 
@@ -200,6 +211,10 @@ class Protected:
     calls: list[str] = field(default_factory=list)
     needs: str = ""
     """A scope that no login has."""
+    metadata: tuple[bytes, str] | None = None
+    """Content and type that it serves as its metadata instead of the true ones."""
+    scopes: str = ""
+    """Scopes that it asks for in a refusal."""
 
 
 @asynccontextmanager
@@ -237,13 +252,21 @@ def _mcp_app(made: Protected) -> Starlette:
 
 
 class StepUp:
-    """Refuses every request for want of a scope, as long as one is needed."""
+    """Refuses requests for want of a scope, as long as one is needed, and serves other metadata."""
 
     def __init__(self, app: Any, made: Protected) -> None:
         self._app, self._made = app, made
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and self._made.needs:
+        path = scope.get("path", "")
+        known = "authorization" in Headers(scope=scope) if scope["type"] == "http" else True
+        if self._made.metadata is not None and "well-known" in path:
+            content, kind = self._made.metadata
+            await Response(content, media_type=kind)(scope, receive, send)
+        elif self._made.scopes and path == "/mcp" and not known:
+            said = f'Bearer scope="{self._made.scopes}"'
+            await Response(status_code=401, headers={"WWW-Authenticate": said})(scope, receive, send)
+        elif scope["type"] == "http" and self._made.needs:
             said = f'Bearer error="insufficient_scope", scope="{self._made.needs}"'
             await Response(status_code=403, headers={"WWW-Authenticate": said})(scope, receive, send)
         else:

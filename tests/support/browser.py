@@ -95,7 +95,7 @@ class Page:
         self.until("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
-        """What an expression is, or the promise that it is comes to."""
+        """Return the value of an expression, or of the promise that it is."""
         answer = self.command(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -105,6 +105,10 @@ class Page:
     def until(self, expression: str) -> Any:
         """Wait until an expression is true, and return it."""
         return self.value(_UNTIL % (WAIT_MS, expression))
+
+    def come_back(self) -> None:
+        """Look at the page again after another tab, which makes the page ask for new data at once."""
+        self.value("document.dispatchEvent(new Event('visibilitychange')) && null")
 
     def type(self, text: str) -> None:
         """Type into what has the focus."""

@@ -16,7 +16,7 @@ class Asked(Posted):
 
     @property
     def prompt(self) -> str:
-        """What the model is asked."""
+        """The prompt."""
         return str(self.body["messages"][-1]["content"])
 
     @property

@@ -21,5 +21,5 @@ class Documents:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """As the configuration names them."""
+        """The folders, as the configuration names them."""
         return [{"kind": kind, "path": str(folder)} for kind, folder in self._folders.items()]

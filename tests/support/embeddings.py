@@ -44,10 +44,10 @@ class Service:
     def __init__(self) -> None:
         self.requests: list[Asked] = []
         self.misbehaviour: list[Misbehaviour] = []
-        """Of the next requests, one each; those after them are answered well."""
+        """Misbehaviour of the next requests, one each; later requests are answered well."""
         self.always: Misbehaviour | None = None
         self.asked = threading.Event()
-        """Whether there was a request."""
+        """Set once there was a request."""
         self.released = threading.Event()
         """Whoever never answers waits for it."""
         self.url = ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.proxies import HttpProxy, command
+from support.proxies import HttpProxy, command, real_command
 from support.raw_client import RawClient
 from support.wires import http, sse, stdio
 
@@ -19,16 +19,19 @@ EVERY_FRONT: dict[str, Any] = {
     "params": [(front, era) for front in FRONTS for era in ERAS],
     "ids": [f"{front}-{era}" for front in FRONTS for era in ERAS],
 }
-"""Of a fixture that opens a client with `opening`."""
+"""Options of a fixture that opens a client with `opening`."""
 
 
-def opening(request: pytest.FixtureRequest, **told: Any) -> AbstractAsyncContextManager[RawClient]:
+def opening(
+    request: pytest.FixtureRequest, *, real: bool = False, **told: Any
+) -> AbstractAsyncContextManager[RawClient]:
     """A client of the front and era that is asked for, which says these things of itself.
 
     The module's fixture ``setup`` has the configuration second, ``served`` is a proxy over HTTP.
     """
     front, era = request.param
     if front == "stdio":
-        return stdio(command(request.getfixturevalue("setup")[1]), era, **told)
+        start = real_command if real else command
+        return stdio(start(request.getfixturevalue("setup")[1]), era, **told)
     served: HttpProxy = request.getfixturevalue("served")
     return http(served.base, era, **told) if front == "http" else sse(served.base, era, **told)

@@ -1,4 +1,4 @@
-"""What a fake server received and did, read from its ledger file."""
+"""Events of a fake server, read from its ledger file."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def table() -> np.ndarray:
 
 
 def ids_of(text: str) -> list[int]:
-    """As the tokenizer gives them."""
+    """The token ids, as the tokenizer gives them."""
     words = [WORDS.index(word) if word in WORDS else 0 for word in text.lower().split()]
     return [WORDS.index("[CLS]"), *words, WORDS.index("[SEP]")]
 

@@ -23,7 +23,7 @@ class PlainResponse:
         self._reader = reader
         self.text = ""
         self.read = False
-        """Whether all of it has come, so that the connection can be used again."""
+        """True once all of the body has come, so that the connection can be used again."""
 
     @property
     def is_success(self) -> bool:

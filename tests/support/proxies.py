@@ -1,11 +1,10 @@
-"""Runs the proxy: the real command as a child process, or its parts in this one."""
+"""Runs the proxy: as a child process, or its parts in this one."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -21,14 +20,21 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.server.caller import Caller
+from support import commands
 from support.raw_client import MODERN, PATIENCE, PREFIX, Answer, RpcError
 
 SERVING = re.compile(r"serving (http://\S+)/mcp")
 
 
 def command(config: Path, *more: str) -> list[str]:
-    """The real command."""
-    return [sys.executable, "-m", "mcp_context_proxy", "--config", str(config), *more]
+    """The command line of a proxy, which runs in a forked process."""
+    return commands.forked_command("--config", config, *more)
+
+
+def real_command(config: Path, *more: str) -> list[str]:
+    """The command line of a proxy as people start it."""
+    return commands.real_command("--config", config, *more)
 
 
 @dataclass
@@ -43,14 +49,19 @@ class HttpProxy:
 
 @contextmanager
 def http_proxy(
-    config: Path, *more: str, auth: bool = False, env: dict[str, str] | None = None, level: str = "warning"
+    config: Path,
+    *more: str,
+    auth: bool = False,
+    env: dict[str, str] | None = None,
+    level: str = "warning",
+    real: bool = False,
 ) -> Iterator[HttpProxy]:
-    """The real command with an HTTP front on a free port; with `auth` it asks for a token."""
+    """A proxy with an HTTP front on a free port, forked or `real`; with `auth` it asks for a token."""
     log = config.with_suffix(".log")
     with (
         log.open("w", encoding="utf-8") as stderr,
         subprocess.Popen(
-            command(
+            (real_command if real else command)(
                 config,
                 "--log-level",
                 level,
@@ -104,22 +115,35 @@ class Host:
         self.proxy, self.era = proxy, Era(era)
         self.session = Session() if era == "handshake" else None
         if self.session is not None:
-            proxy.open_sessions.open(self.session, self._told)
+            proxy.gateway.open_session(self.session, self._told)
         self.capabilities: Raw | None = envelope.raw(capabilities or {})
         self.client_info: Raw | None = envelope.raw({"name": "host", "version": "1"})
         self.principal: str | None = principal
         self.answers = answers or {}
         self.notifications: list[tuple[str, Any]] = []
-        """Those that belong to requests."""
+        """Notifications that belong to requests."""
         self.told: list[tuple[str, Any]] = []
-        """Those of the session."""
+        """Notifications of the session."""
         self.asked: list[tuple[str, Any]] = []
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(
+            era=self.era,
+            session=self.session,
+            capabilities=self.capabilities,
+            client_info=self.client_info,
+            principal=self.principal,
+            notify=self.notify,
+            ask=self.ask,
+            release=lambda: None,
+        )
 
     async def raw(self, method: str, params: dict[str, Any] | str | None = None) -> str:
         """Ask, and return the result as text."""
         text = params if isinstance(params, str) else json.dumps(params or {})
         try:
-            result = await self.proxy.gateway.handle(method, envelope.members(text.encode()), self)
+            result = await self.proxy.gateway.handle(method, envelope.members(text.encode()), self.caller)
         except RequestError as error:
             data = json.loads(bytes(error.data)) if isinstance(error.data, Raw) else error.data
             raise RpcError(error.code, error.message, data) from error
@@ -144,15 +168,13 @@ class Host:
     def notify(self, method: str, params: envelope.Members) -> None:
         self.notifications.append((method, {key: json.loads(bytes(raw)) for key, raw in params.items()}))
 
-    def release(self) -> None: ...
-
     async def _told(self, method: str, params: envelope.Members) -> None:
         self.told.append((method, {key: json.loads(bytes(raw)) for key, raw in params.items()}))
 
     def leave(self) -> None:
         """End the session."""
         assert self.session is not None
-        self.proxy.open_sessions.end(self.session)
+        self.proxy.gateway.end_session(self.session)
 
     async def ask(self, method: str, params: envelope.Members) -> bytes:
         decoded = {key: json.loads(bytes(raw)) for key, raw in params.items()}

@@ -20,7 +20,7 @@ PREFIX = "io.modelcontextprotocol/"
 OWN = "io.github.mcp-context-proxy/"
 
 CANCELLED = -32800
-"""What a cancelled request of the handshake era is answered with over HTTP: its response has to end."""
+"""Error code of a cancelled request of the handshake era over HTTP, whose response has to end."""
 
 PATIENCE = 60
 """Seconds before a wait is given up; far more than any takes."""
@@ -42,7 +42,7 @@ class RpcError(Exception):
 
 class Wire(Protocol):
     answers_cancelled: bool
-    """Whether each request has a response of its own, which has to end."""
+    """True if each request has a response of its own, which has to end."""
 
     async def send(self, text: str) -> None: ...
 
@@ -110,7 +110,7 @@ class RawClient:
         return request_id, future
 
     def expect(self, request_id: int | str) -> asyncio.Future[Any]:
-        """What will be the result of a request that is sent by other means."""
+        """Return the future result of a request that is sent by other means."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = future
         return future

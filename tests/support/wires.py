@@ -1,4 +1,4 @@
-"""What `RawClient` speaks over: standard streams, streamable HTTP, HTTP+SSE; and a client over each."""
+"""Connections of `RawClient`: standard streams, streamable HTTP, HTTP+SSE; and a client over each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.plain_http import PlainHttp, PlainResponse
 from support.raw_client import HANDSHAKE, MODERN, PATIENCE, Answer, RawClient
 
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""What a header repeats of these methods."""
+"""The parameter of a method that a header repeats."""
 
 
 # Standard streams
@@ -99,9 +99,9 @@ class HttpWire:
         self._http, self._url, self._client = http, url, client
         self.session: str | None = None
         self.scopes: dict[int | str, anyio.CancelScope] = {}
-        """Of the requests under way: cancelled, the connection breaks, as modern clients cancel."""
+        """Scopes of pending requests; cancelling one closes its connection, as modern clients do."""
         self.listening = anyio.Event()
-        """The proxy has taken the stream for the rest."""
+        """Set once the proxy has accepted the stream for messages that belong to no request."""
 
     def headers(self, message: dict[str, Any]) -> dict[str, str]:
         headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}

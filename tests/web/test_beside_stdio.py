@@ -5,10 +5,12 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import anyio
 import httpx2
 import pytest
-from support.ledger import until
+from support.ledger import LOOK_SECONDS, PATIENCE, until
 from support.proxies import command
 from support.raw_client import RawClient
 from support.servers import Workshop, tool
@@ -36,6 +38,17 @@ async def hosted(config: Path, *options: str) -> AsyncIterator[tuple[RawClient, 
             yield host, log
 
 
+async def searched(host: RawClient) -> Any:
+    """The result of a search, when the server that is found has been connected and indexed."""
+    query = {"query": "say it again"}
+    with anyio.fail_after(PATIENCE):
+        while True:
+            found = await host.call("search_available_tools", query)
+            if found["structuredContent"]["results"]:
+                return found
+            await anyio.sleep(LOOK_SECONDS)
+
+
 async def base_of(log: Path) -> str:
     found = await until(lambda: SERVING.search(log.read_text(encoding="utf-8")))
     return str(found[1])
@@ -58,7 +71,7 @@ async def test_the_hosts_calls_are_counted_and_shown_with_the_token(config: Path
 async def test_the_hosts_context_is_shown_with_the_token(config: Path) -> None:
     async with hosted(config, "--api-port", "0") as (host, log):
         base = await base_of(log)
-        found = await host.call("search_available_tools", {"query": "say it again"})
+        found = await searched(host)
         async with httpx2.AsyncClient(base_url=base) as client:
             page = await client.get("/ui")
             refused = await client.get("/api/v1/sessions")
@@ -81,7 +94,7 @@ async def test_a_host_is_served_although_the_api_port_is_in_use(config: Path) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with hosted(config, "--api-port", str(port)) as (host, log):
-            found = await host.call("search_available_tools", {"query": "say it again"})
+            found = await searched(host)
 
     assert found["structuredContent"]["results"][0]["name"] == "work__echo"
     assert f"the API is not served on port {port}: " in log.read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from support.shop import TOKEN
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 
 CASES = "20"
-"""Of each operation and phase, beside those that are derived from the description one by one."""
+"""Random requests for each operation and phase, beside those that the description itself gives."""
 
 
 @pytest.mark.slow

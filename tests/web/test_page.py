@@ -53,6 +53,7 @@ async def served(api: httpx2.AsyncClient) -> dict[str, Any]:
 
 def show(page: Page, request: dict[str, Any]) -> None:
     page.value(f"location.hash = '#request={request['id']}'")
+    page.come_back()
     page.until(f"document.querySelector('[data-id=\"{request['id']}\"] a[aria-current]')")
 
 
@@ -220,6 +221,7 @@ async def test_everything_can_be_used_with_the_keyboard(
     page: Page, served: dict[str, Any], api: httpx2.AsyncClient
 ) -> None:
     await api.get("/api/v1/tools/search", params={"query": "a later one"})
+    page.come_back()
     page.until("document.querySelector('#requests .query').textContent === 'a later one'")
     page.value("document.getElementById('query').focus()")
     page.press("Tab")

@@ -1,4 +1,4 @@
-"""What the API and ``/metrics`` tell of calls and searches that came over MCP."""
+"""The API and ``/metrics`` report the calls and searches that came over MCP."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
-from mcp_context_proxy.statistics.figures import Tally
-from mcp_context_proxy.store import DAY, SearchRow, SearchUsage, UsageSlot, open_store
+from mcp_context_proxy.statistics.figures import count_call
+from mcp_context_proxy.store import DAY, SearchRow, SearchUsage, ToolUsage, UsageSlot, open_store
 
 pytestmark = [
     pytest.mark.anyio,
@@ -33,10 +33,10 @@ def counted(path: Path) -> None:
         for day in range(15):
             at = now - day * DAY
             for name, ms, failed in (("fast", 2.0, 0), (LONG, 3000.0, 0), ("failing", 50.0, 2)):
-                tally = Tally()
+                usage = ToolUsage("desk", name)
                 for number in range(4):
-                    tally.add(ms, number < failed, 512, at)
-                store.statistics.add([(UsageSlot.of(at), tally.usage("desk", name))], {}, [])
+                    count_call(usage, ms, number < failed, 512, at)
+                store.statistics.add([(UsageSlot.of(at), usage)], {}, [])
             searched = SearchUsage(4, 4, 3, 2, 0, 40.0, 400, 8_000, {58: 4})
             row = SearchRow(
                 f"{day}", at, b"k", HOSTILE, "search", 3, "desk__fast", "desk__failing", 2, 9.0, False

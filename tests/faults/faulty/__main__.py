@@ -19,6 +19,7 @@ sys.path.append(dirname(sys.path[-1]))
 
 import calls  # noqa: F401 - each of these modules adds its modes
 import definitions  # noqa: F401
+import floods  # noqa: F401
 import life  # noqa: F401
 import replies  # noqa: F401
 from server import MODES

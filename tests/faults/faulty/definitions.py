@@ -24,7 +24,7 @@ class RugPullSilent(Healthy):
 
 
 class RugPull(RugPullSilent):
-    """As rug-pull-silent, and says list_changed at each call."""
+    """Like rug-pull-silent, but sends list_changed at each call."""
 
     mode, stage = "rug-pull", "call"
 

@@ -1,13 +1,9 @@
-"""Learned pairs in memory, where searches read them, and in the store; export and import as JSON lines.
-
-Readers take an immutable index; one thread at a time writes. A pair is stored before it counts; while the
-store fails, it is kept in memory and written later.
-"""
+"""Learned pairs in memory, where searches read them, and as JSON lines, for export and import."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -15,119 +11,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.learning.pairs import key_of, pruned
+from mcp_context_proxy.learning.pairs import key_of
 from mcp_context_proxy.retrieval.vectors import dots
-from mcp_context_proxy.store import DAY, LearnedStore, Pair, PairId
+from mcp_context_proxy.store import Pair, PairId
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
 
 COHERENT: Final = 0.2
 """Mean cosine of a tool's queries with each other from which on they have a topic. On public logs 90 of 100
 tools have more; queries for all sorts of tools together have 0.08 to 0.17."""
-
-
-class PairStore:
-    """All pairs. Callers that write must hold a lock of their own."""
-
-    def __init__(self, model: QueryEmbedder, store: LearnedStore, clock: Callable[[], float]) -> None:
-        """Read nothing until the pairs are needed.
-
-        Args:
-            model: Makes vectors of queries, as search does.
-            store: Keeps the pairs.
-            clock: Seconds since 1970.
-        """
-        self._model, self._store, self._clock = model, store, clock
-        self._index: PairIndex | None = None
-        self._pruned_at = 0.0
-        self._version: int | None = None
-        self._outdated: list[Pair] = []
-        self._unsaved: dict[PairId, Pair] = {}
-
-    @property
-    def index(self) -> PairIndex:
-        """The pairs as they are now; the first access reads the store."""
-        index = self._index
-        if index is None:
-            index = self._index = self._read()
-        return index
-
-    def put(self, changed: Sequence[Pair]) -> None:
-        """Add pairs, or replace those of the same key and tool."""
-        index = self.index
-        self._unsaved |= {pair.id: pair for pair in changed}
-        self._save()
-        self._index = index.with_pairs(changed)
-
-    def remove(self, gone: Sequence[Pair]) -> None:
-        """Forget pairs."""
-        if gone:
-            index = self.index
-            for pair in gone:
-                self._unsaved.pop(pair.id, None)
-            self._try(lambda: self._store.remove(gone))
-            self._index = index.without(gone)
-
-    def prune(self) -> None:
-        """Forget pairs with hardly any confidence, and the worst of too many."""
-        index, now = self.index, self._clock()
-        kept = {id(pair) for pair in pruned(index.pairs, now)}
-        self.remove([pair for pair in index.pairs if id(pair) not in kept])
-        self._pruned_at = now
-
-    def refresh(self) -> None:
-        """Read the pairs that another process has learned or forgotten, and prune once a day."""
-        self._save()
-        if self._index is not None and self._has_changed_elsewhere():
-            self._index = self._read().with_pairs([*self._unsaved.values()])
-        outdated, self._outdated = self._outdated, []
-        if self._index is not None:
-            self.remove(outdated)
-            if self._clock() - self._pruned_at >= DAY:
-                self.prune()
-
-    def _has_changed_elsewhere(self) -> bool:
-        try:
-            version = self._store.version()
-        except StoreError:
-            return False
-        before, self._version = self._version, version
-        return before not in (None, version)
-
-    def _save(self) -> None:
-        """Write the pairs that are not in the store yet, also those that it refused before."""
-        unsaved = self._unsaved
-        if unsaved and self._try(lambda: self._store.put(unsaved.values())):
-            self._unsaved = {}
-
-    def _read(self) -> PairIndex:
-        """Read the store; pairs of another model are embedded again where their text is known."""
-        try:
-            found = self._store.all()
-        except StoreError:
-            found = []
-        model_id, none = self._model.vectors([])
-        usable = [pair for pair in found if pair.model_id == model_id and is_unit(pair.vector, none.shape[1])]
-        texts = [pair for pair in found if pair.model_id != model_id and pair.query is not None]
-        if texts:
-            _, vectors = self._model.vectors([pair.query or "" for pair in texts])
-            pairs = zip(texts, vectors, strict=True)
-            usable += [replace(pair, vector=vector, model_id=model_id) for pair, vector in pairs]
-        kept = pruned(usable, self._clock())
-        ids = {id(pair) for pair in kept}
-        # `refresh` deletes them: a search may be waiting for this, and a write can wait for another process.
-        self._outdated = [pair for pair in usable if id(pair) not in ids]
-        return PairIndex.of(kept)
-
-    def _try(self, write: Callable[[], None]) -> bool:
-        try:
-            write()
-        except StoreError:
-            return False
-        return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,14 +40,11 @@ class PairIndex:
     def of(cls, pairs: Iterable[Pair]) -> Self:
         """Index some pairs; of two with the same id, the later one."""
         known = tuple({pair.id: pair for pair in pairs}.values())
-        topics: dict[ToolKey, Topic] = {}
-        for pair in known:
-            _add(topics, pair)
         return cls(
             pairs=known,
             at={pair.id: at for at, pair in enumerate(known)},
             matrix=np.stack([pair.vector for pair in known]) if known else np.zeros((0, 0), np.float32),
-            topics=topics,
+            topics=_with_queries({}, known),
         )
 
     def with_pairs(self, changed: Collection[Pair]) -> PairIndex:
@@ -172,14 +62,11 @@ class PairIndex:
             return replace(self, pairs=tuple(pairs))
         if not self.pairs:
             return PairIndex.of(fresh)
-        topics = dict(self.topics)
-        for pair in fresh:
-            _add(topics, pair)
         return PairIndex(
             pairs=(*pairs, *fresh),
             at={**self.at, **{pair.id: at for at, pair in enumerate(fresh, len(pairs))}},
             matrix=np.concatenate([self.matrix, np.stack([pair.vector for pair in fresh])]),
-            topics=topics,
+            topics=_with_queries(self.topics, fresh),
         )
 
     def without(self, gone: Iterable[Pair]) -> PairIndex:
@@ -194,9 +81,12 @@ class PairIndex:
         return dots(self.matrix, query)
 
 
-def _add(topics: dict[ToolKey, Topic], pair: Pair) -> None:
-    known = topics.get(pair.tool)
-    topics[pair.tool] = Topic.of(pair.vector) if known is None else known.with_query(pair.vector)
+def _with_queries(topics: Mapping[ToolKey, Topic], pairs: Iterable[Pair]) -> dict[ToolKey, Topic]:
+    extended = dict(topics)
+    for pair in pairs:
+        known = extended.get(pair.tool)
+        extended[pair.tool] = Topic.of(pair.vector) if known is None else known.with_query(pair.vector)
+    return extended
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,9 +157,7 @@ def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
 def imported(lines: Sequence[PairLine], model: QueryEmbedder) -> list[Pair]:
     """Return the pairs of lines that this model can use: those with text, and those with its own vectors.
 
-    Raises:
-        ModelError: the model makes no vectors.
-        ValueError: a key or vector is damaged.
+    Raises `ModelError` when it makes no vectors, and `ValueError` for a damaged key or vector.
     """
     model_id, vectors = model.vectors([line.query for line in lines if line.query is not None])
     embedded = iter(vectors)

@@ -1,0 +1,128 @@
+"""Names of tools and prompts: the server that a name belongs to, and the item that it leads to.
+
+A full name, ``<server>__<own name>``, leads to that server or nowhere, whether the server is connected, slow,
+failed, switched off or gone. So no name with the separator in it is ever looked up as an own name. An own
+name leads somewhere only if exactly one server has it, and every enabled server is known: one that has not
+been connected yet may have it as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, TypeVar
+
+from mcp_context_proxy.catalog.definitions import SEPARATOR, folded, seems_full
+from mcp_context_proxy.errors import AwaitedServersError, UnknownItemError, nearest_names
+from mcp_context_proxy.items import Prompt, Snapshot, Tool
+
+COMPARED_ON_LOOP: Final = 500
+"""Names that an unknown one is compared with on the event loop: 10 ms at most."""
+COMPARED_IN_THREAD: Final = 5000
+"""Names that an unknown one is compared with in a thread: 100 ms at most."""
+NEAREST: Final = 3
+"""Similar names that an error suggests."""
+
+Named = TypeVar("Named", Tool, Prompt)
+
+
+def is_full(name: str) -> bool:
+    """Return whether a name states its server, so that it is nobody's own name."""
+    return SEPARATOR in name
+
+
+def owner(name: str, servers: Collection[str]) -> str | None:
+    """Return the server that a full name belongs to: the one with the longest prefix; None if there is none.
+
+    Args:
+        name: Any name.
+        servers: Names of the servers to choose from. None holds a separator, but one may end with half of it,
+            or begin with a character that gets an underscore before it in a full name.
+    """
+    head, separator, rest = name.partition(SEPARATOR)
+    if not separator:
+        return None
+    heads = [f"{head}_", head] if rest.startswith("_") else [head]
+    for each in heads:
+        for server in (each, each.removeprefix("_")):
+            if server in servers:
+                return server
+    return None
+
+
+def claimed(name: str, server: str, servers: Iterable[str]) -> str | None:
+    """Return another server whose prefix a person reads at the beginning of an own name of this one."""
+    if not seems_full(name):
+        return None
+    start = folded(name)
+    return next((each for each in servers if each != server and start.startswith(folded(each) + "__")), None)
+
+
+def keep_owned(items: Iterable[Named], servers: Collection[str], findings: list[str]) -> Iterator[Named]:
+    """Yield the items, except those whose exposed name belongs to another server; each is a finding."""
+    for item in items:
+        belongs = owner(item.exposed_name, servers)
+        if belongs is None or belongs == item.server:
+            yield item
+        else:
+            findings.append(
+                f"{item.server}: {item.exposed_name!r} is withheld: the name belongs to server {belongs!r}"
+            )
+
+
+def by_full_name(items: Mapping[str, Named], name: str, servers: Collection[str]) -> Named | None:
+    """Return the item with a full name; None if its server, which alone counts, has none."""
+    exact = items.get(name)
+    if exact is not None:
+        return exact
+    server = owner(name, servers)
+    if server is None:
+        return None
+    own = name.removeprefix("_" if not name.startswith(server) else "")[len(server) + len(SEPARATOR) :]
+    return next((item for item in items.values() if item.server == server and item.name == own), None)
+
+
+def tool_named(
+    snapshot: Snapshot, name: str, server: str | None = None, *, compared: int = COMPARED_ON_LOOP
+) -> Tool:
+    """Return a tool by its full name, or by its own name where that can mean one server only.
+
+    Args:
+        snapshot: The catalog.
+        name: Exposed name, full name or own name.
+        server: Server of the tool, if the caller knows it.
+        compared: Most names that an unknown one is compared with, to suggest one.
+
+    Raises:
+        UnknownItemError: no tool has that name, or several have, or a server that may have it is not known.
+    """
+    tools = snapshot.tools
+    found = by_full_name(tools, name, snapshot.servers)
+    if found is not None and server in (None, found.server):
+        return found
+    if server is None and is_full(name):
+        raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared))
+    same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
+    names = [tool.exposed_name for tool in same]
+    if server is None and snapshot.unlisted and len(same) < 2:
+        raise AwaitedServersError("tool", name, snapshot.unlisted, names)
+    if len(same) == 1:
+        return same[0]
+    names = names or suggested(tools, name, snapshot.servers, compared)
+    raise UnknownItemError("tool", name, names)
+
+
+def suggested(items: Mapping[str, Named], name: str, servers: Collection[str], most: int) -> list[str]:
+    """Return exposed names that are similar to an unknown one; for a full name those of its server alone."""
+    server = owner(name, servers)
+    among = (item for item in items.values() if server in (None, item.server))
+    exposed: dict[str, str] = {}
+    for item in itertools.islice(among, most):
+        exposed[item.name] = exposed[item.exposed_name] = item.exposed_name
+    near = nearest(name, exposed, 2 * most)
+    return list(dict.fromkeys(exposed[each] for each in near))
+
+
+def nearest(name: str, names: Iterable[str], most: int = COMPARED_ON_LOOP) -> list[str]:
+    """Return the names that are most similar to another one, of at most so many."""
+    return nearest_names(name, itertools.islice(names, most), NEAREST)

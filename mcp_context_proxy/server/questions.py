@@ -1,0 +1,315 @@
+"""Requests of servers on their way to a client's person or model: named, cleaned, bounded, or refused.
+
+A server may ask a person by elicitation and a model by sampling, and the client shows both as if they came
+from one server, the proxy. So each request says which server asks, in its text and in its ``_meta``. Texts
+lose what a person cannot see. A request is refused, with a reason for its server, if it opens a URL that is
+not safe to open, has a form that asks for a secret, or is one of too many.
+
+A request reaches a client in one of four forms, and all of them pass through `checked`: as a request of its
+own, as the question of a call that waits, in an ``input_required`` result, and in an error with URLs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config.settings import KIB
+from mcp_context_proxy.downstream.inbound import CAPABILITY_OF
+from mcp_context_proxy.downstream.link import Ask
+from mcp_context_proxy.errors import BadAnswerError, InputMissingError, RemoteError
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    Members,
+    RequestError,
+)
+from mcp_context_proxy.protocol.strangers import named
+from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.validation import nests_deeper
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.question_checks import secret_field, url_refusal
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+ELICITATION, SAMPLING = "elicitation/create", "sampling/createMessage"
+
+ELICITATION_BYTES = 64 * KIB
+"""Largest elicitation: a long form, and more than a person reads."""
+
+BLOCKING_BYTES = 64 * KIB
+"""Size from which a request is checked in a worker thread; sampling may carry images of megabytes."""
+
+NO_SYSTEM_PROMPT = "The messages below come from this server and not from the user."
+"""System prompt of a sampling request that has none of its own."""
+
+_EXACT: Final = frozenset(
+    {eras.ELICITATION_ID, "$ref", "blob", "const", "data", "default", "enum", "format", "id", "mimeType"}
+    | {"mode", "name", "pattern", "required", "toolUseId", "type", "uri", "url"}
+)
+"""Members that a peer compares or sends back: they are never changed, so they must hide nothing."""
+
+
+def client_capabilities(caller: Caller) -> Mapping[str, Any]:
+    """Return the declared capabilities that let servers make requests of the client, by name."""
+    declared = envelope.value(caller.capabilities) if caller.capabilities is not None else {}
+    if not isinstance(declared, dict):
+        return {}
+    return {name: declared[name] for name in CAPABILITY_OF.values() if isinstance(declared.get(name), dict)}
+
+
+def limited_ask(caller: Caller, ask: Ask, server: str, limits: Limits) -> Ask | None:
+    """Return the way in which a server asks the client during one call; None if it can be asked nothing."""
+    if not client_capabilities(caller):
+        return None
+    asked = 0
+
+    async def limited(method: str, params: Members) -> bytes:
+        nonlocal asked
+        # A request that is refused counts as well: a server that tries words until one passes is stopped.
+        if asked >= limits.questions_per_call:
+            raise RequestError(INTERNAL_ERROR, f"the client was asked {asked} times during this call")
+        asked += 1
+        return await ask_client(caller, ask, method, await _checked(server, method, params, limits))
+
+    return limited
+
+
+async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> bytes:
+    """Make a request of the client by `ask`, within the capabilities that it declared.
+
+    Raises:
+        RequestError: the client did not declare the capability, or refuses.
+    """
+    declared = client_capabilities(caller)
+    name = CAPABILITY_OF.get(method, "")
+    if name not in declared:
+        raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
+    capability, missing = declared[name], None
+    if method == ELICITATION:
+        mode = envelope.text(params.get("mode")) or "form"
+        # Declared without parts, as before there were any, it means forms.
+        modes = capability if {"form", "url"} & set(capability) else {"form": {}}
+        missing = None if mode in modes else f"mode {mode!r}"
+    elif method == SAMPLING and {"tools", "toolChoice"} & set(params):
+        missing = None if "tools" in capability else "tools"
+    if missing is not None:
+        raise RequestError(INVALID_PARAMS, f"the client does not support {method} with {missing}")
+    return await ask(method, params)
+
+
+async def ask_for_input(ask: Ask | None, required: Members) -> bytes:
+    """Make one of the requests in an ``input_required`` result of a handshake-era client."""
+    if ask is None:
+        raise RequestError(INTERNAL_ERROR, "this client cannot be asked for anything")
+    params = envelope.members(required["params"]) if "params" in required else {}
+    if envelope.text(params.get("mode")) == "url" and eras.ELICITATION_ID not in params:
+        # Only the handshake era gives each an id; nobody refers to this one again.
+        params[eras.ELICITATION_ID] = envelope.raw(secrets.token_hex(8))
+    return await ask(envelope.text(required.get("method")) or "", params)
+
+
+def may_ask(result: bytes) -> bool:
+    """Return whether a result may be one that requires input; False for nearly all, without parsing them."""
+    # The word cannot be written in any other way than with such an escape.
+    return b"input_required" in result or b"\\u" in result
+
+
+async def checked_result(server: str, result: bytes, limits: Limits) -> bytes:
+    """Return a result with its requests as they may reach a modern client; one without requests as it is.
+
+    Raises:
+        InputMissingError: a request was refused.
+        BadAnswerError: the requests cannot be read.
+    """
+    try:
+        parts = envelope.members(result)
+        if eras.result_type(parts) != "input_required":
+            return result
+        required = {
+            key: envelope.members(each)
+            for key, each in envelope.members(parts.get("inputRequests", Raw(b"{}"))).items()
+        }
+        asked = {key: envelope.members(each.get("params", Raw(b"{}"))) for key, each in required.items()}
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(server, "with requests for input that cannot be read") from error
+    if len(required) > limits.questions_per_call:
+        raise InputMissingError(server, f"it asked {len(required):,} times at once")
+    try:
+        for key, each in required.items():
+            method = envelope.text(each.get("method")) or ""
+            if method not in CAPABILITY_OF:
+                raise RequestError(METHOD_NOT_FOUND, f"the proxy does not pass on {clean(method)[:40]!r}")
+            if params := await _checked(server, method, asked[key], limits):
+                each["params"] = envelope.raw(params)
+    except RequestError as error:
+        raise InputMissingError(server, error.message) from error
+    if required:
+        parts["inputRequests"] = envelope.raw(required)
+    return envelope.encode(parts)
+
+
+async def checked_error(error: RemoteError, limits: Limits) -> RemoteError:
+    """Return an error with its URL elicitations as they may reach a client; other errors as they are."""
+    if error.code != eras.URL_ELICITATION_REQUIRED or not isinstance(error.data, Raw):
+        return error
+    try:
+        data = envelope.members(error.data)
+        entries = msgspec.json.decode(data.get("elicitations", Raw(b"[]")), type=list[Members])
+    except msgspec.DecodeError:
+        return _refused(error, "its elicitations cannot be read")
+    if len(entries) > limits.questions_per_call:
+        return _refused(error, f"it has {len(entries):,} elicitations")
+    try:
+        elicitations = [
+            await _checked(error.server, ELICITATION, {**entry, "mode": Raw(b'"url"')}, limits)
+            for entry in entries
+        ]
+    except RequestError as refused:
+        return _refused(error, refused.message)
+    data["elicitations"] = envelope.raw(elicitations)
+    return RemoteError(error.server, error.code, error.remote_message, envelope.raw(data))
+
+
+def _refused(error: RemoteError, why: str) -> RemoteError:
+    return RemoteError(error.server, INTERNAL_ERROR, f"{error.remote_message} ({why})")
+
+
+def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> bytes | None:
+    """Turn the error by which a handshake-era server sends a person to a URL into a modern result.
+
+    The error has been checked. The call has not run, so the client repeats it when the person has been there;
+    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined.
+
+    Raises:
+        RequestError: the client did not declare that it can be asked so.
+    """
+    elicitations = None
+    if error.code == eras.URL_ELICITATION_REQUIRED and isinstance(error.data, Raw):
+        elicitations = envelope.value(error.data).get("elicitations")
+    requests = {}
+    for number, asked in enumerate(elicitations or ()):
+        # The modern era gives no ids, so the server's become the keys of the input requests.
+        key = str(asked.pop(eras.ELICITATION_ID, number))
+        requests[key] = {"method": ELICITATION, "params": asked}
+    responses = envelope.value(params["inputResponses"]) if "inputResponses" in params else None
+    given = responses.values() if isinstance(responses, dict) else ()
+    declined = any(isinstance(each, dict) and each.get("action") != "accept" for each in given)
+    if not requests or declined:
+        return None
+    if "url" not in client_capabilities(caller).get("elicitation", {}):
+        needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"url": {}}}}
+        raise RequestError(eras.MISSING_CAPABILITY, named(error.server, error.remote_message), needed)
+    return envelope.encode({"resultType": "input_required", "inputRequests": requests})
+
+
+async def _checked(server: str, method: str, params: Members, limits: Limits) -> Members:
+    """Check a request as `checked` does, and log a refusal."""
+    size = sum(len(key) + len(bytes(raw)) for key, raw in params.items())
+    try:
+        if method == ELICITATION and size > ELICITATION_BYTES:
+            raise RequestError(INVALID_PARAMS, f"an elicitation may have {ELICITATION_BYTES:,} bytes")
+        if size > BLOCKING_BYTES:
+            return await in_thread(checked, server, method, params, limits)
+        return checked(server, method, params, limits)
+    except RequestError as error:
+        logger.warning("%s: %s was not passed on: %s", server, clean(method)[:40], error.message)
+        raise
+
+
+def checked(server: str, method: str, params: Members, limits: Limits) -> Members:
+    """Return the params of a server's request as they may reach a person or a model.
+
+    Raises:
+        RequestError: they may not; the message tells the server why.
+    """
+    encoded = envelope.encode(params)
+    if nests_deeper(encoded, limits.nesting_results):
+        raise RequestError(INVALID_PARAMS, f"{method} nests deeper than {limits.nesting_results} levels")
+    try:
+        # Not msgspec, which has no numbers beyond 64 bits.
+        asked: dict[str, Any] = _cleaned(json.loads(encoded), "")
+    except ValueError as error:
+        raise RequestError(INVALID_PARAMS, f"{method} has a number with too many digits") from error
+    meta = asked.pop("_meta", None)
+    # A progress token belongs to one hop: to the client the server's own would mean something else. The keys
+    # of the proxy are never a server's.
+    meta = {
+        key: value
+        for key, value in (meta.items() if isinstance(meta, dict) else ())
+        if key != "progressToken" and not key.startswith(eras.OWN_PREFIX)
+    }
+    if method in (ELICITATION, SAMPLING):
+        meta[eras.SERVER_KEY] = server
+    if method == ELICITATION:
+        _check_elicitation(asked)
+        asked["message"] = _named(server, asked.get("message"))
+    elif method == SAMPLING:
+        _bound_sampling(asked, limits.sampling_tokens)
+        asked["systemPrompt"] = _named(server, asked.get("systemPrompt") or NO_SYSTEM_PROMPT)
+    if meta:
+        asked["_meta"] = meta
+    try:
+        return {key: Raw(_encoded(value)) for key, value in asked.items()}
+    except ValueError as error:
+        raise RequestError(INVALID_PARAMS, f"{method} has a number that is too large") from error
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _named(server: str, text: Any) -> str:
+    return f"[server {server!r} asks] {text if isinstance(text, str) else ''}"
+
+
+def _cleaned(value: Any, key: str) -> Any:
+    """Return a value with clean texts; recursion is bounded by the depth that was checked before."""
+    if isinstance(value, str):
+        return _unchanged(value, key) if key in _EXACT else clean(value)
+    if isinstance(value, list):
+        return [_cleaned(item, key) for item in value]
+    if isinstance(value, dict):
+        return {_unchanged(name, name): _cleaned(item, name) for name, item in value.items()}
+    return value
+
+
+def _unchanged(value: str, key: str) -> str:
+    if clean(value) == value:
+        return value
+    raise RequestError(INVALID_PARAMS, f"it hides characters in {clean(key)[:40] or 'a name'!r}")
+
+
+def _bound_sampling(asked: dict[str, Any], most: int) -> None:
+    """Bound what a server takes from the client's model, and keep it away from other servers' contexts."""
+    if "includeContext" in asked:
+        asked["includeContext"] = "none"
+    wanted = asked.get("maxTokens")
+    usable = isinstance(wanted, int | float) and not isinstance(wanted, bool) and 0 < wanted <= most
+    asked["maxTokens"] = wanted if usable else most
+
+
+def _check_elicitation(asked: dict[str, Any]) -> None:
+    if asked.get("mode") == "url" or "url" in asked:
+        url = asked.get("url")
+        refusal = url_refusal(url) if isinstance(url, str) else "it is no text"
+        if refusal:
+            raise RequestError(INVALID_PARAMS, f"the URL {str(url)[:100]!r} is not passed on: {refusal}")
+    message = asked.get("message")
+    field = secret_field(asked.get("requestedSchema"), message if isinstance(message, str) else "")
+    if field:
+        raise RequestError(
+            INVALID_PARAMS,
+            f"{field} asks for a secret, which a form must not; send the person to a page of the server "
+            "(mode 'url'), or take the secret from the server's configuration",
+        )

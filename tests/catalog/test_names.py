@@ -1,0 +1,203 @@
+"""Names of tools and prompts while servers come, go, and call their own things like those of others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcp_context_proxy.catalog import names
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
+from mcp_context_proxy.context.session import SessionContext, resolve_in
+from mcp_context_proxy.downstream.listing import ServerListing
+from mcp_context_proxy.errors import AwaitedServersError, UnknownItemError
+from mcp_context_proxy.items import Kind, Prompt, Snapshot, Tool
+
+SERVERS = ("a", "A", "a_", "_a", "ab", "0a", "-a", "a-b", "a_b")
+PARTS = ("x", "_x", "x_", "y", "Xy", "é", "x" * 60)
+OWN = sorted(
+    {
+        *PARTS,
+        *(
+            f"{server}{between}{part}"
+            for server in SERVERS
+            for between in ("__", "--", "_-")
+            for part in PARTS
+        ),
+        *(f"{one}__{other}__x" for one in SERVERS for other in SERVERS),
+        *(exposed_name(server, part, 50) for server in SERVERS for part in PARTS),
+    }
+)
+NEVER, LISTED, OFF = "never connected", "listed", "off"
+
+
+@dataclass(eq=False)
+class Stub:
+    """A downstream client as the catalog sees it."""
+
+    config: ServerConfig
+    listing: ServerListing
+    introduction: object = None
+    tool_embeddings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+def listing(own: Iterable[str]) -> ServerListing:
+    own = list(own)
+    tools = [json.dumps({"name": name, "inputSchema": {"type": "object"}}).encode() for name in own]
+    prompts = [json.dumps({"name": name}).encode() for name in own]
+    return ServerListing(tools=tuple(tools), prompts=tuple(prompts))
+
+
+class World:
+    """A catalog over servers whose state a test changes."""
+
+    def __init__(self, prefix: bool) -> None:
+        self.own: dict[str, list[str]] = {}
+        self.state: dict[str, str] = {}
+        limits = Limits()
+        self.catalog = Catalog(
+            ExposeConfig(prefix=prefix),
+            limits,
+            self.clients,
+            DocumentLibrary((), limits),
+            configured=lambda: frozenset(self.state),
+            reserved=frozenset({"call_tool"}),
+        )
+
+    def clients(self) -> Iterable[Any]:
+        for server, state in self.state.items():
+            if state != OFF:
+                config = ServerConfig(name=server, command="x")
+                known = state == LISTED
+                yield Stub(config, listing(self.own[server] if known else ()), object() if known else None)
+
+    def change(self, server: str, state: str, own: list[str]) -> None:
+        self.state.pop(server, None)
+        if state != "removed":
+            self.own[server] = own
+            self.state[server] = state
+        self.catalog.refresh()
+
+    def named(self, name: str) -> set[str]:
+        """The servers that a name states: those whose prefix it has, as full names are made."""
+        return {one for one in SERVERS if name.startswith((f"{one}__", f"_{one}__"))}
+
+
+CHANGES = st.tuples(
+    st.sampled_from(SERVERS),
+    st.sampled_from((LISTED, LISTED, NEVER, OFF, "removed")),
+    st.lists(st.sampled_from(PARTS[:4]) | st.sampled_from(OWN), max_size=4, unique=True),
+)
+
+
+@settings(max_examples=150)
+@given(st.booleans(), st.lists(CHANGES, min_size=1, max_size=6), st.data())
+def test_a_name_leads_to_the_server_that_it_names_or_nowhere(
+    prefix: bool, changes: list[tuple[str, str, list[str]]], data: st.DataObject
+) -> None:
+    world, session = World(prefix), SessionContext()
+    meant: dict[tuple[str, str], set[str]] = {}
+    for change in changes:
+        world.change(*change)
+        snapshot = world.catalog.snapshot
+        listed = [*snapshot.tools, *snapshot.prompts]
+        own = [name for server in world.state for name in world.own[server]]
+        full = [f"{server}__{name}" for server in SERVERS for name in own]
+        called = data.draw(st.lists(st.sampled_from([*listed, *own, *full, *PARTS]), max_size=8))
+        for name in (*listed, *called):
+            for kind, found in led_to(snapshot, session, name):
+                check_server(world, name, found)
+                meant.setdefault((kind, name), set()).add(found.server)
+    assert all(len(servers) == 1 for (_, name), servers in meant.items() if "__" not in name)
+
+
+def led_to(snapshot: Snapshot, session: SessionContext, name: str) -> Iterable[tuple[str, Tool | Prompt]]:
+    try:
+        tool = resolve_in(session, snapshot, Kind.TOOL, name)
+        assert isinstance(tool, Tool)
+        yield "tool", tool
+    except UnknownItemError:
+        pass
+    try:
+        prompt = names.by_full_name(snapshot.prompts, name, snapshot.servers)
+        if prompt is not None:
+            session.means("prompt", name, prompt.server)
+            yield "prompt", prompt
+    except UnknownItemError:
+        pass
+
+
+def check_server(world: World, name: str, found: Tool | Prompt) -> None:
+    if "__" in name:
+        # Of the configured servers whose prefix the name has, it is the one with the longest.
+        assert found.server in world.named(name)
+        others = world.named(name) & world.state.keys() - {found.server}
+        assert all(len(other) <= len(found.server) for other in others)
+    else:
+        assert found.name == name
+        assert NEVER not in world.state.values()
+        having = [one for one, state in world.state.items() if state == LISTED and name in world.own[one]]
+        assert having == [found.server]
+
+
+@settings(max_examples=150)
+@given(st.booleans(), st.lists(CHANGES, min_size=1, max_size=6))
+def test_whatever_is_listed_is_what_its_name_leads_to(
+    prefix: bool, changes: list[tuple[str, str, list[str]]]
+) -> None:
+    world = World(prefix)
+    for change in changes:
+        world.change(*change)
+    snapshot = world.catalog.snapshot
+
+    assert all(names.tool_named(snapshot, name) is tool for name, tool in snapshot.tools.items())
+    assert all("__" in name for name in snapshot.tools) or not prefix
+
+
+def world_of(listed: Mapping[str, list[str]], prefix: bool = True) -> World:
+    world = World(prefix)
+    for server, own in listed.items():
+        world.change(server, LISTED, own)
+    return world
+
+
+def test_a_tool_has_its_plain_full_name_beside_the_altered_one() -> None:
+    snapshot = world_of({"a": ["x" * 60, "é", "_x"]}).catalog.snapshot
+
+    assert [names.tool_named(snapshot, f"a__{own}").name for own in ("x" * 60, "é", "_x")] == [
+        "x" * 60,
+        "é",
+        "_x",
+    ]
+
+
+@pytest.mark.parametrize("server", [None, "a"])
+def test_a_tool_with_its_server_needs_no_other_server_to_be_known(server: str | None) -> None:
+    world = world_of({"a": ["x"]})
+    world.change("ab", NEVER, [])
+    snapshot = world.catalog.snapshot
+
+    if server is None:
+        with pytest.raises(AwaitedServersError, match="use a__x or ab__x"):
+            names.tool_named(snapshot, "x", server)
+    else:
+        assert names.tool_named(snapshot, "x", server).server == server
+
+
+def test_many_awaited_servers_are_not_all_named() -> None:
+    error = AwaitedServersError("tool", "x", [f"s{number}" for number in range(40)])
+
+    assert str(error).count("__x") == 3
+    assert "'s0', 's1', 's2' and 37 more are not connected" in str(error)

@@ -1,0 +1,74 @@
+"""No command prints a secret, or a hidden character, of a server, a client or an earlier session."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.store import Interaction, open_store
+
+from .conftest import Run
+
+SECRET = "Hunter2/of the day"
+AS_A_NAME = "Hunter2_of_the_day"
+HIDDEN = "\x1b]0;owned\x07\u202e\u2800\ue000\u200b"
+
+
+@pytest.fixture
+def config(workshop: Workshop) -> Path:
+    tools = [tool(SECRET, f"Says {SECRET}"), tool("create", f"Notes{HIDDEN} {SECRET}")]
+    server = workshop.server("notes", tools=tools)
+    server.settings["env"] = {"API_KEY": SECRET}
+    dead = workshop.server(
+        "dead", on={"initialize": [{"error": {"code": 1, "message": f"{SECRET}{HIDDEN}"}}]}
+    )
+    dead.settings |= {"env": {"API_KEY": SECRET}, "era": "handshake"}
+    return workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "JSON"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check"],
+        ["tools"],
+        ["servers"],
+        ["search", "notes"],
+        ["context", "notes"],
+        ["explain", "notes", "notes__create"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_no_command_prints_a_secret_that_a_server_uses_as_a_name(
+    run: Run, config: Path, command: list[str], as_json: bool
+) -> None:
+    if as_json and command == ["check"]:
+        pytest.skip("it has no JSON")
+    done = run(*command, *(["--json"] if as_json else []), "--config", config, COLUMNS="200")
+
+    printed = done.stdout + done.stderr
+    assert "notes" in printed
+    assert SECRET not in printed
+    assert AS_A_NAME not in printed
+    assert not set(HIDDEN) & set(printed) - set("]0;owned")
+    if as_json:
+        json.loads(done.stdout)
+
+
+def test_words_of_an_old_store_are_printed_without_what_hides_in_them(
+    run: Run, config: Path, workshop: Workshop
+) -> None:
+    with open_store(workshop.folder / "store.sqlite3") as store:
+        said = [Interaction(f"agent{HIDDEN}", "message", f"hello{HIDDEN} there", time.time())]
+        store.interactions.put(said, 2e9, 100, 0.0)
+    run("backfill", "--config", config)
+    recalled = run("recall", "hello", "--config", config).stdout
+    as_json = run("recall", "hello", "--json", "--config", config).stdout
+    counted = run("interactions", "--config", config).stdout
+
+    assert "hello there" in recalled
+    assert "message of agent," in recalled
+    for printed in (recalled, as_json, counted):
+        assert not set(HIDDEN) & set(printed) - set("]0;owned")

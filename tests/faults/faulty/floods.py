@@ -1,0 +1,95 @@
+"""Floods: a server sends one kind of message as fast as it can, during a call or after it."""
+
+import itertools
+import os
+import time
+
+from server import Healthy
+
+from mcp_context_proxy.examples.kit import encode
+
+URI = "note://1"
+FILLER = "z" * 400
+LARGE = "z" * 60_000
+
+
+def notification(method, **params):
+    return {"jsonrpc": "2.0", "method": "notifications/" + method, "params": params}
+
+
+def request(method, **params):
+    return lambda n, token: {"jsonrpc": "2.0", "id": f"flood-{n}", "method": method, "params": params}
+
+
+def changed(kind):
+    return lambda n, token: notification(kind + "/list_changed")
+
+
+QUESTION = {"messages": [{"role": "user", "content": {"type": "text", "text": LARGE}}], "maxTokens": 1}
+FORM = {"message": LARGE, "requestedSchema": {"type": "object", "properties": {}}}
+
+FLOODS = {
+    "log": lambda n, token: notification("message", level="info", data=f"{n} {FILLER}"),
+    "large-log": lambda n, token: notification("message", level="info", data=f"{n} {LARGE}"),
+    "progress": lambda n, token: notification("progress", progressToken=token, progress=n, message=LARGE),
+    "progress-of-nothing": lambda n, token: notification("progress", progressToken=f"x{n}", progress=n),
+    "cancelled": lambda n, token: notification("cancelled", requestId=n),
+    "tools-changed": changed("tools"),
+    "prompts-changed": changed("prompts"),
+    "resources-changed": changed("resources"),
+    "updated": lambda n, token: notification("resources/updated", uri=URI, n=n),
+    "updated-below": lambda n, token: notification("resources/updated", uri=f"{URI}/{n}/{FILLER * 9}"),
+    "updated-unasked": lambda n, token: notification("resources/updated", uri=f"other://{n}/{LARGE}"),
+    "completed": lambda n, token: notification("elicitation/complete", elicitationId=f"{n} {FILLER}"),
+    "task-status": lambda n, token: notification("tasks/status", taskId=f"{n}", status="working"),
+    "unknown-notification": lambda n, token: notification("no/such", n=n, filler=FILLER),
+    "ping": request("ping"),
+    "sampling": request("sampling/createMessage", **QUESTION),
+    "elicitation": request("elicitation/create", **FORM),
+    "roots": request("roots/list"),
+    "task-request": request("tasks/list"),
+    "unknown-request": request("no/such", filler=FILLER),
+    "large-id": lambda n, token: {"jsonrpc": "2.0", "id": f"{n}{LARGE}", "method": "ping"},
+    "response": lambda n, token: {"jsonrpc": "2.0", "id": 1_000_000 + n, "result": {"filler": LARGE}},
+}
+
+
+class Flood(Healthy):
+    """Floods for `delay` seconds with the kind of message that a call names: before its result, or after."""
+
+    mode, stage, http = "flood", "ready", False
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.handlers["resources/list"] = lambda request: {"resources": [{"uri": URI, "name": "one"}]}
+        for method in ("logging/setLevel", "resources/subscribe", "resources/unsubscribe"):
+            self.handlers[method] = lambda request: {}
+
+    def capabilities(self):
+        changes = {"listChanged": True}
+        return {"tools": changes, "resources": changes | {"subscribe": True}, "logging": {}}
+
+    def call(self, request):
+        arguments = request.params["arguments"]
+        if arguments.get("after"):
+            self.apart(self.flood, arguments["kind"], None)
+            return self.result(request)
+        token = request.params.get("_meta", {}).get("progressToken")
+        return self.aside(lambda request: self.flooded(request, arguments["kind"], token), request)
+
+    def flooded(self, request, kind, token):
+        self.flood(kind, token)
+        return self.result(request)
+
+    def flood(self, kind, token):
+        until = time.monotonic() + self.delay
+        for number in itertools.count():
+            if time.monotonic() > until:
+                break
+            if kind == "stray":
+                self.channel.line(b"no message at all " + FILLER.encode())
+            elif kind == "stderr":
+                os.write(2, FILLER.encode() + b"\n")
+            else:
+                self.channel.line(encode(FLOODS[kind](number, token)))
+        self.note("flooded", kind=kind, count=number)

@@ -1,0 +1,108 @@
+"""A server that sends one kind of message as fast as it can fills no memory and disturbs nobody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from faults.harness import BYSTANDER, SAFE, Bystander, Ledger, faulty, nonce, rss
+from support.proxies import HttpProxy, http_proxy
+from support.raw_client import RawClient
+from support.servers import Workshop
+from support.wires import http
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+KINDS = (
+    "log",
+    "large-log",
+    "progress",
+    "progress-of-nothing",
+    "cancelled",
+    "tools-changed",
+    "prompts-changed",
+    "resources-changed",
+    "updated",
+    "updated-below",
+    "updated-unasked",
+    "completed",
+    "task-status",
+    "unknown-notification",
+    "ping",
+    "sampling",
+    "elicitation",
+    "roots",
+    "task-request",
+    "unknown-request",
+    "large-id",
+    "response",
+    "stderr",
+    "stray",
+)
+
+NO_MESSAGES = {"large-id", "stray"}
+"""Kinds of which a thousand in a row make a server be taken for none: it is started again."""
+
+GROWTH = 40 << 20
+"""Bytes by which the memory of the proxy may grow: as by any one fault."""
+
+SECONDS = 0.4
+"""Length of a flood: some thousand messages, ten times what any bound lets pass."""
+
+ANSWERS = {
+    "sampling/createMessage": lambda params: {
+        "role": "assistant",
+        "model": "none",
+        "content": {"type": "text", "text": "no"},
+    },
+    "elicitation/create": lambda params: {"action": "decline"},
+    "roots/list": lambda params: {"roots": []},
+}
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return Ledger(tmp_path_factory.mktemp("floods") / "ledger")
+
+
+@pytest.fixture(scope="module")
+def served(ledger: Ledger) -> Iterator[HttpProxy]:
+    workshop = Workshop(Path(ledger.path).parent)
+    workshop.server("odd").settings = faulty("flood", Path(ledger.path), delay=SECONDS)
+    workshop.server(BYSTANDER).settings = faulty("normal", Path(ledger.path))
+    config = workshop.config(expose={"mode": "all"}, search={"warm_up": False})
+    with http_proxy(config, real=True) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+async def client(served: HttpProxy) -> AsyncIterator[RawClient]:
+    capabilities = {"sampling": {}, "elicitation": {}, "roots": {"listChanged": True}}
+    async with http(served.base, "handshake", capabilities=capabilities, answers=ANSWERS) as opened:
+        await opened.until_listed(f"odd__{SAFE}", f"{BYSTANDER}__{SAFE}")
+        await opened.request("resources/subscribe", {"uri": "note://1"})
+        yield opened
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_flood_of_one_kind_of_message_fills_no_memory_and_disturbs_nobody(
+    served: HttpProxy, client: RawClient, ledger: Ledger, kind: str
+) -> None:
+    before = rss(served.process.pid)
+    async with http(served.base, "modern") as other, Bystander(other).calling() as bystander:
+        # With a call under way the messages may belong to it; without, they belong to nobody.
+        for after in (False, True):
+            arguments = {"kind": kind, "nonce": nonce(), "after": after}
+            await client.call("odd__tool_000", arguments, progressToken="mine")
+            await bystander.until_more()
+        await ledger.until(lambda them: kind in NO_MESSAGES or len(them.of("flooded", kind=kind)) == 2)
+        grown = rss(served.process.pid) - before
+        await bystander.until_more()
+    said, answer = nonce(), None
+    while answer != said:
+        result = await client.call(f"odd__{SAFE}", {"nonce": said})
+        answer = result["content"][0]["text"]
+        assert answer == said or kind in NO_MESSAGES
+
+    assert grown < GROWTH

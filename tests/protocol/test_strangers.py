@@ -1,0 +1,117 @@
+"""Words of strangers are cleaned, bounded and named wherever they stand, and nothing else is touched."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_context_proxy.protocol.strangers import (
+    BLANK_LINES,
+    BLANKS,
+    DATA_BYTES,
+    SAID_CHARACTERS,
+    bounded,
+    clean_json,
+    compact,
+    one_line,
+    said,
+    said_json,
+)
+from mcp_context_proxy.protocol.text import clean
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+HIDING = "a\u202e\u2800\u200b\ue000\x1b[31mb"
+
+
+@pytest.mark.parametrize("space", ["\n", " ", "\u00a0", "\t", "\n \t", "\u3000\n"])
+def test_no_run_of_blanks_pushes_text_out_of_sight(space: str) -> None:
+    shown = compact("harmless" + space * 200 + "but then this")
+
+    assert shown.startswith("harmless")
+    assert shown.endswith("but then this")
+    assert shown.count("\n") <= BLANK_LINES
+    assert len(shown) <= len("harmlessbut then this") + BLANK_LINES + BLANKS
+
+
+def test_indented_text_with_empty_lines_is_unchanged() -> None:
+    text = "Example:\n\n    def f():\n        return 1  \n\n\nEnd" + " " * 40 + "."
+
+    assert compact(text) == text
+
+
+def test_a_long_text_is_cut_where_one_can_see_it() -> None:
+    assert bounded("x" * 20_000) == "x" * SAID_CHARACTERS + " … [cut here: 10,000 of 20,000 characters]"
+    assert one_line("x y\n" * 1000, 6) == "x y x …"
+
+
+def test_a_secret_with_a_hidden_character_inside_is_still_recognized() -> None:
+    assert said("key s3c\u200br3t", lambda text: text.replace("s3cr3t", "***")) == "key ***"
+
+
+def test_every_string_is_cleaned_and_the_rest_keeps_its_bytes() -> None:
+    hidden = json.dumps(HIDING).encode()
+    data = (
+        b'{"huge": 1e400, "n":12345678901234567890.10, '
+        + hidden
+        + b": ["
+        + hidden
+        + b', null], "dup":1,"dup":2}'
+    )
+
+    assert clean_json(data) == data.replace(hidden, b'"ab"')
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        b'{"a": "plain \\n text", "b":[1.50, {"c":"\\\\u202e"}] , "quoted": "\\"x\\""}',
+        '{"a":"Zürich 東京 \\u00e9","flag":"🏳️‍🌈","huge":1e400}'.encode(),
+    ],
+)
+def test_json_without_anything_suspect_is_unchanged(plain: bytes) -> None:
+    assert clean_json(plain) == plain
+
+
+@given(VALUES)
+def test_the_values_are_those_with_clean_strings(value: object) -> None:
+    def cleaned(part: object) -> object:
+        if isinstance(part, str):
+            return compact(part)
+        if isinstance(part, list):
+            return [cleaned(each) for each in part]
+        if isinstance(part, dict):
+            return {compact(key): cleaned(each) for key, each in part.items()}
+        return part
+
+    for ascii_only in (True, False):
+        encoded = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+        assert json.loads(clean_json(encoded)) == cleaned(value)
+
+
+@given(st.text(st.characters(codec=None)))
+def test_compact_text_is_clean_and_stays_as_it_is(text: str) -> None:
+    assert compact(compact(text)) == compact(text)
+    assert clean(compact(text)) == compact(text)
+
+
+def test_too_much_data_is_left_out_and_a_long_string_in_it_is_cut() -> None:
+    assert json.loads(said_json(json.dumps(["x"] * DATA_BYTES).encode(), bytes)).startswith("[left out: ")
+    (kept,) = json.loads(said_json(json.dumps(["x" * 50_000]).encode(), bytes))
+    assert kept == bounded("x" * 50_000)
+
+
+@pytest.mark.parametrize("hostile", [b'\\"', b"\\u202e", b"\\n", b" ", b"\\\\", "⠀".encode()])
+def test_the_time_for_json_is_in_proportion_to_it(hostile: bytes) -> None:
+    def seconds(size: int) -> float:
+        data = b'["' + hostile * (size // len(hostile)) + b'"]'
+        began = time.process_time()
+        clean_json(data)
+        return time.process_time() - began
+
+    assert min(seconds(1_000_000) for _ in range(3)) < 120 * max(min(seconds(50_000) for _ in range(3)), 1e-3)

@@ -1,0 +1,81 @@
+"""A running proxy that follows a changed setting shows the same as one that was started with it."""
+
+from typing import Any
+
+import pytest
+from support.proxies import inside
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.config import load
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "expose.mode": {"expose": {"mode": "search"}},
+    "expose.prefix": {"expose": {"prefix": False}},
+    "expose.list_all_below": {"expose": {"list_all_below": 0}},
+    "expose.max_name_length": {"expose": {"max_name_length": 16}},
+    "search.top_n": {"search": {"top_n": 1, "include_score": 1.0}},
+    "context.max_tokens": {"context": {"max_tokens": 5}},
+    "context.expansion_rules": {
+        "context": {"expansion_rules": {"files__read_a_file": ["files__ring_a_bell"]}}
+    },
+    "context.manage_tool": {"context": {"manage_tool": True}},
+    "limits.tools": {"limits": {"tools": 2}},
+    "limits.description_shown_bytes": {"limits": {"description_shown_bytes": 10}},
+    "documents": {"documents": [{"kind": "rule", "path": "rules"}]},
+}
+SERVER_CHANGES: dict[str, dict[str, Any]] = {
+    "include": {"include": "always"},
+    "enabled": {"enabled": False},
+    "tags": {"tags": ["archive"]},
+    "category": {"category": "office"},
+    "tools": {"tools": {"ring_a_bell": {"include": "manual"}}},
+}
+
+
+@pytest.fixture
+def office(workshop: Workshop) -> Workshop:
+    (workshop.folder / "rules").mkdir()
+    (workshop.folder / "rules" / "tone.md").write_text("Be kind to everybody.")
+    names = [f"{verb}_a_file" for verb in ("read", "write", "open", "close", "copy", "move", "print")]
+    names += ["ring_a_bell"]
+    workshop.server("files", tools=[tool(name, description=name.replace("_", " ")) for name in names])
+    return workshop
+
+
+async def shown(proxy: Proxy) -> dict[str, Any]:
+    """Everything that hosts see of the settings."""
+    await proxy.reindex(rebuild=False)
+    snapshot = proxy.catalog.snapshot
+    context = await proxy.contexts.build("read a file")
+    return {
+        "catalog": [(one.exposed_name, one.description, one.include) for one in snapshot.tools.values()],
+        "labels": [(one.tags, one.category) for one in snapshot.tools.values()],
+        "documents": [*snapshot.documents],
+        "list": list(map(bytes, proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot)))),
+        "context": [(item.name, item.type) for item in context.items],
+        "dropped": [item.name for item in context.dropped],
+        "instructions": proxy.instructions(),
+    }
+
+
+@pytest.mark.parametrize("name", [*CHANGES, *(f"servers.files.{name}" for name in SERVER_CHANGES)])
+async def test_a_changed_live_setting_takes_effect_as_if_the_proxy_were_started_with_it(
+    office: Workshop, name: str
+) -> None:
+    async with inside(office.config()) as proxy:
+        before = await shown(proxy)
+        if name in CHANGES:
+            config = office.config(**CHANGES[name])
+        else:
+            office.servers["files"].settings.update(SERVER_CHANGES[name.rpartition(".")[2]])
+            config = office.config()
+        await proxy.apply(load(config, environ={}))
+        after = await shown(proxy)
+    async with inside(config) as proxy:
+        started = await shown(proxy)
+
+    assert after == started
+    assert after != before

@@ -1,0 +1,75 @@
+"""Command lines that run the proxy without the second that Python takes to import the package.
+
+A fork server imports the package once for all tests of a process. Tests of the start itself, of memory and of
+a process that is killed use the real command; so does a system that cannot fork.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+PROGRAMS = Path(__file__).with_name("forking")
+COVERAGE = PROGRAMS / "coverage.toml"
+"""Settings with which forked processes are measured, too."""
+
+PATIENCE = 60
+"""Seconds until a command that hangs is killed; far more than any takes."""
+
+
+def real_command(*arguments: str | Path) -> list[str]:
+    """Return the command line of the proxy as people start it."""
+    return [sys.executable, "-m", "mcp_context_proxy", *map(str, arguments)]
+
+
+def forked_command(*arguments: str | Path) -> list[str]:
+    """Return the command line of a small process that has the proxy run in a forked one."""
+    if sys.platform == "win32":
+        return real_command(*arguments)
+    return [sys.executable, "-I", "-S", str(PROGRAMS / "launch.py"), fork_server(), *map(str, arguments)]
+
+
+_running = ExitStack()
+"""Holds the fork server and its folder."""
+
+
+@cache
+def fork_server() -> str:
+    """Start the fork server, and return the path of its socket once it serves."""
+    path = Path(_running.enter_context(tempfile.TemporaryDirectory(prefix="fork-"))) / "socket"
+    # No library may start threads before a fork.
+    environment = {**os.environ, **coverage_variables(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAMS / "server.py"), str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+    _running.callback(process.communicate, timeout=PATIENCE)  # it ends when its standard input does
+    until = time.monotonic() + PATIENCE
+    while not path.is_socket():
+        assert process.poll() is None, "the fork server has ended"
+        assert time.monotonic() < until, "the fork server does not start"
+        time.sleep(0.01)
+    return str(path)
+
+
+def end_fork_server() -> None:
+    """End the fork server, if it was started, with all processes that it forked."""
+    _running.close()
+
+
+def coverage_variables() -> dict[str, str]:
+    """Return variables that have the fork server and its processes measured if the tests are."""
+    try:
+        from coverage import Coverage
+    except ImportError:
+        return {}
+    if Coverage.current() is None:
+        return {}
+    return {
+        "COVERAGE_PROCESS_START": str(COVERAGE),
+        "COVERAGE_FILE": str(Path(__file__).parents[2] / ".coverage"),
+    }

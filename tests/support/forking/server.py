@@ -1,0 +1,144 @@
+"""Forks a process for each command of the proxy, and passes signals to it: ``server.py SOCKET``.
+
+It imports the package once. A forked process gets the standard streams, the environment, the folder and the
+arguments of its launcher, and otherwise is like one that was just started. The server ends, with all the
+processes that it forked, when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import io
+import json
+import os
+import pkgutil
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Server:
+    """Forks processes and waits for all of them at once."""
+
+    def __init__(self, path: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{path}.new")
+        self._listener.listen(100)
+        Path(f"{path}.new").rename(path)  # whoever sees it can connect
+        self._children: set[int] = set()
+
+    def serve(self) -> None:
+        """Serve launchers until standard input ends."""
+        self._watch(0, lambda: None)
+        self._watch(self._listener.fileno(), self._accept)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd == 0:
+                    for child in self._children:
+                        os.kill(child, signal.SIGKILL)
+                    return
+                if self._selector.get_map().get(key.fd) == key:  # no earlier event has ended it
+                    key.data()
+
+    def _watch(self, descriptor: int, handle: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, handle)
+
+    def _accept(self) -> None:
+        launcher, _ = self._listener.accept()
+        header, streams, _, _ = socket.recv_fds(launcher, 4, 3)
+        with launcher.makefile("rb") as reader:
+            request = reader.read(int.from_bytes(header, "big"))
+        if len(streams) < 3 or not request.endswith(b"}"):
+            # The launcher was killed while it wrote.
+            for stream in streams:
+                os.close(stream)
+            launcher.close()
+            return
+        # The child keeps the other end of this pipe open until it ends.
+        ended, alive = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for descriptor in [*self._selector.get_map(), ended]:
+                if descriptor != 0:
+                    os.close(descriptor)
+            launcher.close()
+            run_command(json.loads(request), streams)
+        self._children.add(child)
+        for descriptor in (alive, *streams):
+            os.close(descriptor)
+
+        def signalled() -> None:
+            numbers = launcher.recv(100)
+            for number in numbers or [signal.SIGKILL]:
+                os.kill(child, number)
+            if not numbers:
+                self._selector.unregister(launcher)
+
+        def exited() -> None:
+            self._selector.unregister(ended)
+            os.close(ended)
+            _, status = os.waitpid(child, 0)
+            self._children.remove(child)
+            if launcher.fileno() in self._selector.get_map():
+                self._selector.unregister(launcher)
+                with contextlib.suppress(OSError):
+                    launcher.send(str(os.waitstatus_to_exitcode(status)).encode())
+            launcher.close()
+
+        self._watch(launcher.fileno(), signalled)
+        self._watch(ended, exited)
+
+
+def run_command(request: dict[str, Any], streams: list[int]) -> None:
+    """Run a command in this process as the interpreter would, and exit."""
+    for descriptor, stream in enumerate(streams):
+        os.dup2(stream, descriptor)
+        os.close(stream)
+    sys.stdin = text_stream(0, "rb")
+    sys.stdout = text_stream(1, "wb")
+    sys.stderr = text_stream(2, "wb", errors="backslashreplace", line_buffering=True)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.argv = ["mcp-context-proxy", *request["arguments"]]
+    status = 0
+    try:
+        importlib.import_module("mcp_context_proxy.cli.main").main()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # What the interpreter does at its end; an exception would end in the loop of the server.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def text_stream(descriptor: int, mode: str, **options: Any) -> io.TextIOWrapper:
+    return io.TextIOWrapper(os.fdopen(descriptor, mode, closefd=False), "utf-8", **options)
+
+
+def import_everything() -> None:
+    """Import the modules that a command imports when it is needed."""
+    for name in ("mcp_context_proxy.cli", "mcp_context_proxy.front", "mcp_context_proxy.web"):
+        package = importlib.import_module(name)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{name}.{module.name}")
+    importlib.import_module("mcp_context_proxy.app")
+
+
+if __name__ == "__main__":
+    import_everything()
+    Server(sys.argv[1]).serve()

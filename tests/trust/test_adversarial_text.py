@@ -1,0 +1,320 @@
+"""Text of strangers costs time in proportion to its length, and keeps nobody else waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+import pytest
+from support.proxies import Host, inside
+from support.raw_client import RpcError
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.catalog import definitions
+from mcp_context_proxy.catalog.documents import divide, overview
+from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.errors import nearest_names
+from mcp_context_proxy.items import IncludeMode, Tool
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import MalformedError
+from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
+from mcp_context_proxy.protocol.nesting import has_more_entries
+from mcp_context_proxy.protocol.validation import holds_more, nests_deeper
+from mcp_context_proxy.retrieval import text
+from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = "search_available_tools"
+
+UNITS = {
+    "one letter": "a",
+    "capitals": "A",
+    "camel case": "aB",
+    "digits": "1",
+    "spaces": " ",
+    "newlines": "\n",
+    "lines of spaces": " \n  ",
+    "quotes": ' "',
+    "single quotes": " '",
+    "opening quotes": " “",
+    "brackets": "[",
+    "braces": "{",
+    "commas": ",",
+    "backslashes": "\\",
+    "escaped quotes": '\\"',
+    "headings": " #",
+    "fences": "`",
+    "comments": "<!--",
+    "sentences": ".)",
+    "needs": ", and",
+    "marks out of order": "\u0301\u0323",
+    "marks of kana": "\u0301" * 20 + "\uff9e",
+    "joiners": "a\u200d",
+    "ideographs": "漢",
+    "halves": "\\ud800",
+    "other escapes": "\\u0041",
+    "beginnings of tokens": "-eyJ",
+    "keys": "a:\n",
+    "data lines": "data:\n",
+    "first person": "I 'me ",
+}
+"""Parts that are repeated, because an expression may try each of them anew."""
+
+LIMITS = Limits()
+
+
+def of(description: str) -> Tool:
+    """A tool with a description."""
+    return Tool("evil", "x", "evil__x", description, b"{}", description[:9], IncludeMode.AGENT, (), None)
+
+
+def fit(written: str) -> None:
+    schema = {"type": "object", "pattern": written}
+    definition = json.dumps({"name": "x", "title": "é", "inputSchema": schema}, ensure_ascii=False)
+    with suppress(definitions.UnfitError):
+        definitions.fit(definition.encode(), LIMITS)
+
+
+def decode(written: str) -> None:
+    with suppress(MalformedError):
+        envelope.decode(b'{"result":{"a":"%b"}}' % written.encode())
+
+
+def read_events(written: str) -> None:
+    with suppress(OversizedEventError):
+        list(EventFramer(1 << 20).feed(written.encode()))
+
+
+def read_lines(written: str) -> None:
+    framer, data = LineFramer(1 << 20), written.encode()
+    for start in range(0, len(data), 512):
+        list(framer.feed(data[start : start + 512]))
+
+
+FUNCTIONS: dict[str, Callable[[str], object]] = {
+    "terms": text.terms,
+    "query terms": text.query_terms,
+    "query texts": text.query_texts,
+    "name key": text.name_key,
+    "words of an identifier": text.identifier_words.__wrapped__,
+    "content words": text.content_words,
+    "chunks": text.chunks,
+    "suspicion": lambda written: suspicion([of(f"I need it. {written}")] * 3),
+    "sections": divide,
+    "heading": lambda written: divide(f"# {written}!"),
+    "overview": overview,
+    "front matter": lambda written: read_front_matter(f"---\n{written}\n: [\n---\n", Format.CURSOR),
+    "patterns of files": lambda written: read_front_matter(f"---\nglobs: a{written}\n---\n", Format.CURSOR),
+    "definition": fit,
+    "lookalikes": lambda written: list(definitions.lookalikes([written, written + "б"])),
+    "exposed name": lambda written: definitions.exposed_name("evil", written, 64),
+    "fingerprint": lambda written: definitions.fingerprint("evil", json.dumps([written]).encode()),
+    "envelope": decode,
+    "id of a broken message": lambda written: envelope.salvage_id(written.encode(), written.encode()),
+    "lines": read_lines,
+    "events": read_events,
+    "nesting": lambda written: nests_deeper(json.dumps([written]).encode(), 0),
+    "number of values": lambda written: holds_more(json.dumps([written]).encode(), 0),
+    "number of entries": lambda written: has_more_entries(json.dumps([written]).encode(), 0),
+    "secrets": Redactor(()),
+    "nearest names": lambda written: nearest_names(written, [written + str(at) for at in range(30)]),
+}
+"""Everything that reads text of strangers, by what it finds in it."""
+
+CHARACTERS = 8_000
+GROWTH = 8
+"""Multiple of the length. The time may grow by twice as much; where it is the square, it grows by 64."""
+
+QUICK_SECONDS = 0.02
+"""Time that is too short to be compared."""
+
+
+def seconds(function: Callable[[str], object], written: str) -> float:
+    """Return the least processor time of a few attempts."""
+    best = float("inf")
+    for _ in range(3):
+        begun = time.thread_time()
+        function(written)
+        best = min(best, time.thread_time() - begun)
+        if best < QUICK_SECONDS:
+            break
+    return best
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str) -> None:
+    function = FUNCTIONS[name]
+    slow = {}
+    for unit, part in UNITS.items():
+        short = (part * CHARACTERS)[:CHARACTERS]
+        long = seconds(function, (part * CHARACTERS * GROWTH)[: CHARACTERS * GROWTH])
+        if long > QUICK_SECONDS and long > 2 * GROWTH * max(seconds(function, short), QUICK_SECONDS / GROWTH):
+            slow[unit] = long
+
+    assert not slow
+
+
+def test_a_query_of_spaces_is_divided_at_once() -> None:
+    assert text.query_texts("find it,  and  then  close it") == [
+        "find it,  and  then  close it",
+        "find it",
+        "close it",
+    ]
+    assert seconds(text.query_texts, "a" + " " * 8_000 + "b") < QUICK_SECONDS
+
+
+def test_descriptions_made_of_quotation_marks_are_read_at_once() -> None:
+    hostile = [of(f"I need it {part * 4_000}") for part in (' "', " '", " “") for _ in range(100)]
+
+    begun = time.thread_time()
+    suspicion(hostile)
+
+    assert time.thread_time() - begun < 2
+
+
+def test_a_heap_of_marks_costs_no_more_than_as_many_letters() -> None:
+    marks = "a" + "\u0301" * 60_000 + "\u0323" * 60_000
+
+    assert seconds(text.terms, marks) < 20 * max(seconds(text.terms, "é" * 120_000), QUICK_SECONDS)
+
+
+def test_half_characters_are_mended_beside_megabytes_of_other_escapes() -> None:
+    message = b'{"result":{"a":"%b\\ud800\\\\ud800"}}' % (rb"\u0041" * 500_000)
+
+    begun = time.thread_time()
+    result = envelope.decode(message).result
+
+    assert time.thread_time() - begun < 0.25
+    assert bytes(result).endswith(rb"\ufffd\\ud800" + b'"}')
+
+
+@pytest.mark.parametrize("part", ["[", "{", "[a,", "- [", "{a: "])
+def test_front_matter_of_brackets_is_refused_at_once(part: str) -> None:
+    begun = time.thread_time()
+    found = read_front_matter(f"---\n{part * 3_000}\n---\ntext")
+
+    assert [message for _, message in found.problems] == [
+        "the front matter has over 200 brackets and is ignored"
+    ]
+    assert time.thread_time() - begun < 0.5
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "1e999"])
+def test_a_number_beyond_all_bounds_withholds_its_definition(number: str) -> None:
+    definition = f'{{"name":"x","description":"a\u200b","inputSchema":{{"maximum":{number}}}}}'
+
+    with pytest.raises(definitions.UnfitError, match="number"):
+        definitions.fit(definition.encode(), LIMITS)
+
+
+@pytest.mark.parametrize("part", [1, 2, 3, 5, 1_000])
+def test_entries_are_counted_in_parts_as_in_one(part: int) -> None:
+    written = json.dumps({'a"\\': [1, {"b": "],[,"}, 3], "\\\\": "\\", "c,": 1}).encode()
+
+    assert has_more_entries(written, 2, part)
+    assert not has_more_entries(written, 3, part)
+
+
+def test_the_nearest_of_many_equal_names_are_found_at_once() -> None:
+    known = ["a" * 60 + str(at) for at in range(10_000)]
+
+    begun = time.thread_time()
+    found = nearest_names("a" * 1_000_000, known)
+
+    assert len(found) == 3
+    assert time.thread_time() - begun < 1
+
+
+LONGEST_STEP = 0.1
+"""Seconds of processor time of one step of the event loop, with a margin for a machine that is busy."""
+
+
+@dataclass
+class Steps:
+    """The steps of the event loop that took too long."""
+
+    slow: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    """Measure each step of the event loop, in the processor time of its thread alone.
+
+    A step is not blamed for a garbage collection of what earlier tests have left in this process.
+    """
+    found, original = Steps(), asyncio.Handle._run
+
+    def measured(handle: asyncio.Handle) -> None:
+        begun = time.thread_time()
+        original(handle)
+        if (took := time.thread_time() - begun) > LONGEST_STEP:
+            found.slow.append(f"{took:.3f} s: {handle!r}"[:300])
+
+    gc.collect()
+    gc.freeze()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.Handle, "_run", measured)
+            yield found
+    finally:
+        gc.unfreeze()
+
+
+def hostile(number: int) -> list[dict[str, object]]:
+    units = list(UNITS.values())
+    described = []
+    for at in range(number):
+        part = units[at % len(units)].replace("\u200d", "")
+        schema = {"type": "object", "properties": {f"p{'x' * 60}{at}": {"description": part * 200}}}
+        described.append(tool(f"{'t' * 50}_{at}", f"I need {part * 2_000}"[:8_000], inputSchema=schema))
+    return described
+
+
+async def test_a_server_of_hostile_texts_delays_neither_the_loop_nor_a_search(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{'p' * 50}_{at}" for at in range(2_000)]
+    workshop.server("evil", tools=hostile(300), prompts=[{"name": name} for name in names])
+    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
+    config = workshop.config(limits={"indexing_wait_seconds": 1.5}, expose={"mode": "all"})
+    with watched(monkeypatch) as steps:
+        async with inside(config) as proxy:
+            host = Host(proxy, "handshake")
+            for method in ("tools/list", "prompts/list"):
+                await host.raw(method)
+                await anyio.lowlevel.checkpoint()
+            for query in ("add two numbers", *(part * 300 for part in UNITS.values())):
+                with anyio.fail_after(20):
+                    await host.call(SEARCH, {"query": f"x {query}"[:2_000]})
+                await anyio.lowlevel.checkpoint()
+            with pytest.raises(RpcError, match="unknown prompt"):
+                await host.request("prompts/get", {"name": "p" * 100_000})
+            await anyio.lowlevel.checkpoint()
+            assert json.loads(await host.raw("tools/call", {"name": "calm__add", "arguments": {}}))
+
+    assert steps.slow == []
+
+
+async def test_a_page_of_millions_of_entries_is_not_taken_apart(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workshop.server("evil", tools=[0] * 1_000_000)
+    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
+    with watched(monkeypatch) as steps:
+        async with inside(workshop.config()) as proxy:
+            names = await Host(proxy, "handshake").names()
+            findings = " ".join(proxy.catalog.snapshot.findings)
+
+    assert "calm__add" in names
+    assert "far too many entries" in findings
+    assert steps.slow == []
