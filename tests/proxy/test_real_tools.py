@@ -12,6 +12,7 @@ from support.proxies import Host, command, inside
 from support.servers import TOOLS, Workshop, real_lists
 from support.wires import stdio
 
+from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.config.host_profiles import HOSTS, NAME_CHARACTERS
 from mcp_context_proxy.server.meta_definitions import NAMES
 
@@ -54,8 +55,6 @@ def renamed_back(listed: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def exposed_names(server: str) -> list[str]:
-    from mcp_context_proxy.catalog.definitions import exposed_name
-
     return [exposed_name(server, tool["name"], NAME_CHARACTERS) for tool in real_lists()[server]]
 
 
@@ -124,8 +123,10 @@ async def test_without_prefix_tools_keep_their_names_where_these_are_unique(real
         if len(servers) > 1:
             assert name not in names
             assert {f"{server}__{name}" for server in servers} <= set(names)
-        else:
+        elif len(name) <= NAME_CHARACTERS:
             assert name in names
+        else:
+            assert exposed_name(servers[0], name, NAME_CHARACTERS) in names
 
 
 async def test_a_default_list_is_short_whatever_is_behind_it(real: Workshop, era: str) -> None:
