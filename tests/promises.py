@@ -153,6 +153,7 @@ SECURITY = (
             "catalog/test_names.py::test_a_name_leads_to_the_server_that_it_names_or_nowhere",
             "catalog/test_naming.py::test_two_arbitrary_tools_never_share_a_name",
             "catalog/test_naming.py::test_a_name_leads_back_to_its_server_and_tool",
+            "server/test_names.py::test_a_name_that_was_listed_under_another_length_still_leads_to_its_tool",
             DEFINITIONS + "test_tools_of_servers_with_confusable_names_stay_distinct",
         ),
     ),

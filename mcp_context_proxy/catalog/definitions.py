@@ -190,18 +190,39 @@ def exposed_name(server: str, name: str, max_length: int) -> str:
     ambiguous = server.endswith("_") or name.startswith("_")
     if _VALID_NAME.fullmatch(plain) and len(plain) <= max_length and not ambiguous:
         return plain
-    cleaned = _INVALID_IN_NAME.sub("_", plain)
-    if not _VALID_NAME.match(cleaned):
-        cleaned = "_" + cleaned
-    original = f"{server}\0{name}".encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(original).hexdigest()[:HASH_LENGTH]
+    cleaned, digest = _valid(plain), _name_digest(server, name)
     room = max_length - len(digest) - 1
     if len(cleaned) <= room:
         return f"{cleaned}_{digest}"
-    # Cut in the middle, so that both ends stay readable.
+    # Cut in the middle, so that both ends stay readable, and behind the server if there is room.
     room -= 1
     head = room - room // 3
-    return f"{cleaned[:head]}_{digest}_{cleaned[len(cleaned) - (room - head) :]}"
+    if head - 1 <= (server_end := len(cleaned) - len(name) - 1) <= room:
+        head = server_end
+    kept = min(head, server_end)  # with half of the separator; the digest brings the other half
+    start = cleaned[:kept] + cleaned[kept:head].rstrip("_")
+    end = cleaned[len(cleaned) - (room - head) :].lstrip("_")
+    return f"{start}_{digest}_{end}" if end else f"{start}_{digest}"
+
+
+def is_altered_name(name: str, server: str, own: str) -> bool:
+    """Return whether `exposed_name` made a name of this tool or prompt, with any length.
+
+    A host may remember a name from before the length was changed.
+    """
+    head, found, tail = name.partition(f"_{_name_digest(server, own)}")
+    cleaned = _valid(f"{server}{SEPARATOR}{own}")
+    return bool(found) and cleaned.startswith(head) and (not tail or cleaned.endswith(tail.removeprefix("_")))
+
+
+def _valid(name: str) -> str:
+    cleaned = _INVALID_IN_NAME.sub("_", name)
+    return cleaned if _VALID_NAME.match(cleaned) else f"_{cleaned}"
+
+
+def _name_digest(server: str, name: str) -> str:
+    original = f"{server}\0{name}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(original).hexdigest()[:HASH_LENGTH]
 
 
 def bare_names(

@@ -9,10 +9,11 @@ been connected yet may have it as well.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
-from mcp_context_proxy.catalog.definitions import SEPARATOR, folded, seems_full
+from mcp_context_proxy.catalog.definitions import HASH_LENGTH, SEPARATOR, folded, is_altered_name, seems_full
 from mcp_context_proxy.errors import AwaitedServersError, UnknownItemError, nearest_names
 from mcp_context_proxy.items import Prompt, Snapshot, Tool
 
@@ -22,6 +23,8 @@ COMPARED_IN_THREAD: Final = 5000
 """Names that an unknown one is compared with in a thread: 100 ms at most."""
 NEAREST: Final = 3
 """Similar names that an error suggests."""
+
+_HAS_DIGEST: Final = re.compile(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
 
 Named = TypeVar("Named", Tool, Prompt)
 
@@ -71,7 +74,10 @@ def keep_owned(items: Iterable[Named], servers: Collection[str], findings: list[
 
 
 def by_full_name(items: Mapping[str, Named], name: str, servers: Collection[str]) -> Named | None:
-    """Return the item with a full name; None if its server, which alone counts, has none."""
+    """Return the item with a full name; None if its server, which alone counts, has none.
+
+    A full name is the exposed one, the same without any change, or one that was shortened to another length.
+    """
     exact = items.get(name)
     if exact is not None:
         return exact
@@ -79,7 +85,11 @@ def by_full_name(items: Mapping[str, Named], name: str, servers: Collection[str]
     if server is None:
         return None
     own = name.removeprefix("_" if not name.startswith(server) else "")[len(server) + len(SEPARATOR) :]
-    return next((item for item in items.values() if item.server == server and item.name == own), None)
+    among = [item for item in items.values() if item.server == server]
+    plain = next((item for item in among if item.name == own), None)
+    if plain is not None or not _HAS_DIGEST.search(name):
+        return plain
+    return next((item for item in among if is_altered_name(name, server, item.name)), None)
 
 
 def tool_named(

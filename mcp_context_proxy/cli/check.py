@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
@@ -36,6 +36,7 @@ from mcp_context_proxy.items import Kind
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.config.host_profiles import HostProfile
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
@@ -90,13 +91,23 @@ class Verdict:
 @click.command("check")
 @config_option
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too.")
+@click.option("--host", metavar="NAME", help="Say what this host cuts, drops or refuses, such as cursor.")
+@click.option(
+    "--as",
+    "server_name",
+    metavar="NAME",
+    help="Name of the proxy in the settings of that host, if it is another.",
+)
 @click.pass_context
-def check_command(ctx: click.Context, config_path: Path | None, strict: bool) -> None:
+def check_command(
+    ctx: click.Context, config_path: Path | None, strict: bool, host: str | None, server_name: str | None
+) -> None:
     """Check the configuration, the model, the store and the documents, and start each server once.
 
-    Exits with 1 if there are problems to fix. Warnings do not count, except with --strict.
+    With --host, say also what that host makes of the names, descriptions, lists and results. Exits with 1 if
+    there are problems to fix. Warnings do not count, except with --strict.
     """
-    console = results()
+    console, profile = results(), _profile(host, server_name)
     try:
         config = load_config(ctx, config_path)
     except ConfigError as error:
@@ -107,9 +118,23 @@ def check_command(ctx: click.Context, config_path: Path | None, strict: bool) ->
     verdicts = [Verdict(Level.OK, "config", str(config.path)), _model(config), _store(config)]
     verdicts += _folders(config)
     _show(console, verdicts)
-    found = run(_check_proxy, config)
+    found = run(_check_proxy, config, profile)
     _show(console, found)
     ctx.exit(_summary(console, [*verdicts, *found], config, strict))
+
+
+def _profile(host: str | None, server_name: str | None) -> HostProfile | None:
+    """Return the profile of the host that `check` is for, with the name that the proxy has there."""
+    from mcp_context_proxy.config.host_profiles import HOSTS, host_named
+
+    if host is None:
+        if server_name is not None:
+            raise click.UsageError("--as needs --host: it is the name of the proxy in the settings of a host")
+        return None
+    profile = host_named(host)
+    if profile is None:
+        raise click.BadParameter(f"{host!r} is not known; known are {', '.join(HOSTS)}", param_hint="--host")
+    return profile if server_name is None else replace(profile, server=server_name)
 
 
 def _model(config: Config) -> Verdict:
@@ -143,8 +168,9 @@ def _folders(config: Config) -> Iterator[Verdict]:
         yield Verdict(Level.OK, "folder", f"{', '.join(names)} {verb} in {folder}")
 
 
-async def _check_proxy(config: Config) -> list[Verdict]:
+async def _check_proxy(config: Config, host: HostProfile | None) -> list[Verdict]:
     from mcp_context_proxy import app
+    from mcp_context_proxy.cli import host_check
 
     # Every server is started, even one that would otherwise start at its first call.
     awake = {"start": "eager", "idle_timeout": None}
@@ -164,6 +190,9 @@ async def _check_proxy(config: Config) -> list[Verdict]:
         for name, message in findings(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += _suspected(proxy)
+        for one in host_check.names(proxy) if host is None else host_check.effects(proxy, host):
+            subject = one.about if host is None else f"{host.title}: {one.about}"
+            verdicts.append(Verdict(Level(one.severity), subject, one.message, remedy=one.remedy))
         if (reranking := await proxy.search.reranker.try_model()) is not None:
             if reranking.used:
                 answered = f"{reranking.reason}, answered in {reranking.seconds * 1000:,.0f} ms"

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
 
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.items import IncludeMode
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -338,6 +339,10 @@ Preset: TypeAlias = Literal["aggressive", "normal", "conservative"]
 RerankMode: TypeAlias = Literal["never", "auto", "always"]
 
 
+SHORTEST_NAME: Final = 16
+"""Lowest bound on the length of names: the digest, and a few characters of either end."""
+
+
 class ExposeConfig(Table):
     """Settings of the lists that hosts see."""
 
@@ -348,8 +353,9 @@ class ExposeConfig(Table):
     """Estimated tokens below which a catalog is listed whole, because hiding would save nothing."""
     page_size: Annotated[Amount, Reload.RESTART] = 0
     """Entries on a page of a list; 0 is one page, since many hosts read no second one."""
-    max_name_length: Annotated[int, Field(strict=True, ge=16, le=128)] = 50
-    """Hosts add their own prefix and refuse names over 64 characters."""
+    max_name_length: Annotated[int, Field(strict=True, ge=SHORTEST_NAME, le=128)] = NAME_CHARACTERS
+    """Hosts add a prefix of their own and have a limit of 60 to 64 characters; some refuse the whole list for
+    one longer name. It is one length for all hosts, since a tool has the same name for all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
-from mcp_context_proxy.catalog.definitions import tool_definition
+from mcp_context_proxy.catalog import names
+from mcp_context_proxy.catalog.definitions import SEPARATOR, tool_definition
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Mode, Origin, RequestContext
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
@@ -352,7 +353,8 @@ class ContextExpander:
         companions = [Companion(tool, Mode.RETAINED, None, "called a moment ago") for tool in used]
         for item in found if self.rules else ():
             name = key_of(item)[1]
-            for target in self.rules.get(name, self.rules.get(item.name, ())):
+            full = f"{item.server}{SEPARATOR}{item.name}" if isinstance(item, Tool) else name
+            for target in next((self.rules[one] for one in (name, full, item.name) if one in self.rules), ()):
                 for brought in _named(target, item, snapshot):
                     companions.append(Companion(brought, Mode.EXPANSION, RULE_SCORE, f"comes with {name}"))
         if expansion.depth:
@@ -378,8 +380,8 @@ def _near(item: Item, cosine: float, via: Item | None) -> Companion:
 
 
 def _named(name: str, beside: Item, snapshot: Snapshot) -> Iterator[Item]:
-    """Yield the items that a rule names: by exposed name, or by own name, on the same server first."""
-    if (exact := snapshot.tools.get(name)) is not None:
+    """Yield the items that a rule names: by full name, or by own name, on the same server first."""
+    if (exact := names.by_full_name(snapshot.tools, name, snapshot.servers)) is not None:
         yield exact
         return
     own = [tool for tool in snapshot.tools.values() if tool.name == name]

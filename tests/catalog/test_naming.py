@@ -5,8 +5,10 @@ import re
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.servers import real_lists
 
-from mcp_context_proxy.catalog.definitions import bare_names, exposed_name
+from mcp_context_proxy.catalog.definitions import bare_names, exposed_name, is_altered_name
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 
 VALID = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
 SERVERS = st.from_regex(r"[a-zA-Z0-9_-]{1,40}", fullmatch=True).filter(lambda name: "__" not in name)
@@ -60,8 +62,41 @@ def test_a_long_name_keeps_both_its_ends() -> None:
     name = exposed_name("server", "create_" + "x" * 60 + "_from_template", 50)
 
     assert name.startswith("server__create_")
-    assert name.endswith("template")
-    assert len(name) == 50
+    assert name.endswith("_template")
+    assert 48 <= len(name) <= 50
+
+
+@pytest.mark.parametrize("server", ["s", "server", "s" * 20, "s" * 21, "long-name-of-a-server", "s" * 32])
+def test_the_server_of_a_shortened_name_stays_whole(server: str) -> None:
+    name = exposed_name(server, "x" * 60, NAME_CHARACTERS)
+
+    assert re.fullmatch(rf"{server}__(x*_)?[0-9a-f]{{6}}(_x+)?", name)
+    assert len(name) <= NAME_CHARACTERS
+
+
+@given(SERVERS, TOOLS, LENGTHS)
+def test_an_altered_name_is_known_as_one_of_its_tool_whatever_the_length(
+    server: str, tool: str, length: int
+) -> None:
+    name = exposed_name(server, tool, length)
+
+    assert name == f"{server}__{tool}" or is_altered_name(name, server, tool)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear__linear_rotateManaged_c548d1_nWebhookSecret",  # as listed by versions up to 0.1.0
+        "linear__linear_rotateManagedOA_c548d1_nWebhookSecret",
+        "linear__linear_rotateM_c548d1_bhookSecret",
+    ],
+)
+def test_only_the_tool_with_the_digest_has_an_altered_name(name: str) -> None:
+    own = [tool["name"] for tool in real_lists()["linear"]]
+
+    (found,) = [each for each in own if is_altered_name(name, "linear", each)]
+    assert found.startswith("linear_rotateManaged")
+    assert not is_altered_name(name, "other", found)
 
 
 def test_bare_names_are_kept_where_they_are_valid_unique_and_free() -> None:

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from mcp_context_proxy.config import Config, DomainSearch, Limits, ServerConfig, load
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.items import IncludeMode
 
 EVERY_FIXED_KEY = """
@@ -138,7 +139,7 @@ def test_the_defaults_are_the_documented_ones():
         "prefix": True,
         "list_all_below": 3000,
         "page_size": 0,
-        "max_name_length": 50,
+        "max_name_length": NAME_CHARACTERS,
     }
     assert config.search.resolved("tools") == DomainSearch(top_k=20, top_n=5, include_score=0.7)
     assert (config.search.preset, config.search.warm_up, config.learning.enabled) == ("normal", False, True)

@@ -120,6 +120,17 @@ async def test_an_expansion_rule_adds_the_items_that_it_names(opened: Any) -> No
     assert set(names) >= {"files__read_file", "files__write_file", "other__search_code"}
 
 
+async def test_an_expansion_rule_knows_tools_with_a_shortened_name_by_their_full_name(opened: Any) -> None:
+    rules = {"files__write_file": ["other__search_code"]}
+    async with opened(context={"expansion_rules": rules}, expose={"max_name_length": 16}) as proxy:
+        context = await proxy.contexts.build("write the contents of a file to disk", None, ONE_TOOL)
+        (found,) = [tool for tool in proxy.catalog.snapshot.tools.values() if tool.name == "write_file"]
+        (brought,) = [tool for tool in proxy.catalog.snapshot.tools.values() if tool.name == "search_code"]
+
+    assert found.exposed_name != "files__write_file"
+    assert [*by_mode(context, Mode.EXPANSION)] == [brought.exposed_name]
+
+
 async def test_tools_that_were_used_stay_selected_for_three_requests(opened: Any) -> None:
     async with opened() as proxy:
         host = Host(proxy, "handshake")

@@ -12,11 +12,13 @@ from support.proxies import Host, command, inside
 from support.servers import TOOLS, Workshop, real_lists
 from support.wires import stdio
 
+from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.config.host_profiles import HOSTS, NAME_CHARACTERS
 from mcp_context_proxy.server.meta_definitions import NAMES
 
 pytestmark = pytest.mark.anyio
 
-VALID = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,49}")
+VALID = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +55,7 @@ def renamed_back(listed: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def exposed_names(server: str) -> list[str]:
-    from mcp_context_proxy.catalog.definitions import exposed_name
-
-    return [exposed_name(server, tool["name"], 50) for tool in real_lists()[server]]
+    return [exposed_name(server, tool["name"], NAME_CHARACTERS) for tool in real_lists()[server]]
 
 
 def with_type(definition: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +92,8 @@ async def test_all_tools_have_distinct_names_that_every_host_accepts(real: Works
 
     assert len(names) == len(set(names)) == 1035 + len(NAMES)
     assert [name for name in names if not VALID.fullmatch(name)] == []
+    for host in HOSTS.values():
+        assert [name for name in names if len(name) > host.name_characters] == [], host.title
 
 
 async def test_tools_without_a_type_in_their_schema_are_listed_with_it_and_nothing_else_changed(
@@ -121,8 +123,10 @@ async def test_without_prefix_tools_keep_their_names_where_these_are_unique(real
         if len(servers) > 1:
             assert name not in names
             assert {f"{server}__{name}" for server in servers} <= set(names)
-        else:
+        elif len(name) <= NAME_CHARACTERS:
             assert name in names
+        else:
+            assert exposed_name(servers[0], name, NAME_CHARACTERS) in names
 
 
 async def test_a_default_list_is_short_whatever_is_behind_it(real: Workshop, era: str) -> None:

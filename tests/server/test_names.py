@@ -10,7 +10,9 @@ from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.config import load
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.server import tools_call
 
 pytestmark = pytest.mark.anyio
@@ -212,6 +214,47 @@ async def test_an_error_about_a_full_name_suggests_tools_of_its_server_only(
 
     assert "unknown tool 'github__create_isue'; did you mean github__create_issue?" in text(answer)
     assert "helper__github__create_issue" in text(foreign)
+
+
+LONG = "update_merge_request_discussion_note_of_a_project"
+
+
+@pytest.mark.parametrize("length", [30, 41, 50, 128])
+async def test_a_name_that_was_listed_under_another_length_still_leads_to_its_tool(
+    workshop: Workshop, era: str, length: int
+) -> None:
+    """A host may have remembered it, in its permissions or in a conversation."""
+    more = [LONG.replace("update", "delete"), "short"]
+    server = workshop.server(
+        "gitlab",
+        tools=[tool(name) for name in (*more, LONG)],
+        prompts=[{"name": name} for name in (LONG, *more)],
+    )
+    workshop.server("other", tools=[tool(LONG)], prompts=[{"name": LONG}])
+    name = exposed_name("gitlab", LONG, length)
+    async with inside(workshop.config()) as proxy:
+        listed = await Host(proxy, era).names()
+        host = Host(proxy, era)
+        answers = [await host.call(name), await host.call("call_tool", {"name": name})]
+        await host.request("prompts/get", {"name": name})
+
+    assert (name in listed) == (length == NAME_CHARACTERS)
+    assert not any("isError" in answer for answer in answers)
+    called = [call["tool"] for call in server.ledger.entries("call")]
+    assert called == [LONG, LONG]
+    assert [asked["params"]["name"] for asked in server.ledger.messages("prompts/get")] == [LONG]
+
+
+async def test_a_shortened_name_with_the_digest_of_no_tool_leads_nowhere(workshop: Workshop) -> None:
+    server = workshop.server("gitlab", tools=[tool(LONG)])
+    async with inside(workshop.config()) as proxy:
+        (right,) = proxy.catalog.snapshot.tools
+        wrong = [right.replace(right[23:29], "abcdef"), right.replace("gitlab__", "gitlab__x"), f"{right}x"]
+        answers = [await Host(proxy, "modern").call(name) for name in wrong]
+
+    assert exposed_name("gitlab", LONG, NAME_CHARACTERS) == right
+    assert all("unknown tool" in text(answer) for answer in answers)
+    assert calls(server) == []
 
 
 async def test_a_server_named_like_half_of_a_prefix_takes_no_names(workshop: Workshop) -> None:

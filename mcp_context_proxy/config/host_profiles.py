@@ -1,0 +1,295 @@
+"""Host profiles: what each host makes of our names, descriptions, lists and results.
+
+Hosts differ in what they add to a name, how long it may be, what they cut, and which part of a result their
+model reads. None of that is in the protocol. This table is the one place for it: the longest name that fits
+everywhere is computed from it, ``check --host`` reads it, and so do the tests.
+
+Most values come from public issues and documents, read in November 2026, and not from the makers of the
+hosts. So each stands beside its source, where *assumed* means that nobody has said it. A value that proves to
+be wrong is corrected here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
+
+Form: TypeAlias = Literal["text", "structured", "both"]
+"""Part of a result that the model reads: its ``content``, its ``structuredContent`` where there is one, or
+both, one after the other."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+SERVER: Final = "context-proxy"
+"""Recommended name of the proxy in the settings of a host; hosts put it before the name of each tool."""
+
+PLUGIN: Final = "proxy"
+PLUGIN_SERVER: Final = "mcp"
+"""Names of a plugin for Claude Code and of the server in it: short, as both stand before every tool name."""
+
+CHARACTERS_PER_TOKEN: Final = 4
+"""Characters in a token, about, where a host counts its limit in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact(Generic[T_co]):
+    """A value, and the public issue or document that says so."""
+
+    value: T_co
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class NameRule:
+    """The name under which a model gets a tool: a prefix of the host, then the name that we list."""
+
+    prefix: str
+    """Has ``{server}`` in the place of the name that the proxy has in the host."""
+    most: int
+    """Longest name with its prefix, in characters."""
+    breach: Literal["refused", "dropped", "shortened"]
+    """Fate of a longer name: the model's API refuses the whole list, or the host drops that tool, or it
+    shortens the name by itself."""
+    prefix_most: int | None = None
+    """Length to which the host cuts the prefix."""
+
+    def prefix_with(self, server: str) -> str:
+        """Return the prefix of every tool, for a proxy with that name in the host."""
+        return self.prefix.format(server=server)[: self.prefix_most]
+
+    def room(self, server: str) -> int:
+        """Return the length of the longest name that we may list."""
+        return self.most - len(self.prefix_with(server))
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLimit:
+    """The length of a result above which the model does not get all of it."""
+
+    most: int
+    unit: Literal["tokens", "characters", "bytes"]
+    rest: Literal["in a file", "lost"]
+    """Place of a longer result: a file that the model may read, or nowhere beyond the limit."""
+
+    @property
+    def characters(self) -> int:
+        """Return about how many characters of plain English text that is."""
+        return self.most * CHARACTERS_PER_TOKEN if self.unit == "tokens" else self.most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProfile:
+    """One host. None as a value means that there is no limit, or that nothing is known."""
+
+    name: str
+    """Name on our command line."""
+    title: str
+    """Name that people know."""
+    clients: Fact[tuple[str, ...]]
+    """Beginnings of the ``clientInfo.name`` that it sends, in small letters."""
+    result: Fact[Form]
+    names: Fact[NameRule]
+    server: str = SERVER
+    """Recommended name of the proxy in this host."""
+    description_bytes: Fact[int | None]
+    """Length to which it cuts the description of a tool, and our instructions."""
+    results: Fact[ResultLimit | None]
+    tools: Fact[int | None]
+    """Most tools of all its servers together."""
+    list_changes: Fact[bool]
+    """True if it lists the tools again when they change."""
+    elicitation: Fact[bool | None]
+    sampling: Fact[bool | None]
+
+    @property
+    def name_characters(self) -> int:
+        """Return the length of the longest name that fits if the proxy has its recommended name."""
+        return self.names.value.room(self.server)
+
+
+UNKNOWN: Final = Fact(None, "not known")
+
+_CLAUDE_CODE: Final = HostProfile(
+    name="claude-code",
+    title="Claude Code",
+    clients=Fact(("claude-code",), "apify/mcp-client-capabilities"),
+    result=Fact("structured", "anthropics/claude-code#79944, #55677, #54450"),
+    names=Fact(NameRule("mcp__{server}__", 64, "refused"), "anthropics/claude-code#19882, #2536"),
+    description_bytes=Fact(2048, "code.claude.com/docs/en/mcp: 2 KB for each, instructions too"),
+    results=Fact(
+        ResultLimit(25_000, "tokens", "in a file"), "code.claude.com/docs/en/mcp: MAX_MCP_OUTPUT_TOKENS"
+    ),
+    tools=Fact(None, "code.claude.com/docs/en/mcp: it searches its tools instead"),
+    list_changes=Fact(True, "its changelog, 2.1.0"),
+    elicitation=Fact(True, "its changelog, 2.1.76; some versions do not declare it: #65572"),
+    sampling=Fact(False, "anthropics/claude-code#1785"),
+)
+
+_HOSTS: Final = (
+    _CLAUDE_CODE,
+    replace(
+        _CLAUDE_CODE,
+        name="claude-code-plugin",
+        title="Claude Code (plugin)",
+        clients=Fact((), "assumed: the same as without the plugin"),
+        names=Fact(
+            NameRule(f"mcp__plugin_{PLUGIN}_{{server}}__", 64, "refused"),
+            "cloudflare/skills#11, ChromeDevTools/chrome-devtools-mcp#1169",
+        ),
+        server=PLUGIN_SERVER,
+    ),
+    HostProfile(
+        name="claude-desktop",
+        title="Claude Desktop",
+        clients=Fact(("claude-ai", "claude-desktop"), "JetBrains/mcp-jetbrains#5"),
+        result=Fact("text", "anthropics/claude-code#55677, of claude.ai"),
+        names=Fact(
+            NameRule("{server}:", 64, "refused"),
+            "anthropics/claude-code#34960, evoila/meho#2745; that the server's name counts is assumed",
+        ),
+        description_bytes=UNKNOWN,
+        results=UNKNOWN,
+        tools=UNKNOWN,
+        list_changes=Fact(False, "anthropics/claude-code#50339, anthropics/claude-ai-mcp#960"),
+        elicitation=UNKNOWN,
+        sampling=UNKNOWN,
+    ),
+    HostProfile(
+        name="codex",
+        title="Codex",
+        clients=Fact(("codex",), "apify/mcp-client-capabilities: codex-mcp-client, Codex"),
+        result=Fact("structured", "openai/codex#38287, #10334"),
+        names=Fact(NameRule("mcp__{server}__", 64, "shortened"), "openai/codex: mcp_connection_manager.rs"),
+        description_bytes=UNKNOWN,
+        results=Fact(
+            ResultLimit(10_000, "bytes", "lost"), "openai/codex#6544, #7906; 10,000 tokens with some models"
+        ),
+        tools=UNKNOWN,
+        list_changes=Fact(False, "openai/codex#33266, #35583, #37417"),
+        elicitation=Fact(True, "openai/codex: mcp_connection_manager.rs"),
+        sampling=UNKNOWN,
+    ),
+    HostProfile(
+        name="vscode",
+        title="VS Code",
+        clients=Fact(("visual studio code", "visual-studio-code"), "apify/mcp-client-capabilities"),
+        result=Fact("structured", "microsoft/vscode#290063"),
+        # Its prefix has the title that the proxy announces, and is cut.
+        names=Fact(
+            NameRule("mcp_{server}_", 64, "refused", prefix_most=18),
+            "microsoft/vscode#318638, #243602, mcpTypes.ts",
+        ),
+        description_bytes=UNKNOWN,
+        results=Fact(
+            ResultLimit(8192, "bytes", "in a file"),
+            "microsoft/vscode#329276: chat.agent.largeToolResultsToDisk",
+        ),
+        tools=Fact(128, "microsoft/vscode-copilot-release#13065"),
+        list_changes=Fact(True, "github/copilot-cli#132"),
+        elicitation=Fact(True, "apify/mcp-client-capabilities"),
+        sampling=Fact(True, "apify/mcp-client-capabilities"),
+    ),
+    HostProfile(
+        name="copilot-cli",
+        title="Copilot CLI",
+        clients=Fact(
+            ("github-copilot", "copilot-cli"), "apify/mcp-client-capabilities; the second is assumed"
+        ),
+        result=Fact("both", "github/copilot-cli#3258, #4515"),
+        names=Fact(NameRule("{server}-", 64, "refused"), "microsoft/mcp#842; 128 with some models: #1879"),
+        description_bytes=UNKNOWN,
+        results=Fact(ResultLimit(20_480, "bytes", "in a file"), "microsoft/vscode#329276"),
+        tools=Fact(None, "github/copilot-cli#4038: it defers many tools instead"),
+        list_changes=Fact(True, "github/copilot-cli#132, #3125: from the next message of the user on"),
+        elicitation=UNKNOWN,
+        sampling=UNKNOWN,
+    ),
+    HostProfile(
+        name="jetbrains",
+        title="Copilot in JetBrains IDEs",
+        clients=Fact(("jetbrains",), "apify/mcp-client-capabilities: JetBrains-IU-copilot-intellij"),
+        result=Fact("both", "microsoft/copilot-intellij-feedback#2058"),
+        names=Fact(NameRule("mcp_{server}_", 64, "refused"), "assumed"),
+        description_bytes=UNKNOWN,
+        results=UNKNOWN,
+        tools=Fact(128, "microsoft/copilot-intellij-feedback#1842"),
+        list_changes=Fact(False, "assumed"),
+        elicitation=Fact(True, "apify/mcp-client-capabilities"),
+        sampling=Fact(True, "apify/mcp-client-capabilities"),
+    ),
+    HostProfile(
+        name="cursor",
+        title="Cursor",
+        clients=Fact(("cursor",), "apify/mcp-client-capabilities: cursor-vscode"),
+        result=Fact("text", "assumed"),
+        # A server and a tool of 60 characters together are one too many, so there is one between them.
+        names=Fact(NameRule("{server}:", 60, "dropped"), "ComposioHQ/composio#2788, PostHog/posthog#51483"),
+        description_bytes=UNKNOWN,
+        results=Fact(None, "long ones go to files; the length is not known"),
+        tools=Fact(40, "mcptrove.com/blog/cursor-tool-limit-math; it may be higher by now"),
+        list_changes=Fact(False, "forum.cursor.com/t/161459"),
+        elicitation=Fact(True, "apify/mcp-client-capabilities"),
+        sampling=UNKNOWN,
+    ),
+    HostProfile(
+        name="opencode",
+        title="opencode",
+        clients=Fact(("opencode",), "apify/mcp-client-capabilities"),
+        result=Fact("text", "anomalyco/opencode#32074, #34505"),
+        names=Fact(
+            NameRule("{server}_", 64, "refused"), "opencode.ai/docs/mcp-servers; the length is assumed"
+        ),
+        description_bytes=UNKNOWN,
+        results=Fact(ResultLimit(51_200, "bytes", "in a file"), "anomalyco/opencode#22565, #35661"),
+        tools=UNKNOWN,
+        list_changes=Fact(True, "anomalyco/opencode#5913"),
+        elicitation=UNKNOWN,
+        sampling=UNKNOWN,
+    ),
+    HostProfile(
+        name="gemini-cli",
+        title="Gemini CLI",
+        clients=Fact(("gemini-cli",), "apify/mcp-client-capabilities: gemini-cli-mcp-client"),
+        result=Fact("text", "google-gemini/gemini-cli: mcp-tool.ts"),
+        names=Fact(
+            NameRule("mcp_{server}_", 63, "shortened"), "google-gemini/gemini-cli#21425, #20987, #28971"
+        ),
+        description_bytes=UNKNOWN,
+        results=Fact(
+            ResultLimit(40_000, "characters", "in a file"), "google-gemini/gemini-cli#18446, #19365"
+        ),
+        tools=UNKNOWN,
+        list_changes=Fact(True, "google-gemini/gemini-cli#14375, #21050"),
+        elicitation=UNKNOWN,
+        sampling=UNKNOWN,
+    ),
+    HostProfile(
+        name="plain",
+        title="A plain client",
+        clients=Fact((), "any other"),
+        result=Fact("text", "the protocol: content is for the model"),
+        names=Fact(NameRule("", 128, "refused"), "the protocol, 2025-11-25: tool names"),
+        description_bytes=UNKNOWN,
+        results=UNKNOWN,
+        tools=UNKNOWN,
+        list_changes=Fact(False, "assumed: the protocol does not demand it"),
+        elicitation=UNKNOWN,
+        sampling=UNKNOWN,
+    ),
+)
+
+HOSTS: Final[Mapping[str, HostProfile]] = {host.name: host for host in _HOSTS}
+"""All profiles by name."""
+
+NAME_CHARACTERS: Final = min(host.name_characters for host in _HOSTS)
+"""Longest name that fits every host, if the proxy has its recommended name there."""
+
+
+def host_named(name: str) -> HostProfile | None:
+    """Return a host by its name here or by the ``clientInfo.name`` that it sends; None if it is not known."""
+    asked = name.strip().casefold()
+    if (known := HOSTS.get(asked)) is not None:
+        return known
+    found = [(len(start), host) for host in _HOSTS for start in host.clients.value if asked.startswith(start)]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
