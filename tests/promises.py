@@ -87,7 +87,8 @@ SECURITY = (
     Promise(
         "Messages, lists, definitions, results, queues and waits are bounded by number, bytes and rate "
         "([docs/bounds.md](docs/bounds.md), `[limits]`). Anything over a bound is never buffered: it is "
-        "refused with an explanation, or dropped if it is a notification.",
+        "refused with an explanation, or dropped if it is a notification. What was compressed more than once "
+        "is refused.",
         (
             "protocol/test_framing.py::test_an_endless_line_is_not_buffered",
             "downstream/test_answers.py::test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit",
@@ -100,6 +101,7 @@ SECURITY = (
             "downstream/test_stderr.py::test_a_line_without_an_end_is_bounded",
             FLOODS,
             "docs/test_bounds.py::test_each_figure_is_that_of_its_bound",
+            "downstream/test_streams.py::test_an_answer_that_is_compressed_twice_is_refused_unread",
             BOUNDS + "test_an_update_of_a_resource_that_nobody_subscribed_to_at_its_server_is_not_kept",
             BOUNDS + "test_more_updates_than_a_server_may_send_at_once_arrive_later_and_each_once",
             BOUNDS + "test_the_elicitations_that_are_remembered_are_bounded_and_end_with_their_session",
@@ -136,6 +138,8 @@ SECURITY = (
             STRANGERS + "test_progress_and_log_messages_hide_nothing_and_cannot_pose_as_another_server",
             STRANGERS + "test_a_failed_result_hides_nothing_and_a_successful_one_keeps_its_bytes",
             STRANGERS + "test_the_cause_of_a_failed_start_hides_nothing",
+            "web/test_strangers.py::test_no_route_shows_what_is_hidden_or_secret",
+            "web/test_strangers.py::test_a_query_that_an_older_version_quoted_as_a_reason_is_shown_to_nobody",
             "cli/test_strangers.py::test_words_of_an_old_store_are_printed_without_what_hides_in_them",
             DEFINITIONS + "test_no_listed_text_has_invisible_characters",
             "catalog/test_definitions.py::test_no_accepted_definition_has_invisible_characters_in_its_texts",
@@ -259,6 +263,8 @@ SECURITY = (
         "The page shows the text of others as text that cannot become part of the page, loads nothing "
         "from elsewhere, and keeps the token in its tab.",
         (
+            "web/test_strangers.py::test_no_page_runs_links_or_hides_what_strangers_say",
+            "web/test_strangers.py::test_no_answer_can_be_taken_for_a_page",
             PAGE + "test_html_in_a_description_is_shown_as_text",
             PAGE + "test_the_page_cannot_insert_text_as_markup",
             PAGE + "test_nothing_is_loaded_from_elsewhere",
@@ -282,8 +288,9 @@ SECURITY = (
         "Sessions never see each other's responses, cancellations or tokens, and no server sees a "
         "client's token. A client that guesses session ids is refused, and no log contains them. A "
         "session, a context, a parked call and a request id are usable only by the principal that opened "
-        "them.",
+        "them, and `context://requests` has only the queries of the principal that reads it.",
         (
+            "front/test_principals.py::test_what_one_principal_searched_is_read_by_no_other",
             "front/test_principals.py::test_a_session_does_not_exist_for_another_principal",
             "front/test_principals.py::test_an_event_stream_takes_no_messages_of_another_principal",
             "front/test_principals.py::test_a_context_does_not_exist_for_another_principal",

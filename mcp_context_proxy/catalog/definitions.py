@@ -111,6 +111,8 @@ def fit(definition: bytes, limits: Limits) -> tuple[bytes, str]:
             raise UnfitError("it has a number that cannot be read") from None
         if (cleaned := _cleaned(value, "", False)) != value:
             definition = json.dumps(cleaned, ensure_ascii=False).encode()
+    if b'"icons"' in definition:
+        definition = _with_safe_icons(definition)
     limit = limits.description_shown_bytes
     if len(definition) <= limit:
         return definition, ""
@@ -320,6 +322,26 @@ def tool_definition(tool: Tool) -> Raw:
         typed: Members = {"type": Raw(b'"object"')}
         members["inputSchema"] = envelope.raw({**typed, **schema})
     return envelope.raw(members)
+
+
+_SAFE_ICON: Final = re.compile(r"https://|data:image/", re.IGNORECASE)
+"""Beginning of the address of a picture that a host may load; others run a program or read a file."""
+
+
+def _with_safe_icons(definition: bytes) -> bytes:
+    """Return a definition without the icons that are no pictures at ``https:`` or in the address itself."""
+    members = envelope.members(definition)
+    icons = envelope.value(members.get("icons", Raw(b"[]")))
+    safe = [icon for icon in icons if _is_safe(icon)] if isinstance(icons, list) else []
+    if safe == icons:
+        return definition
+    kept = {name: raw for name, raw in members.items() if name != "icons"}
+    return envelope.encode(kept | ({"icons": envelope.raw(safe)} if safe else {}))
+
+
+def _is_safe(icon: Any) -> bool:
+    address = icon.get("src") if isinstance(icon, dict) else None
+    return isinstance(address, str) and _SAFE_ICON.match(address) is not None
 
 
 def resource_definition(resource: Resource) -> Raw:

@@ -6,6 +6,7 @@ pinned version, which becomes another program whenever its author publishes one.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -296,7 +297,7 @@ def remedy_for(config: ServerConfig, cause: str, status: int | None = None, stra
         )
     if cause.startswith("cannot start"):
         command = Path(config.command or "")
-        if command.is_absolute() and command.is_file():
+        if command.is_absolute() and os.path.isfile(command):  # noqa: PTH113 - no error
             return f"the file cannot be run: chmod +x {command}, or name the interpreter as command"
         return _INSTALL.get(command.name, "")
     if "exited (code" in cause or "was killed" in cause or "closed its output" in cause:

@@ -7,6 +7,7 @@ Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Cod
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -168,7 +169,7 @@ def _is_ourselves(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_folder(word: str) -> bool:
-    return Path(word).is_absolute() and Path(word).is_dir()
+    return Path(word).is_absolute() and os.path.isdir(word)  # noqa: PTH112 - no error
 
 
 def _at(tables: Mapping[str, Any], place: KeyPath) -> Any:

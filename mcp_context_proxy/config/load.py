@@ -105,7 +105,10 @@ def find(environ: Mapping[str, str]) -> Path | None:
     if named := environ.get(VARIABLE):
         return expand_home(named, environ)
     default = default_path(environ)
-    return default if default.is_file() else None
+    try:
+        return default if default.is_file() else None
+    except OSError:
+        return default  # reading it says why it cannot be used
 
 
 def default_path(environ: Mapping[str, str]) -> Path:

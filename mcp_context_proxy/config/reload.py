@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -125,7 +126,7 @@ def _folders(file: Path) -> frozenset[str]:
             file = file.parent / file.readlink()
         except OSError:
             break
-    return frozenset(str(folder) for folder in found if folder.is_dir())
+    return frozenset(str(folder) for folder in found if os.path.isdir(folder))  # noqa: PTH112 - no error
 
 
 def connection_key(server: ServerConfig) -> str:

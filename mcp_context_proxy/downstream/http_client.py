@@ -79,7 +79,7 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
         verify=await threads.trusted_certificates(),
         follow_redirects=True,
         max_redirects=REDIRECTS,
-        event_hooks={"response": [_redirects_within_origin(config.name)]},
+        event_hooks={"response": [_redirects_within_origin(config.name), _packed_once(config.name)]},
     )
 
 
@@ -124,6 +124,21 @@ def _redirects_within_origin(server: str) -> Callable[[httpx2.Response], Awaitab
         address = str(location if there is None else there)[:LOCATION_SHOWN]
         text = f"with HTTP status {response.status_code}, a redirect to {address}, which is not followed"
         raise BadAnswerError(server, text, response.status_code)
+
+    return refuse
+
+
+def _packed_once(server: str) -> Callable[[httpx2.Response], Awaitable[None]]:
+    """Return a hook that refuses bodies that were compressed more than once.
+
+    Unpacking one layer gives pieces that are read with pauses. Of several, the inner ones may take minutes
+    over a few kilobytes without giving any piece, and nothing else runs meanwhile.
+    """
+
+    async def refuse(response: httpx2.Response) -> None:
+        codings = response.headers.get_list("content-encoding", split_commas=True)
+        if sum(coding.strip().lower() != "identity" for coding in codings) > 1:
+            raise BadAnswerError(server, "with content that is compressed more than once")
 
     return refuse
 

@@ -132,7 +132,12 @@ def _folder(config: ServerConfig) -> Path:
     except OSError as error:
         message = f"cannot start: the folder in which the proxy was started cannot be used: {error.strerror}"
         raise ConnectionError(message) from error
-    if not folder.is_dir():
+    try:
+        exists = folder.is_dir()
+    except OSError as error:
+        message = f"cannot start: its folder {str(folder)!r} cannot be used: {error.strerror}"
+        raise ConnectionError(message) from error
+    if not exists:
         raise ConnectionError(f"cannot start: there is no folder {str(folder)!r}; create it or correct 'cwd'")
     return folder
 

@@ -80,7 +80,9 @@ def read_folder(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
     """
     if directory == PACKAGED_MODEL:
         return _read_built(directory, settings, REINSTALL)
-    if (directory / MANIFEST).exists():
+    with _readable(directory):
+        is_built = (directory / MANIFEST).exists()
+    if is_built:
         return _read_built(directory, settings, REBUILD)
     return _read_exported(directory, settings)
 
@@ -156,9 +158,11 @@ def graph_of(directory: Path) -> Path:
     Raises:
         ModelError: there is none.
     """
-    if not directory.is_dir():
+    with _readable(directory):
+        exists = directory.is_dir()
+        found = next((directory / name for name in GRAPHS if (directory / name).is_file()), None)
+    if not exists:
         raise ModelError(directory, "there is no such folder", EXPORT)
-    found = next((directory / name for name in GRAPHS if (directory / name).is_file()), None)
     if found is None:
         raise ModelError(directory, f"it has neither {MANIFEST} nor {' nor '.join(GRAPHS[:2])}", EXPORT)
     return found

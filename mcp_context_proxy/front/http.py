@@ -105,7 +105,7 @@ def guarded(
         if policy.token is None or principal_of(request.scope) is None:
             # Problems name paths, servers and variables: they are for those who have the token.
             facts = {"status": facts["status"]}
-        return JSONResponse(facts)
+        return JSONResponse(facts, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
     pages = [
         route.path

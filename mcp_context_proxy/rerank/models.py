@@ -93,7 +93,7 @@ class ChatRerankerModel:
         verify = await threads.trusted_certificates()
         # Checked after the wait: another search may have opened the client meanwhile.
         if self._client is None:
-            headers = self._service.headers
+            headers = {**self._service.headers, "accept-encoding": "identity"}
             self._client = httpx2.AsyncClient(headers=headers, timeout=self._seconds, verify=verify)
         body = {
             "model": self._service.model,
@@ -107,7 +107,8 @@ class ChatRerankerModel:
         content = bytearray()
         with self._service.failures(self._seconds):
             async with self._client.stream("POST", self._service.url, json=body) as response:
-                async for part in response.aiter_bytes():
+                # Unpacking what was compressed several times could hold up the event loop.
+                async for part in response.aiter_raw():
                     content += part
                     if len(content) > ANSWER_BYTES:
                         raise self._service.misfit("its answer is far longer than some numbers")

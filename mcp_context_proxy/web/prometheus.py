@@ -24,6 +24,7 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.web.api import HEADERS
 
 PATH: Final = "/metrics"
 
@@ -39,7 +40,7 @@ def route(counters: Counters) -> Route:
     async def endpoint(request: Request) -> Response:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         text = await in_thread(encode, registry)
-        return Response(text, headers={"Cache-Control": "no-store", "Content-Type": media_type})
+        return Response(text, headers={**HEADERS, "Content-Type": media_type})
 
     return Route(PATH, endpoint, methods=["GET"])
 

@@ -68,6 +68,18 @@ def test_each_promise_is_proved_by_tests_that_exist(promise: Promise) -> None:
         assert name in names_in(ROOT / "tests" / file), proof
 
 
+def test_each_attack_of_the_list_has_a_test_that_exists() -> None:
+    rows = re.findall(
+        r"^\| [A-Z].* \|$", (ROOT / "docs" / "attacks.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    proofs = [re.search(r"`(\S+\.py)::(\w+)` \|$", row) for row in rows]
+
+    assert len(rows) > 20
+    for row, proof in zip(rows, proofs, strict=True):
+        assert proof is not None, row
+        assert proof[2] in names_in(ROOT / "tests" / proof[1]), row
+
+
 def test_every_file_of_fault_tests_proves_a_promise_of_security_md() -> None:
     proofs = {proof.partition("::")[0] for promise in SECURITY for proof in promise.proofs}
     files = {f"faults/{file.name}" for file in (ROOT / "tests" / "faults").glob("test_*.py")}

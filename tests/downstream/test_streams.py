@@ -175,6 +175,31 @@ async def test_compressed_comments_without_end_end_at_the_timeout(workshop: Work
     assert "within 0.3 s" in (await called(workshop))["content"][0]["text"]
 
 
+@pytest.mark.parametrize("codings", ["gzip, gzip", "deflate,gzip", "identity, GZIP , gzip"])
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+async def test_an_answer_that_is_compressed_twice_is_refused_unread(
+    workshop: Workshop, odd: OddServer, kind: str, codings: str
+) -> None:
+    """Megabytes of empty blocks are a kilobyte if they are packed twice, and give nothing to pause at."""
+
+    def answer(handler: Handler, reply: str) -> None:
+        packed = gzip.compress(gzip.compress(b":" * 1000 + event(reply)))
+        handler.begin(200, packed, {"content-type": kind, "content-encoding": codings})
+
+    odd.fault = answer
+
+    assert "compressed more than once" in (await called(workshop))["content"][0]["text"]
+    assert odd.seen["tools/call"] == 1
+
+
+async def test_an_answer_that_is_compressed_once_is_read(workshop: Workshop, odd: OddServer) -> None:
+    odd.fault = lambda handler, reply: as_stream(
+        handler, gzip.compress(event(reply)), **{"content-encoding": "gzip, identity"}
+    )
+
+    assert (await called(workshop))["content"][0]["text"] == "done"
+
+
 @pytest.mark.parametrize("charset", ["utf-16", "klingon"])
 async def test_a_stream_is_read_as_utf8_whatever_charset_it_declares(
     workshop: Workshop, odd: OddServer, charset: str

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,20 +12,14 @@ from typing import Any
 
 import pytest
 from support.commands import PATIENCE, real_command
+from support.nobody import NOBODY, as_nobody, needs_another_user
 
 SPY = Path(__file__).with_name("spy.py")
-NOBODY = 65_534
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes of one user are open to each other"),
-    pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv"),
+    needs_another_user,
 ]
-
-as_nobody = (
-    ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all"]
-    if os.geteuid() == 0  # who may read everything
-    else []
-)
 
 
 @pytest.fixture

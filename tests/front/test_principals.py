@@ -4,6 +4,7 @@ Without a token the front believes the credentials that clients send, which is e
 """
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -162,6 +163,43 @@ async def test_a_context_does_not_exist_for_another_principal(client: httpx2.Asy
 
     assert "unknown or expired" in json.dumps(stolen)
     assert own["result"]["structuredContent"]["context_id"] == context_id
+
+
+@pytest.mark.parametrize("thief", [MALLORY, {}], ids=["another token", "no token"])
+async def test_what_one_principal_searched_is_read_by_no_other(
+    client: httpx2.AsyncClient, thief: dict[str, str]
+) -> None:
+    meta = {
+        PREFIX + "protocolVersion": MODERN,
+        PREFIX + "clientInfo": {"name": "raw", "version": "1"},
+        PREFIX + "clientCapabilities": {},
+    }
+
+    async def asked(method: str, who: dict[str, str], subject: str, **params: Any) -> str:
+        named = {"mcp-protocol-version": MODERN, "mcp-method": method, "mcp-name": subject}
+        answer = await client.post(
+            "/mcp", json=message(method, **params, _meta=meta), headers=ACCEPT | named | who
+        )
+        return answer.text
+
+    query = "a query of alice alone"
+    search = "search_available_tools"
+    await asked("tools/call", ALICE, search, name=search, arguments={"query": query})
+    requests = "context://requests"
+    own = await asked("resources/read", ALICE, requests, uri=requests)
+    request, *_ = re.findall(r'\\"id\\":\\"(\w+)\\"', own)
+    places = [requests, f"{requests}/{request}", "context://current"]
+    read = [await asked("resources/read", thief, place, uri=place) for place in places]
+    session = await session_of(client, thief)
+    for place in places:
+        body = message("resources/read", uri=place)
+        read.append((await client.post("/mcp", json=body, headers=session | thief)).text)
+
+    assert query in own
+    assert query in await asked("resources/read", ALICE, places[1], uri=places[1])
+    assert not [text for text in read if query in text]
+    assert "unknown resource" in read[1]
+    assert "unknown resource" in read[4]
 
 
 async def test_the_same_token_is_the_same_principal_however_it_is_written(workshop: Workshop) -> None:

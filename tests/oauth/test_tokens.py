@@ -1,5 +1,6 @@
 """A token is used as long as it is good, renewed once, and kept for its owner alone."""
 
+import gzip
 import os
 import stat
 import sys
@@ -73,6 +74,38 @@ async def test_a_token_that_is_refused_is_renewed_and_the_request_sent_again(pro
 
     assert await fetched(config) != 401
     assert protected.issuer.granted[-1] == "refresh_token"
+
+
+BOMB = gzip.compress(b" " * 4_000_000)
+JSON = {"content-type": "application/json"}
+BAD_ANSWERS = {
+    "no JSON": (200, b"<html>leaked-tok3n\x1b[2J", {"content-type": "text/html"}),
+    "no object": (200, b'["leaked-tok3n"]', JSON),
+    "no token": (200, b'{"token_type": "bearer", "note": "leaked-tok3n"}', JSON),
+    "no text as token": (200, b'{"access_token": {"a": "leaked-tok3n"}, "token_type": "bearer"}', JSON),
+    "endless": (200, b'{"leaked-tok3n": "' + b"x" * 3_000_000 + b'"}', JSON),
+    "compressed": (200, BOMB, {**JSON, "content-encoding": "gzip"}),
+    "compressed three times": (200, gzip.compress(BOMB), {**JSON, "content-encoding": "gzip, gzip, gzip"}),
+    "nothing": (204, b"", {}),
+}
+
+
+@pytest.mark.parametrize("answer", BAD_ANSWERS)
+async def test_a_bad_answer_instead_of_a_token_is_reported_in_words_and_keeps_the_login(
+    protected: Protected, answer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = server_config(protected)
+    before = await logged_in(config)
+    protected.issuer.expire_all()
+    protected.issuer.answer = BAD_ANSWERS[answer]
+    with pytest.raises(AuthorizationError) as failed:
+        await fetched(config)
+
+    said = str(failed.value) + caplog.text
+    assert "leaked-tok3n" not in said
+    assert "\x1b" not in said
+    assert len(said) < 1000
+    assert CredentialFile(config).read() == before
 
 
 async def test_many_requests_at_once_refresh_a_token_once(protected: Protected) -> None:

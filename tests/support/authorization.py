@@ -70,6 +70,8 @@ class Issuer:
     """The code challenge methods that its metadata names; None to leave them out."""
     given_scope: str | None = None
     """The scopes of tokens, whatever was asked for."""
+    answer: tuple[int, bytes, dict[str, str]] | None = None
+    """Status, body and headers that it gives to every token request instead of a token."""
     refresh_seconds: float = 0.0
     """Seconds that a refresh takes."""
 
@@ -160,6 +162,9 @@ class Issuer:
 
     async def token(self, request: Request) -> Response:
         form = await request.form()
+        if self.answer is not None:
+            status, body, headers = self.answer
+            return Response(body, status, headers)
         if form.get("grant_type") == "client_credentials":
             given = base64.b64decode(request.headers.get("authorization", " ").split(" ")[-1]).decode()
             if given != f"{MACHINE_ID}:{MACHINE_SECRET}":
