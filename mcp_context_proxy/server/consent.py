@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import anyio
@@ -43,6 +44,9 @@ ARGUMENTS_SHOWN = 20
 
 ARGUMENT_CHARACTERS = 400
 """Characters of one argument that a question shows, and of a text in it; it says how many there are."""
+
+VALUES_SHOWN = 40
+"""Values inside one argument that a question shows: more than fit into its characters."""
 
 NESTING_SHOWN = 64
 """Levels of nested arguments that a question shows; no honest call has more."""
@@ -129,7 +133,7 @@ class Consent:
         raw = params.get("arguments", Raw(b"{}"))
         describe = partial(described_arguments, raw, self.redact)
         lines = await in_thread(describe) if len(raw) > BLOCKING_BYTES else describe()
-        name = one_line(tool.name, NAME_CHARACTERS)
+        name = one_line(self.redact(tool.name), NAME_CHARACTERS)
         harm = " It says that it may delete or overwrite something." * (
             tool.tool_class is ToolClass.DESTRUCTIVE
         )
@@ -212,33 +216,49 @@ def described_arguments(raw: bytes | Raw, redact: Callable[[str], str]) -> str:
         arguments = json.loads(encoded)  # not msgspec: its numbers end at 64 bits
     except ValueError:
         return f"({len(encoded):,} bytes that cannot be read)"
-    return "\n".join(_lines(_shown(arguments, redact)))
+    return "\n".join(_lines(arguments, redact))
 
 
-def _lines(shown: Any) -> Iterator[str]:
-    if not isinstance(shown, dict):
-        shown = {"(not an object)": shown}
-    for name, value in shown.items():
-        line = one_line(json.dumps(value, ensure_ascii=False))
-        yield f"- {name}: {_cut(line)}"
+def _lines(arguments: Any, redact: Callable[[str], str]) -> Iterator[str]:
+    if not isinstance(arguments, dict):
+        arguments = {"(not an object)": arguments}
+    for name, value in islice(arguments.items(), ARGUMENTS_SHOWN):
+        label = one_line(redact(name[: 10 * NAME_CHARACTERS]), NAME_CHARACTERS)
+        shown = _shown_member(name, value, redact, [VALUES_SHOWN])
+        yield f"- {label}: {_cut(one_line(json.dumps(shown, ensure_ascii=False)))}"
+    if (more := len(arguments) - ARGUMENTS_SHOWN) > 0:
+        yield f"- … and {more:,} more arguments"
 
 
-def _shown(value: Any, redact: Callable[[str], str]) -> Any:
-    """Return a value as it may be shown; recursion is bounded by the depth that was checked before."""
+def _shown_member(name: str, value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
+    secret = value not in (None, "", True, False) and names_secret(name[:NAME_CHARACTERS])
+    return HIDDEN if secret else _shown(value, redact, left)
+
+
+def _shown(value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
+    """Return a value as it may be shown; recursion is bounded by the depth that was checked before.
+
+    ``left`` has the number of values that may still be shown, and is counted down.
+    """
+    left[0] -= 1
+    if left[0] < 0:
+        return "…"
     if isinstance(value, str):
         # A secret is found only where nothing hides in it, and where it is whole.
         return _cut(redact(clean(value[: 10 * ARGUMENT_CHARACTERS])), len(value))
     if isinstance(value, list):
-        left = [f"… and {len(value) - ARGUMENTS_SHOWN:,} more"] * (len(value) > ARGUMENTS_SHOWN)
-        return [*(_shown(each, redact) for each in value[:ARGUMENTS_SHOWN]), *left]
+        more = [f"… and {len(value) - ARGUMENTS_SHOWN:,} more"] * (len(value) > ARGUMENTS_SHOWN)
+        return [*(_shown(each, redact, left) for each in value[:ARGUMENTS_SHOWN]), *more]
     if isinstance(value, dict):
         shown: dict[str, Any] = {}
-        for name, each in list(value.items())[:ARGUMENTS_SHOWN]:
-            secret = names_secret(name[:NAME_CHARACTERS]) and each not in (None, "", True, False)
+        for name, each in islice(value.items(), ARGUMENTS_SHOWN):
+            if left[0] <= 0:
+                shown["…"] = "…"
+                break
             label = one_line(redact(name[: 10 * NAME_CHARACTERS]), NAME_CHARACTERS)
-            while label in shown:  # no argument hides another
+            while label in shown:  # no member hides another
                 label += "′"
-            shown[label] = HIDDEN if secret else _shown(each, redact)
+            shown[label] = _shown_member(name, each, redact, left)
         if len(value) > ARGUMENTS_SHOWN:
             shown["…"] = f"and {len(value) - ARGUMENTS_SHOWN:,} more"
         return shown

@@ -11,7 +11,12 @@ from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.config import load
-from mcp_context_proxy.server.consent import ARGUMENT_CHARACTERS, ARGUMENTS_SHOWN, described_arguments
+from mcp_context_proxy.server.consent import (
+    ARGUMENT_CHARACTERS,
+    ARGUMENTS_SHOWN,
+    VALUES_SHOWN,
+    described_arguments,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -428,7 +433,9 @@ def test_arguments_hide_nothing_and_cannot_forge_a_line() -> None:
 
 def test_no_argument_hides_another_of_a_similar_name() -> None:
     told = shown({"a": 1, "a\u200b": 2, "a\n": 3})
+    inside = shown({"x": {"a": 1, "a\u200b": 2, "a\n": 3}})
 
+    assert inside == '- x: {"a": 1, "a′": 2, "a′′": 3}'
     assert [line.rpartition(" ")[2] for line in told.splitlines()] == ["1", "2", "3"]
 
 
@@ -440,7 +447,21 @@ def test_long_and_many_arguments_are_cut_and_counted() -> None:
     assert len(first) < ARGUMENT_CHARACTERS + 100
     assert "and 980 more" in second
     assert len(others) == ARGUMENTS_SHOWN - 1
-    assert others[-1] == '- …: "and 32 more"'
+    assert others[-1] == "- … and 32 more arguments"
+
+
+def test_no_argument_fills_the_question_so_that_another_is_not_seen() -> None:
+    deep: Any = 1
+    for _ in range(5):
+        deep = {f"n{each}": deep for each in range(9)}
+    looked_up: list[str] = []
+
+    told = described_arguments(
+        json.dumps({"deep": deep, "path": "/"}).encode(), lambda text: looked_up.append(text) or text
+    )
+
+    assert told.splitlines()[1] == '- path: "/"'
+    assert len(looked_up) < 3 * VALUES_SHOWN
 
 
 @pytest.mark.parametrize(
