@@ -93,7 +93,7 @@ async def test_results_of_set_context_match_the_output_schema(host: Host) -> Non
 
 
 async def test_the_definitions_themselves_are_valid_schemas(host: Host) -> None:
-    for name in (SEARCH, "call_tool", "set_context"):
+    for name in (SEARCH, "call_tool", "call_read_only_tool", "set_context"):
         definition = (await definitions(host))[name]
         jsonschema.Draft202012Validator.check_schema(definition["inputSchema"])
         jsonschema.Draft202012Validator.check_schema(definition.get("outputSchema", {}))
