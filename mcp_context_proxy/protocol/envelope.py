@@ -150,10 +150,10 @@ def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> 
     Raises:
         MalformedError: see `decode`; or it has too many values.
     """
-    from mcp_context_proxy.protocol.nesting import MOST_VALUES, holds_too_much  # noqa: PLC0415 - numpy
+    from mcp_context_proxy.protocol.nesting import MESSAGE_VALUES, holds_too_much  # noqa: PLC0415 - numpy
 
     if holds_too_much(frame):
-        raise MalformedError(f"it has more than {MOST_VALUES:,} values", INVALID_REQUEST)
+        raise MalformedError(f"it has more than {MESSAGE_VALUES:,} values", INVALID_REQUEST)
     return decode(frame)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 PART_BYTES: Final = 1 << 20
 """Bytes measured at a time, in some 5 ms; measuring takes a few times this memory."""
 
-MOST_VALUES: Final = 1_000_000
+MESSAGE_VALUES: Final = 1_000_000
 """Values in one message: more than any model reads, and as many as are passed over in 10 ms."""
 
 BLANKS_A_VALUE: Final = 4
@@ -51,7 +51,7 @@ def has_more_entries(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -
 
 
 def holds_too_much(encoded: bytes, part_bytes: int = PART_BYTES) -> bool:
-    """Return whether JSON has more than `MOST_VALUES` values; spaces between them count as well.
+    """Return whether JSON has more than `MESSAGE_VALUES` values; spaces between them count as well.
 
     Whoever decodes it holds the interpreter, and so everybody else, as long as it takes.
     """
@@ -61,7 +61,7 @@ def holds_too_much(encoded: bytes, part_bytes: int = PART_BYTES) -> bool:
     for bare in _without_strings(encoded, part_bytes, _UNMARKED):
         marks = sum(bare.count(mark) for mark in (b",", b"[", b"{"))
         weight += marks + (len(bare) - marks) // BLANKS_A_VALUE
-        if weight > MOST_VALUES:
+        if weight > MESSAGE_VALUES:
             return True
     return False
 
@@ -74,7 +74,7 @@ def _seems_to_hold_too_much(encoded: bytes, part_bytes: int) -> bool:
         marks = sum(int(np.count_nonzero(part == mark)) for mark in _MARKS)
         blanks = sum(int(np.count_nonzero(part == blank)) for blank in _BLANKS)
         weight += marks + blanks // BLANKS_A_VALUE
-        if weight > MOST_VALUES:
+        if weight > MESSAGE_VALUES:
             return True
     return False
 
