@@ -135,13 +135,13 @@ nobody else is served."""
 TAKEN_APART_BYTES = 64 * 1024
 """Size up to which the members of an object are looked at while everybody else waits; see `holds_a_flood`."""
 
-LARGE_BYTES = 1 << 20
+LARGE_MESSAGE_BYTES = 1 << 20
 """Size from which a message is decoded in a worker thread (`decode_large`), in milliseconds."""
 
 
 def is_large(frame: object) -> bool:
     """Return whether a message must be decoded by `decode_large`, in a worker thread."""
-    return isinstance(frame, bytes) and len(frame) > LARGE_BYTES
+    return isinstance(frame, bytes) and len(frame) > LARGE_MESSAGE_BYTES
 
 
 def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> Envelope:

@@ -217,7 +217,7 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
 
 
 class _Response(msgspec.Struct):
-    """What a client answered to one request."""
+    """The answer of a client to one request."""
 
     action: Any = None
 

@@ -25,7 +25,7 @@ from support.wires import StdioWire, stdio
 from trust.test_adversarial_text import UNITS
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.protocol.envelope import LARGE_BYTES
+from mcp_context_proxy.protocol.envelope import LARGE_MESSAGE_BYTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -214,7 +214,7 @@ LARGEST = ("arguments", "arguments for call_tool", "_meta as members", "answers"
 
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_no_message_of_a_client_delays_the_others(workshop: Workshop, shape: str) -> None:
-    value = SHAPES[shape](LARGE_BYTES - 1_000)
+    value = SHAPES[shape](LARGE_MESSAGE_BYTES - 1_000)
     workshop.server("calm", tools=[tool("add", "Adds two numbers")])
     async with watched(workshop, expose={"mode": "all"}) as proxy:
         await proxy.client.until_listed("calm__add")
