@@ -142,7 +142,7 @@ async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_s
         templates=[{"uriTemplate": f"a:{'b' * 20}{{x}}b{{y}}c{at}", "name": "n"} for at in range(number)],
     )
     workshop.server("calm", tools=[tool("add", "Adds two numbers")])
-    documents = {"rules": [str(rules)]}
+    documents = [{"kind": "rule", "path": str(rules)}]
     longest = LIMITS.indexing_wait_seconds + MARGIN_SECONDS
     waits = {}
     async with watched(workshop, expose={"mode": "all"}, documents=documents) as proxy:
