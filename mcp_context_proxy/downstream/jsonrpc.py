@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -236,7 +235,7 @@ class Peer:
             return
         self._bad_lines = 0
         if message.id is UNSET or message.id is None:
-            self._receive_notification(message.method, _members(message.params, NOTIFICATION_BYTES))
+            self._receive_notification(message.method, _members_of_notification(message.params))
         elif isinstance(message.id, float):
             logger.debug("%s: ignored a request with the id %s", self.server, message.id)
         elif (own := self._pending.find(message.id)) and own.method == message.method != "ping":
@@ -377,8 +376,15 @@ class ServerRequests:
                 self._all_answered.set()
 
 
-def _members(params: Raw | UnsetType, most_bytes: float = math.inf) -> Members:
-    if not isinstance(params, Raw) or len(params) > most_bytes:
+def _members_of_notification(params: Raw | UnsetType) -> Members:
+    """Return the params of a notification; those that are too large as one member, unread, to be dropped."""
+    if isinstance(params, Raw) and len(params) > NOTIFICATION_BYTES:
+        return {"": params}
+    return _members(params)
+
+
+def _members(params: Raw | UnsetType) -> Members:
+    if not isinstance(params, Raw):
         return {}
     try:
         return {} if envelope.holds_a_flood(params) else envelope.members(params)

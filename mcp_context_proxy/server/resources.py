@@ -87,8 +87,9 @@ class Resources:
         """Return the result of ``resources/list``: the proxy's own resources, then the servers'."""
         del params, caller
         snapshot = self.catalog.snapshot
-        items: list[Document | Resource] = [*snapshot.documents.values(), *snapshot.resources.values()]
-        return {"resources": await encoded_list(LISTED, _definition, items)}
+        items: list[Document | Resource | dict[str, Any]]
+        items = [*snapshot.documents.values(), *LISTED, *snapshot.resources.values()]
+        return {"resources": await encoded_list((), _definition, items)}
 
     async def templates(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``resources/templates/list``."""
@@ -207,7 +208,9 @@ class Resources:
         return client
 
 
-def _definition(item: Document | Resource) -> Raw | dict[str, Any]:
+def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, Any]:
+    if isinstance(item, dict):
+        return item
     if isinstance(item, Resource):
         return definitions.resource_definition(item)
     return {
