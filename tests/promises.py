@@ -33,6 +33,7 @@ QUESTIONS = "server/test_questions.py::"
 MARKERS = "server/test_markers.py::"
 CONSENT = "server/test_consent.py::"
 ADVERSARIAL = "trust/test_adversarial_text.py::"
+EVENT_LOOP = "trust/test_event_loop.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 SECURITY = (
@@ -60,7 +61,10 @@ SECURITY = (
             FLOODS,
             "downstream/test_calls.py::test_a_server_that_stops_reading_delays_only_its_own_calls",
             ADVERSARIAL + "test_time_grows_with_the_length_of_a_text_and_not_with_its_square",
-            ADVERSARIAL + "test_a_server_of_hostile_texts_delays_neither_the_loop_nor_a_search",
+            EVENT_LOOP + "test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_search",
+            EVENT_LOOP + "test_no_message_of_a_client_delays_the_others",
+            EVENT_LOOP + "test_no_message_of_a_server_delays_the_others",
+            EVENT_LOOP + "test_no_flood_of_a_server_delays_the_others",
         ),
     ),
     Promise(
@@ -109,7 +113,7 @@ SECURITY = (
             BOUNDS + "test_the_elicitations_that_are_remembered_are_bounded_and_end_with_their_session",
             BOUNDS + "test_questions_of_a_server_are_refused_while_too_many_bytes_of_them_are_open",
             BOUNDS + "test_a_session_is_refused_more_subscriptions_than_it_may_have",
-            ADVERSARIAL + "test_a_page_of_millions_of_entries_is_not_taken_apart",
+            EVENT_LOOP + "test_a_page_of_millions_of_entries_is_not_taken_apart",
         ),
     ),
     Promise(

@@ -17,6 +17,9 @@ from mcp_context_proxy.system.threads import in_thread
 READING_SECONDS: Final = 0.25
 """Time for reading the documents before hosts are served: enough for some hundreds. More follow later."""
 
+RESTORING_SECONDS: Final = 1.0
+"""Time for the listings of the last time, after that: enough for ten thousand tools. More follow later."""
+
 
 class CatalogRefresh:
     """Keeps the catalog current with its servers and folders, and calls back when it has changed."""
@@ -28,13 +31,14 @@ class CatalogRefresh:
         self._catalog, self._fleet, self._library, self._stale = catalog, fleet, library, stale
         self._folders_changed = anyio.Event()
         self._documents_read = anyio.Event()
-        self._begun = False
-        self._refreshed: list[Callable[[Snapshot], None]] = []
+        self._next = anyio.Event()
+        """Set when the refresh that begins next has ended."""
+        self._on_refreshed: list[Callable[[Snapshot], None]] = []
         self._rewritten: list[Callable[[str], None]] = []
 
     def when_refreshed(self, callback: Callable[[Snapshot], None]) -> None:
         """Call `callback` with every new snapshot; it must not block."""
-        self._refreshed.append(callback)
+        self._on_refreshed.append(callback)
 
     def when_rewritten(self, callback: Callable[[str], None]) -> None:
         """Call `callback` with the URI of every document whose text has changed."""
@@ -49,11 +53,11 @@ class CatalogRefresh:
         await self._fleet.load_listings()
 
     async def wait_until_begun(self) -> None:
-        """Wait until `run` has read the documents, for a quarter of a second at most."""
+        """Wait until `run` has read the documents and filled the catalog, for a moment at most."""
         with anyio.move_on_after(READING_SECONDS):
             await self._documents_read.wait()
-        self._begun = True
-        self._catalog.refresh()
+        with anyio.move_on_after(RESTORING_SECONDS):
+            await self._refreshed()
 
     async def run(self) -> None:
         """Read the documents, then keep the catalog current until cancelled."""
@@ -62,14 +66,18 @@ class CatalogRefresh:
             while True:
                 await self._stale.wait()
                 self._stale.clear()
-                await self._refresh()
-                self._notify()
+                ended, self._next = self._next, anyio.Event()
+                await in_thread(self._catalog.refresh)
+                for refreshed in self._on_refreshed:
+                    refreshed(self._catalog.snapshot)
+                for changed in self._catalog.changed:
+                    changed()
+                ended.set()
 
     async def reread(self) -> None:
         """Read all documents again and refresh the catalog."""
         await in_thread(self._library.reload)
-        await self._refresh()
-        self._notify()
+        await self._refreshed()
 
     async def reconfigure_documents(self) -> None:
         """Read and watch the folders of documents of a changed configuration."""
@@ -80,33 +88,28 @@ class CatalogRefresh:
         """Wait until all documents are read and every server is ready or has failed once, then refresh."""
         await self._documents_read.wait()
         await self._fleet.wait_first_connect()
-        await self._refresh()
+        await self._refreshed()
 
     async def wait_for_starting_servers(self, seconds: float) -> None:
-        """Wait up to `seconds` for servers that are still starting, then refresh the catalog."""
+        """Wait up to `seconds` for servers that are still starting, and for the catalog to have them."""
         if not self._fleet.starting and self._documents_read.is_set():
             return
         with anyio.move_on_after(seconds):
             await self._documents_read.wait()
             await self._fleet.wait_first_connect()
-        await self._refresh()
-        self._notify()
+            await self._refreshed()
 
-    async def _refresh(self) -> None:
-        await in_thread(self._catalog.refresh)
-        for refreshed in self._refreshed:
-            refreshed(self._catalog.snapshot)
-
-    def _notify(self) -> None:
-        for changed in self._catalog.changed:
-            changed()
+    async def _refreshed(self) -> None:
+        """Wait for a refresh that begins from now on; all who wait at a time have the same."""
+        ended = self._next
+        self._stale.set()
+        await ended.wait()
 
     async def _watch_documents(self) -> None:
         """Read and watch the configured folders, and start over when they change."""
         await in_thread(self._library.reload)
         self._documents_read.set()
-        if self._begun:
-            self.mark_stale()
+        self.mark_stale()
         while True:
             self._folders_changed = anyio.Event()
             async with anyio.create_task_group() as group:

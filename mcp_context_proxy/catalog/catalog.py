@@ -74,6 +74,8 @@ class Catalog:
         """True while names need no prefix: it is not wanted, and every server is known."""
         self._clients: tuple[DownstreamClient, ...] = ()
         self._parsed: dict[str, _ParsedTools] = {}
+        self._fitted: dict[tuple[str, str], _FittedEntries] = {}
+        """Entries of the other lists as they may be shown, by server and name of the list."""
         self._last_entries: dict[tuple[str, str], tuple[bytes, ...]] = {}
         """What each configured server listed last, by server and name of the list."""
         self._owner_of = UriOwners({}, {})
@@ -89,7 +91,7 @@ class Catalog:
         """Change names and bounds, from the next `refresh` on."""
         with self._refreshing:
             self._expose, self._limits = expose, limits
-            self._parsed = {}
+            self._parsed, self._fitted = {}, {}
 
     def refresh(self) -> Snapshot:
         """Build and publish a snapshot of the current listings and documents. Thread-safe.
@@ -108,6 +110,7 @@ class Catalog:
             serving = {client.name for client in self._clients}
             self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in serving}
             self._last_entries = {key: last for key, last in self._last_entries.items() if key[0] in serving}
+            self._fitted = {key: fitted for key, fitted in self._fitted.items() if key[0] in serving}
             tools = definitions.keep_unchanged(before.tools, self._tools(findings))
             document_sources = self._documents.sources
             documents = [
@@ -301,12 +304,24 @@ class Catalog:
         return definitions.bare_names(pairs, self._reserved, length)
 
     def _entries(
-        self, server: str, name: str, entries: Iterable[bytes], member: str, findings: list[str]
-    ) -> Iterator[tuple[str, bytes]]:
-        """Yield key and definition of each entry of one list (``name``) of a server.
+        self, server: str, name: str, entries: tuple[bytes, ...], member: str, findings: list[str]
+    ) -> Sequence[tuple[str, bytes]]:
+        """Return key and definition of each entry of one list (``name``) of a server.
 
-        The key is the text of ``member``. Entries that cannot be shown are left out.
+        The key is the text of ``member``. Entries that cannot be shown are left out. A list is taken apart
+        again only when it has changed.
         """
+        fitted = self._fitted.get((server, name))
+        if fitted is None or fitted.entries is not entries:
+            told: list[str] = []
+            shown = tuple(self._fit(server, name, entries, member, told))
+            fitted = self._fitted[server, name] = _FittedEntries(entries, shown, tuple(told))
+        findings += fitted.findings
+        return fitted.shown
+
+    def _fit(
+        self, server: str, name: str, entries: tuple[bytes, ...], member: str, findings: list[str]
+    ) -> Iterator[tuple[str, bytes]]:
         for position, definition in enumerate(entries, 1):
             try:
                 key = envelope.text(envelope.members(definition).get(member))
@@ -330,6 +345,16 @@ class _ParsedTools:
     config: ServerConfig
     definitions: Sequence[bytes]
     tools: tuple[Tool, ...]
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _FittedEntries:
+    """The entries of a list that is no list of tools, each with its key, as they may be shown."""
+
+    entries: tuple[bytes, ...]
+    """The list as it came."""
+    shown: tuple[tuple[str, bytes], ...]
     findings: tuple[str, ...]
 
 

@@ -163,15 +163,27 @@ def _text(cell: Cell) -> Text:
     return cell.copy() if plain == cell.plain else Text(plain, style=cell.style)
 
 
-_REDACTED: Final = r"\[redacted [^\]]*\]"
-_USER_INFO: Final = re.compile(rf"(?<=://)(?:{_REDACTED}|[^/?#\s@])+@")
-_QUERY: Final = re.compile(rf"(?<=://)((?:{_REDACTED}|[^\s?#])*)\?(?:{_REDACTED}|[^\s#'\"])*")
+_REDACTED: Final = r"\[redacted [^\]]{0,200}+\]"
+"""What stands for a secret; it has a space."""
+_USER_INFO: Final = re.compile(rf"(?:{_REDACTED}|[^/?#\s@])++@")
+_QUERY: Final = re.compile(rf"((?:{_REDACTED}|[^\s?#])*+)\?(?:{_REDACTED}|[^\s#'\"])*+")
 
 
 def redacted(config: ServerConfig, text: str) -> str:
     """Return a text without this server's secrets and without control characters, on one line."""
     text = Redactor(secrets_of(config))(text)
-    return one_line(_QUERY.sub(rf"\1?{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", text)))
+    # Each is looked for only where a URL begins: anywhere else it would take the square of the length.
+    first, *urls = text.split("://")
+    return one_line("://".join((first, *map(_without_credentials, urls))))
+
+
+def _without_credentials(url: str) -> str:
+    """Return what follows the scheme of a URL, and any text after it, without user and query."""
+    if found := _USER_INFO.match(url):
+        url = f"{HIDDEN}@{url[found.end() :]}"
+    if found := _QUERY.match(url):
+        url = f"{found[1]}?{HIDDEN}{url[found.end() :]}"
+    return url
 
 
 def address(config: ServerConfig) -> str:

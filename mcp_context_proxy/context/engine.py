@@ -136,7 +136,7 @@ class ContextEngine:
         Raises:
             UnknownFilterError: a server, category or tag in the scope does not exist.
         """
-        query = clean(query)
+        query = clean(query[: context_session.QUERY_CHARACTERS])
         levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
         changes = [level for level in levels if level != NO_OVERRIDES]
         options = overridden(self._options, *changes) if changes else self._options

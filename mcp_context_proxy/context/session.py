@@ -256,8 +256,16 @@ class Handle(SessionContext):
         return "handle"
 
 
+PRINCIPALS = 100
+"""Principals with handles of their own; beyond it, those of the one that has used none for longest are
+forgotten. A principal is a credential that a person has given out."""
+
+
 class Handles:
-    """Handles by secret: at most `limit`, each forgotten after `idle_seconds` without use."""
+    """Handles by secret: at most `limit` of each principal, each forgotten after `idle_seconds` without use.
+
+    Whoever creates too many loses handles of their own: those of others stay.
+    """
 
     def __init__(
         self,
@@ -267,32 +275,43 @@ class Handles:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit, self._idle_seconds, self._sessions, self._clock = limit, idle_seconds, sessions, clock
-        self._handles: OrderedDict[str, tuple[float, Handle]] = OrderedDict()
+        self._of: OrderedDict[str | None, OrderedDict[str, tuple[float, Handle]]] = OrderedDict()
+        """Time of the last use and handle by secret, by principal; those idle for longest first."""
 
     def create(self, principal: str | None = None) -> Handle:
-        """Create a handle; if there are too many, the one idle for longest is forgotten."""
+        """Create a handle; if its principal has too many, the one idle for longest is forgotten."""
         self._forget_idle()
-        if len(self._handles) >= self._limit:
-            self._handles.popitem(last=False)
+        handles = self._of.setdefault(principal, OrderedDict())
+        if len(handles) >= self._limit:
+            handles.popitem(last=False)
         handle = Handle(principal=principal)
-        self._handles[handle.secret] = (self._clock(), handle)
+        handles[handle.secret] = (self._clock(), handle)
+        self._of.move_to_end(principal)
+        if len(self._of) > PRINCIPALS:
+            self._of.popitem(last=False)
         self._sessions.register(handle)
         return handle
 
     def get(self, context_id: str, principal: str | None = None) -> Handle | None:
         """Return the handle with an id; None if it is unknown, forgotten, or another principal's."""
         self._forget_idle()
-        found = self._handles.get(context_id)
-        if found is None or found[1].principal != principal:
+        handles = self._of.get(principal, OrderedDict())
+        found = handles.get(context_id)
+        if found is None:
             return None
-        self._handles[context_id] = (self._clock(), found[1])
-        self._handles.move_to_end(context_id)
+        handles[context_id] = (self._clock(), found[1])
+        handles.move_to_end(context_id)
+        self._of.move_to_end(principal)
         return found[1]
 
     def _forget_idle(self) -> None:
         horizon = self._clock() - self._idle_seconds
-        while self._handles and next(iter(self._handles.values()))[0] < horizon:
-            self._handles.popitem(last=False)
+        for principal in list(self._of):
+            handles = self._of[principal]
+            while handles and next(iter(handles.values()))[0] < horizon:
+                handles.popitem(last=False)
+            if not handles:
+                del self._of[principal]
 
 
 QUERY_CHARACTERS = 4000

@@ -29,6 +29,11 @@ class Backpressure:
         if self._opened is not None:
             pipe.pause_reading()
 
+    @property
+    def is_open(self) -> bool:
+        """True while servers are read."""
+        return self._opened is None
+
     async def wait(self) -> None:
         """Wait until the gate is open."""
         while self._opened is not None:

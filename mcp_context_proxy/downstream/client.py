@@ -47,7 +47,6 @@ from mcp_context_proxy.items import IndexedChunk
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.nesting import PART_BYTES
 from mcp_context_proxy.protocol.strangers import said, said_json, shown_json
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.store import ListingStore
@@ -59,8 +58,9 @@ PENDING_SHARE = 2
 Each is held as it came, and once more as it is sent. A server that does not read, or is slow, must not fill
 the memory with them."""
 
-REDACTED_IN_LOOP_BYTES = 256 * 1024
-"""Size up to which a result is redacted on the event loop: each secret has some forty forms to look for."""
+REDACTED_IN_LOOP_BYTES = 16 * 1024
+"""Size up to which a result is redacted on the event loop: each secret has some forty forms to look for, and
+each string that hides something is decoded on its own."""
 
 
 class DownstreamClient(ServerLifecycle):
@@ -197,7 +197,7 @@ class DownstreamClient(ServerLifecycle):
                     connected = await self._connected()
                 result = await self._send(connected, method, params, outgoing)
             self._has_answered = True
-            large = len(result) > PART_BYTES
+            large = len(result) > envelope.TAKEN_APART_BYTES
             fault = await in_thread(_fault_of, result, limits) if large else _fault_of(result, limits)
             if fault is not None:
                 raise BadAnswerError(self.name, fault)
@@ -259,13 +259,13 @@ class DownstreamClient(ServerLifecycle):
 
         Any other result is left alone: a proxy that edits data gets it wrong sooner or later.
         """
-        if bytes(envelope.members(result).get("isError", b"")) != b"true":
-            return result
         if len(result) < REDACTED_IN_LOOP_BYTES:
             return self._shown_failure(result)
         return await in_thread(self._shown_failure, result)
 
     def _shown_failure(self, result: bytes) -> bytes:
+        if bytes(envelope.members(result).get("isError", b"")) != b"true":
+            return result
         return shown_json(result, self._redact.json)
 
     async def watch(self, uri: str, params: Members, outgoing: Outgoing) -> None:

@@ -154,7 +154,7 @@ def _open_channel(
         return open_sse(config, limits, auth, peer)
     if sys.platform == "win32":
         return open_sdk_channel(config, peer.receive)
-    return open_stdio(config, limits, output, peer.receive)
+    return open_stdio(config, limits, output, peer)
 
 
 @asynccontextmanager

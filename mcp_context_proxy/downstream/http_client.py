@@ -157,7 +157,7 @@ async def read(response: httpx2.Response, server: str, limit: int) -> bytes:
     """
     body = bytearray()
 
-    def take(piece: bytes) -> bool:
+    async def take(piece: bytes) -> bool:
         body.extend(piece)
         if len(body) > limit:
             raise BadAnswerError(server, f"with more than {limit:,} bytes, the limit of a message")
@@ -168,7 +168,7 @@ async def read(response: httpx2.Response, server: str, limit: int) -> bytes:
 
 
 async def read_events(
-    response: httpx2.Response, server: str, limit: int, take: Callable[[Event], bool]
+    response: httpx2.Response, server: str, limit: int, take: Callable[[Event], Awaitable[bool]]
 ) -> bool:
     """Pass the events of a body to `take` until it returns True; return False if it never does.
 
@@ -177,19 +177,26 @@ async def read_events(
         httpx2.HTTPError: the stream broke off.
     """
     framer = EventFramer(limit)
+
+    async def take_piece(piece: bytes) -> bool:
+        for event in framer.feed(piece):
+            if await take(event):
+                return True
+        return False
+
     try:
-        return await _read_pieces(response, lambda piece: any(map(take, framer.feed(piece))))
+        return await _read_pieces(response, take_piece)
     except OversizedEventError as error:
         raise BadAnswerError(server, f"with an event stream that cannot be read ({error})") from None
 
 
-async def _read_pieces(response: httpx2.Response, take: Callable[[bytes], bool]) -> bool:
+async def _read_pieces(response: httpx2.Response, take: Callable[[bytes], Awaitable[bool]]) -> bool:
     worked, pieces = 0.0, 0
     async for chunk in response.aiter_bytes():
         for start in range(0, len(chunk), PIECE_BYTES):
             await gate.wait()
             began = time.perf_counter()
-            if take(chunk[start : start + PIECE_BYTES]):
+            if await take(chunk[start : start + PIECE_BYTES]):
                 return True
             worked, pieces = worked + time.perf_counter() - began, pieces + 1
             if worked > WORK_SECONDS or pieces > PIECES:

@@ -30,6 +30,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Event
+from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class ModernHttp:
                     if kind == "text/event-stream" and response.is_success:
                         return await self._read_events(response, request_id, note)
                     body = await http_client.read(response, self.server, self._limits.message_bytes)
-                    return self._read_reply(body, response.status_code, kind)
+                    return await self._read_reply(body, response.status_code, kind)
             except httpx2.HTTPError as error:
                 cause = f"broke off ({http_client.described(error)})"
                 interrupted = CallInterruptedError(self.server, subject, cause)
@@ -115,11 +116,11 @@ class ModernHttp:
     async def _read_events(self, response: httpx2.Response, request_id: int, note: Notify) -> bytes:
         reply = envelope.Envelope()
 
-        def take(event: Event) -> bool:
+        async def take(event: Event) -> bool:
             nonlocal reply
             if event.name != b"message" or not event.data:
                 return False
-            message = self._decode(event.data)
+            message = await self._decode(event.data)
             if message.method is UNSET:
                 reply = message
                 return message.id == request_id
@@ -131,10 +132,10 @@ class ModernHttp:
             raise httpx2.RemoteProtocolError("the event stream ended without an answer")
         return result_of(self.server, reply)
 
-    def _read_reply(self, body: bytes, status: int, kind: str) -> bytes:
+    async def _read_reply(self, body: bytes, status: int, kind: str) -> bytes:
         message = envelope.Envelope()
         if status < HTTPStatus.BAD_REQUEST and body.lstrip()[:1] in (b"{", b"["):
-            message = self._decode(body)
+            message = await self._decode(body)
         elif status >= HTTPStatus.BAD_REQUEST:
             with contextlib.suppress(envelope.MalformedError):
                 message = envelope.decode(body)
@@ -144,8 +145,10 @@ class ModernHttp:
             raise http_client.without_message(self.server, status, kind or "no content")
         return result_of(self.server, message)
 
-    def _decode(self, data: bytes) -> envelope.Envelope:
+    async def _decode(self, data: bytes) -> envelope.Envelope:
         try:
+            if envelope.is_large(data):
+                return await in_thread(envelope.decode_large, data)
             return envelope.decode(data)
         except envelope.MalformedError as error:
             raise BadAnswerError(self.server, f"with a message that cannot be read ({error})") from None

@@ -190,7 +190,7 @@ class HttpSession(Channel):
             raise SessionForgottenError(self._server)
         is_json = body.lstrip()[:1] in (b"{", b"[")
         if is_json:
-            self._peer.receive(body)
+            await self._peer.receive_large(body)
         if self._peer.waits_for(request_id):
             if is_json and response.is_success:
                 # A message that cannot be read does not say which request it answers.
@@ -262,11 +262,11 @@ class HttpSession(Channel):
     ) -> bool:
         """Pass the events of a stream on; return whether the request is answered."""
 
-        def take(event: Event) -> bool:
+        async def take(event: Event) -> bool:
             place.note(event)
             if event.name != b"message" or not event.data:
                 return False
-            self._peer.receive(event.data)
+            await self._peer.receive_large(event.data)
             return request_id is not None and not self._peer.waits_for(request_id)
 
         return await http_client.read_events(response, self._server, self._limits.sse_event_bytes, take)
@@ -328,12 +328,12 @@ class SseChannel(QueuedChannel):
     async def read(self, stream: httpx2.Response, url: str) -> None:
         """Pass received events on until the stream ends."""
 
-        def take(event: Event) -> bool:
+        async def take(event: Event) -> bool:
             if event.name == b"endpoint":
                 self._address = _same_origin(url, event.data.decode())
                 self.ready.set()
             elif event.name == b"message" and event.data:
-                self._peer.receive(event.data)
+                await self._peer.receive_large(event.data)
             return False
 
         try:

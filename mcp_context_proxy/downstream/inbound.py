@@ -25,7 +25,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.settings import KIB
 from mcp_context_proxy.downstream.backpressure import Bucket
-from mcp_context_proxy.downstream.jsonrpc import Peer
+from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
 from mcp_context_proxy.downstream.link import Outgoing, Party
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
@@ -49,9 +49,6 @@ LOG_MESSAGE = "notifications/message"
 PROGRESS = "notifications/progress"
 RESOURCE_UPDATED = "notifications/resources/updated"
 ELICITATION_COMPLETE = "notifications/elicitation/complete"
-
-NOTIFICATION_BYTES = 64 * KIB
-"""Largest notification of a server that is passed on: each may be kept for a while, and nobody reads more."""
 
 LOGS_PER_SECOND, LOGS_AT_ONCE = 100, 500
 """Log messages of one server that are passed on to clients; nobody reads more than that."""

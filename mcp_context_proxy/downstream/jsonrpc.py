@@ -16,9 +16,11 @@ from typing import Any, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.settings import KIB
+from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.link import PLAIN, Channel, HeaderMap, Notify, Outgoing, Party
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -32,6 +34,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Oversized
+from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,13 @@ CANCELLED = "notifications/cancelled"
 
 ID_DIGITS = 18
 """Digits of an id in a string that is read as a number; ours are shorter."""
+
+NOTIFICATION_BYTES = 64 * KIB
+"""Largest notification of a server that is read: each may be kept for a while, and nobody reads more."""
+
+REQUESTS_PER_SECOND, REQUESTS_AT_ONCE = 100, 1000
+"""Requests of a server on a connection that are answered or refused; the others have no response at all. A
+ping costs as much as a call, and a server that sends them as fast as it can would take all the time."""
 
 OPEN_REQUESTS = 64
 """Requests of one server that may be open on a connection at a time; further ones are refused. Their bytes
@@ -203,21 +213,36 @@ class Peer:
         try:
             message = envelope.decode(frame)
         except envelope.MalformedError as error:
-            self._reject(frame, frame, f"with a message that cannot be read ({error})")
+            self._reject_malformed(frame, error)
             return
+        self._take(message, frame)
+
+    async def receive_large(self, frame: bytes) -> None:
+        """Take one frame that may be large from the channel; see `envelope.decode_large`."""
+        if not envelope.is_large(frame):
+            self.receive(frame)
+            return
+        try:
+            message = await in_thread(envelope.decode_large, frame)
+        except envelope.MalformedError as error:
+            self._reject_malformed(frame, error)
+            return
+        self._take(message, frame)
+
+    def _take(self, message: envelope.Envelope, frame: bytes) -> None:
         if message.method is UNSET:
             self._receive_response(message, frame)
             return
         self._bad_lines = 0
         if message.id is UNSET or message.id is None:
-            self._receive_notification(message.method, _members(message.params))
+            self._receive_notification(message.method, _members_of_notification(message.params))
         elif isinstance(message.id, float):
             logger.debug("%s: ignored a request with the id %s", self.server, message.id)
         elif (own := self._pending.find(message.id)) and own.method == message.method != "ping":
             # A program that repeats its input.
             own.fail(BadAnswerError(self.server, "with what it was sent, so it is no MCP server"))
         else:
-            self.server_requests.take(message.id, message.method, _members(message.params), len(frame))
+            self.server_requests.take(message.id, message.method, message.params, len(frame))
 
     def _receive_response(self, message: envelope.Envelope, frame: bytes) -> None:
         pending = self._pending.find(message.id)
@@ -246,6 +271,9 @@ class Peer:
             self.server_requests.cancel(params)
         else:
             self._on_notification(method, params)
+
+    def _reject_malformed(self, frame: bytes, error: envelope.MalformedError) -> None:
+        self._reject(frame, frame, f"with a message that cannot be read ({error})")
 
     def _reject(self, head: bytes, tail: bytes, why: str) -> None:
         """Fail the request that an unusable frame answers, or count the frame as noise."""
@@ -288,7 +316,7 @@ class ServerRequests:
         self._peer, self._group, self._answer = peer, group, answer
         self._seconds, self._most_bytes = limits.ask_seconds, limits.message_bytes
         self._open: dict[envelope.RequestId, anyio.CancelScope] = {}
-        self._bytes = 0
+        self._bytes, self._rate = 0, Bucket(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
         self._all_answered = anyio.Event()
         self.taken = 0
 
@@ -298,8 +326,14 @@ class ServerRequests:
             self._all_answered = anyio.Event()
             await self._all_answered.wait()
 
-    def take(self, request_id: envelope.RequestId, method: str, params: Members, size: int) -> None:
-        """Answer a request of `size` bytes in a task of its own, or refuse it if too many are open."""
+    def take(self, request_id: envelope.RequestId, method: str, params: Raw | UnsetType, size: int) -> None:
+        """Answer a request of `size` bytes in a task of its own, or refuse it if too many are open.
+
+        One that comes faster than any server asks is not even refused.
+        """
+        if not self._rate.take():
+            logger.debug("%s: dropped a %s request: too many a second", self._peer.server, method[:40])
+            return
         too_large = self._bytes + size > self._most_bytes
         if request_id in self._open or len(self._open) >= OPEN_REQUESTS or too_large:
             # Without waiting for a server that does not read.
@@ -318,12 +352,16 @@ class ServerRequests:
         if scope is not None:
             scope.cancel()
 
-    async def _reply(self, request_id: envelope.RequestId, method: str, params: Members, size: int) -> None:
+    async def _reply(
+        self, request_id: envelope.RequestId, method: str, params: Raw | UnsetType, size: int
+    ) -> None:
         try:
             with self._open[request_id]:
+                large = isinstance(params, Raw) and len(params) > envelope.TAKEN_APART_BYTES
+                members = await in_thread(_members, params) if large else _members(params)
                 try:
                     with anyio.fail_after(self._seconds):
-                        result = await self._answer(self._peer, method, params)
+                        result = await self._answer(self._peer, method, members)
                     frame = envelope.reply(request_id, result)
                 except envelope.RequestError as error:
                     frame = envelope.error_reply(request_id, error.code, error.message, error.data)
@@ -338,8 +376,15 @@ class ServerRequests:
                 self._all_answered.set()
 
 
-def _members(params: Raw | Any) -> Members:
-    if params is UNSET:
+def _members_of_notification(params: Raw | UnsetType) -> Members:
+    """Return the params of a notification; those that are too large as one member, unread, to be dropped."""
+    if isinstance(params, Raw) and len(params) > NOTIFICATION_BYTES:
+        return {"": params}
+    return _members(params)
+
+
+def _members(params: Raw | UnsetType) -> Members:
+    if not isinstance(params, Raw):
         return {}
     try:
         return {} if envelope.holds_a_flood(params) else envelope.members(params)

@@ -21,16 +21,17 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, cast
 
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, Oversized, PipeReader, write_line
+from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, MessageReader, PipeReader, write_line
 from mcp_context_proxy.system import process_groups
 from mcp_context_proxy.system.process import descriptor_shortage
 from mcp_context_proxy.system.threads import in_thread
@@ -69,12 +70,10 @@ PUSHED_BYTES = 1 << 20
 FIRST_LOOK_SECONDS = 0.0025
 """Wait before a child is first polled for its exit; it doubles up to the bound of the caller."""
 
-Receive: TypeAlias = Callable[[bytes | Oversized], None]
-
 
 @asynccontextmanager
 async def open_stdio(
-    config: ServerConfig, limits: Limits, output: Output, receive: Receive
+    config: ServerConfig, limits: Limits, output: Output, peer: Peer
 ) -> AsyncIterator[StdioChannel]:
     """Start the server as a child process; end it on the way out.
 
@@ -82,7 +81,7 @@ async def open_stdio(
         ConnectionError: it cannot be started; the message says why and what to do.
     """
     process = await in_thread(_spawn, config)
-    channel = StdioChannel(process, output, receive, limits.message_bytes)
+    channel = StdioChannel(process, output, peer, limits.message_bytes)
     try:
         await channel.connect()
         yield channel
@@ -158,17 +157,19 @@ class StdioChannel(Channel):
     """The pipes of a running child process."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], output: Output, receive: Receive, message_bytes: int
+        self, process: subprocess.Popen[bytes], output: Output, peer: Peer, message_bytes: int
     ) -> None:
-        self._process, self._output, self._receive = process, output, receive
+        self._process, self._output = process, output
         self._pipes = [cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)]
         self._message_bytes = message_bytes
         self._framer = LineFramer(message_bytes)
-        self._reader, self._writer = PipeReader(self._feed), FlowControl()
+        self._reader = MessageReader(
+            self._framer, peer.receive, peer.receive_large, self._read_on, self._give_up_endless
+        )
+        self._writer = FlowControl()
         self._stdin: asyncio.WriteTransport | None = None
         self._transports: list[asyncio.BaseTransport] = []
-        self._unframed = 0
-        """Bytes since the last complete line."""
+        self._output_pipe: asyncio.ReadTransport | None = None
         self._pushed = 0
         """Bytes sent without waiting since the child last read."""
         self._given_up = ""
@@ -179,6 +180,7 @@ class StdioChannel(Channel):
         loop = asyncio.get_running_loop()
         stdin, stdout, stderr = self._pipes
         out, _ = await loop.connect_read_pipe(lambda: self._reader, stdout)
+        self._output_pipe = out
         self._transports.append(out)
         gate.pass_through(out)
         err, _ = await loop.connect_read_pipe(lambda: PipeReader(self._output.feed_stderr), stderr)
@@ -186,13 +188,14 @@ class StdioChannel(Channel):
         self._stdin, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
         self._transports.append(self._stdin)
 
-    def _feed(self, data: bytes) -> None:
-        self._unframed += len(data)
-        for frame in self._framer.feed(data):
-            self._unframed = 0
-            self._receive(frame)
-        if self._unframed > ENDLESS_MESSAGES * self._message_bytes:
-            self.give_up(f"sent {self._unframed:,} bytes without a line end")
+    def _read_on(self) -> None:
+        # While the gate is closed, it has paused the pipe as well, and resumes it.
+        if gate.is_open and self._output_pipe is not None and not self._output_pipe.is_closing():
+            self._output_pipe.resume_reading()
+
+    def _give_up_endless(self, unframed: int) -> None:
+        if unframed > ENDLESS_MESSAGES * self._message_bytes:
+            self.give_up(f"sent {unframed:,} bytes without a line end")
 
     async def send(self, frame: bytes) -> None:
         """Write one frame; see `Channel.send`."""
@@ -254,6 +257,7 @@ class StdioChannel(Channel):
 
             group.start_soon(until_exited)
             group.start_soon(until_deaf)
+            group.start_soon(self._reader.run)
             await self._reader.ended.wait()
             group.cancel_scope.cancel()
 

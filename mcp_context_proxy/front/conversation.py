@@ -26,6 +26,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS, Gateway
+from mcp_context_proxy.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
@@ -152,7 +153,16 @@ class Conversation:
         try:
             message = envelope.decode_from_client(frame)
         except envelope.MalformedError as error:
-            self.reject(frame, frame, error.code, f"message that cannot be read: {error}")
+            self.reject_malformed(frame, error)
+            return
+        self.take(message, frame)
+
+    async def receive_large(self, frame: bytes) -> None:
+        """Take one large message; see `envelope.decode_large`."""
+        try:
+            message = await in_thread(envelope.decode_large, frame, envelope.decode_from_client)
+        except envelope.MalformedError as error:
+            self.reject_malformed(frame, error)
             return
         self.take(message, frame)
 
@@ -166,6 +176,10 @@ class Conversation:
         else:
             return self._receive_request(message, frame)
         return None
+
+    def reject_malformed(self, frame: bytes, error: envelope.MalformedError) -> None:
+        """Answer a message that cannot be decoded with an error."""
+        self.reject(frame, frame, error.code, f"message that cannot be read: {error}")
 
     def reject(self, head: bytes, tail: bytes, code: int, why: str) -> None:
         """Answer a message that is not taken with an error, by its first and last bytes."""

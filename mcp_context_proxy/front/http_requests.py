@@ -29,6 +29,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, RequestId
 from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.sdk import BYPASS_KEY, RELEASE_KEY, PayloadBypass, shown
+from mcp_context_proxy.system.threads import in_thread
 
 JSON_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
@@ -214,7 +215,10 @@ async def read(receive: Receive) -> tuple[bytes, Envelope]:
     """
     body: bytes = (await receive()).get("body", b"")
     try:
-        message = envelope.decode_from_client(body)
+        if envelope.is_large(body):
+            message = await in_thread(envelope.decode_large, body, envelope.decode_from_client)
+        else:
+            message = envelope.decode_from_client(body)
     except MalformedError as error:
         text = f"message that cannot be read: {error}"
         raise BadMessageError(envelope.salvage_id(body, body), text, error.code) from None

@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
-from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, Oversized, PipeReader, write_line
+from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, MessageReader, Oversized, write_line
 from mcp_context_proxy.server.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
 
         group.start_soon(stop_when_stalled)
         await group.start(conversation.run, server)
-        await pipes.read(limits.message_bytes, receive)
+        await pipes.read(limits.message_bytes, receive, conversation.receive_large)
         with anyio.move_on_after(LAST_RESPONSES_SECONDS):
             await conversation.finish()
             await pipes.flush()
@@ -99,18 +99,20 @@ class StandardPipes:
         self._turn = anyio.Lock()
         self._into: asyncio.ReadTransport | None = None
 
-    async def read(self, message_bytes: int, receive: Callable[[bytes | Oversized], None]) -> None:
-        """Hand frames to `receive` until the end of input."""
-        framer = LineFramer(message_bytes)
-
-        def feed(data: bytes) -> None:
-            for frame in framer.feed(data):
-                receive(frame)
-
-        reader = PipeReader(feed)
+    async def read(
+        self,
+        message_bytes: int,
+        receive: Callable[[bytes | Oversized], None],
+        receive_large: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Hand frames to `receive`, large ones to `receive_large`, until the end of input."""
+        reader = MessageReader(LineFramer(message_bytes), receive, receive_large, self.resume_reading)
         loop = asyncio.get_running_loop()
         self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
-        await reader.ended.wait()
+        async with anyio.create_task_group() as group:
+            group.start_soon(reader.run)
+            await reader.ended.wait()
+            group.cancel_scope.cancel()
 
     def pause_reading(self) -> None:
         """See `HostChannel`."""

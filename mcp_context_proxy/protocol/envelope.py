@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -132,12 +132,34 @@ MOST_ENTRIES = 10_000
 """Members of an object, or entries of an array, that are taken apart: each costs a microsecond, for which
 nobody else is served."""
 
-_LARGE_BYTES = 64 * 1024
+TAKEN_APART_BYTES = 64 * 1024
+"""Size up to which the members of an object are looked at while everybody else waits; see `holds_a_flood`."""
+
+LARGE_MESSAGE_BYTES = 1 << 20
+"""Size from which a message is decoded in a worker thread (`decode_large`), in milliseconds."""
+
+
+def is_large(frame: object) -> bool:
+    """Return whether a message must be decoded by `decode_large`, in a worker thread."""
+    return isinstance(frame, bytes) and len(frame) > LARGE_MESSAGE_BYTES
+
+
+def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> Envelope:
+    """Decode one large message by `decode`, in a worker thread.
+
+    Raises:
+        MalformedError: see `decode`; or it has too many values.
+    """
+    from mcp_context_proxy.protocol.nesting import MESSAGE_VALUES, holds_too_much  # noqa: PLC0415 - numpy
+
+    if holds_too_much(frame):
+        raise MalformedError(f"it has more than {MESSAGE_VALUES:,} values", INVALID_REQUEST)
+    return decode(frame)
 
 
 def holds_a_flood(raw: bytes | Raw, most: int = MOST_ENTRIES) -> bool:
     """Return whether a large object or array has more than `most` entries of its own."""
-    if len(raw) < _LARGE_BYTES:
+    if len(raw) < TAKEN_APART_BYTES:
         return False
     from mcp_context_proxy.protocol.nesting import has_more_entries  # noqa: PLC0415 - imports numpy
 

@@ -43,6 +43,10 @@ CONTEXT_KEY = OWN_PREFIX + "context"
 SERVER_KEY = OWN_PREFIX + "server"
 """``_meta`` key with the name of a server: that of a listed resource, or that which asks a client."""
 
+META_BYTES = envelope.TAKEN_APART_BYTES
+"""Largest ``_meta`` of a request; it is looked at several times on the way. A larger one of a result is
+passed on as it came, and nothing in it is changed."""
+
 PER_CONNECTION_KEYS = frozenset(
     {VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, "progressToken"}
 )
@@ -104,9 +108,9 @@ _CODES: Mapping[Era, Mapping[int, int]] = {
 
 
 def meta_of(params: Members) -> Members:
-    """Return the ``_meta`` of a request; empty if it is absent or no object."""
+    """Return the ``_meta`` of a request or a result; empty if it is absent, no object, or too large."""
     raw = params.get("_meta")
-    if raw is None:
+    if raw is None or len(raw) > META_BYTES:
         return {}
     try:
         return envelope.members(raw)
@@ -205,14 +209,24 @@ def fit_result_to_client(method: str, result: bytes, era: Era) -> bytes:
     parts = envelope.members(result)
     if era is Era.HANDSHAKE:
         return _to_handshake(method, parts, result)
+    return _to_modern(method, parts)
+
+
+def fit_own_to_client(method: str, parts: Members, era: Era) -> bytes:
+    """Encode a result of this proxy for the era of the client, without reading what is in its members."""
+    if era is Era.MODERN:
+        return _to_modern(method, parts)
+    return envelope.encode({key: raw for key, raw in parts.items() if key not in MODERN_ONLY_RESULT_KEYS})
+
+
+def _to_modern(method: str, parts: Members) -> bytes:
     if "resultType" not in parts:
         parts["resultType"] = Raw(b'"complete"')
     if method in CACHEABLE and result_type(parts) == "complete":
         parts["ttlMs"] = _bounded_ttl(parts.get("ttlMs"))
         parts.setdefault("cacheScope", Raw(b'"private"'))
-    meta = meta_of(parts)
-    meta[SERVER_INFO_KEY] = SERVER_INFO
-    parts["_meta"] = envelope.raw(meta)
+    if len(parts.get("_meta", b"")) <= META_BYTES:
+        parts["_meta"] = envelope.raw({**meta_of(parts), SERVER_INFO_KEY: SERVER_INFO})
     return envelope.encode(parts)
 
 
@@ -245,17 +259,24 @@ def _to_handshake(method: str, parts: Members, result: bytes) -> bytes:
     return envelope.encode(parts)
 
 
+class _Block(msgspec.Struct):
+    """An entry of the content of a result."""
+
+    type: Any = None
+
+
+_blocks = msgspec.json.Decoder(list[_Block]).decode
+
+
 def _with_text(content: Raw | None, structured: Raw) -> Raw:
     """Add structured content as text to the content of a result, unless there is text already."""
     came = Raw(b"[]") if content is None else content
     try:
-        entries = envelope.value(came)
+        blocks = _blocks(came)
         text = envelope.encode({"type": "text", "text": bytes(structured).decode()})
     except ValueError:
         return came
-    if not isinstance(entries, list) or bytes(structured) == b"null":
-        return came
-    if any(isinstance(entry, dict) and entry.get("type") == "text" for entry in entries):
+    if bytes(structured) == b"null" or any(block.type == "text" for block in blocks):
         return came
     # Spliced in as bytes, so that the rest of the content stays as it came.
-    return Raw(bytes(came).strip()[:-1] + (b"," if entries else b"") + text + b"]")
+    return Raw(bytes(came).strip()[:-1] + (b"," if blocks else b"") + text + b"]")

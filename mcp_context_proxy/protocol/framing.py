@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
-from mcp_context_proxy.protocol.envelope import is_utf8
+from mcp_context_proxy.protocol.envelope import is_large, is_utf8
 
 EDGE_BYTES = 256
 """Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
@@ -35,7 +37,6 @@ class LineFramer:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._buffer = bytearray()
-        self._searched = 0
         self._dropped = 0
         self._head = b""
 
@@ -46,38 +47,31 @@ class LineFramer:
 
     def feed(self, data: bytes) -> Iterator[bytes | Oversized]:
         """Add received bytes; yield every line that is complete now, in order."""
-        if not self._buffer and not self._dropped and data.endswith(b"\n"):
-            # The common case: the chunk is exactly one or more whole lines; no copy into the buffer.
-            for line in data.split(b"\n"):
-                if line:
-                    yield from self._line(line)
-            return
-        self._buffer += data
-        while (end := self._buffer.find(b"\n", self._searched)) >= 0:
-            # A view, so that a line as long as the limit is copied once and not twice.
-            with memoryview(self._buffer) as received:
-                line = bytes(received[:end])
-            del self._buffer[: end + 1]
-            self._searched = 0
-            if self._dropped:
-                yield Oversized(self._dropped + len(line), self._head, line[-EDGE_BYTES:], self._limit)
-                self._dropped, self._head = 0, b""
-            else:
-                yield from self._line(line)
-        self._searched = len(self._buffer)
-        if self._dropped or self._searched > self._limit:
+        first, ended, more = data.partition(b"\n") if self._buffer or self._dropped else (b"", b"", data)
+        self._buffer += first
+        if ended:
+            line, self._buffer = bytes(self._buffer), bytearray()
+            yield from self._lines([line])
+        *lines, rest = more.split(b"\n")
+        yield from self._lines(lines)
+        self._buffer += rest
+        if self._dropped or len(self._buffer) > self._limit:
             # Too long already: only its first and last bytes are kept.
             if not self._dropped:
                 self._head = bytes(self._buffer[:EDGE_BYTES])
             keep = self._buffer[-EDGE_BYTES:]
             self._dropped += len(self._buffer) - len(keep)
-            self._buffer, self._searched = keep, len(keep)
+            self._buffer = keep
 
-    def _line(self, line: bytes) -> Iterator[bytes | Oversized]:
-        if len(line) > self._limit:
-            yield Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], self._limit)
-        elif stripped := line.strip(b" \t\r"):
-            yield stripped
+    def _lines(self, lines: list[bytes]) -> Iterator[bytes | Oversized]:
+        for line in lines:
+            if self._dropped:
+                yield Oversized(self._dropped + len(line), self._head, line[-EDGE_BYTES:], self._limit)
+                self._dropped, self._head = 0, b""
+            elif len(line) > self._limit:
+                yield Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], self._limit)
+            elif stripped := line.strip(b" \t\r"):
+                yield stripped
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -211,12 +205,21 @@ def write_line(pipe: asyncio.WriteTransport, frame: bytes) -> None:
         pipe.write(b"\n")
 
 
+READ_BYTES = 64 * 1024
+"""Bytes read of a pipe at a time. A server could enlarge its pipe, and fill it with the smallest messages."""
+
+
 class PipeReader(asyncio.Protocol):
     """Read end of a pipe: passes received bytes to a function and sets `ended` at the end."""
 
     def __init__(self, feed: Callable[[bytes], None]) -> None:
         self._feed = feed
         self.ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Bound what is read at a time."""
+        if hasattr(transport, "max_size"):  # of the pipes of asyncio, without a setting for it
+            transport.max_size = READ_BYTES
 
     def data_received(self, data: bytes) -> None:
         """Pass the bytes on."""
@@ -226,6 +229,77 @@ class PipeReader(asyncio.Protocol):
         """Record that the pipe is closed."""
         del exc
         self.ended.set()
+
+
+class MessageReader(PipeReader):
+    """Read end of a pipe with a message on each line: passes on one after the other, in their order.
+
+    A large message takes a worker thread and its time; until `run` has passed it on, the pipe is paused.
+    """
+
+    def __init__(
+        self,
+        framer: LineFramer,
+        receive: Callable[[bytes | Oversized], None],
+        receive_large: Callable[[bytes], Awaitable[None]],
+        resume: Callable[[], None],
+        endless: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        """Pass messages on to `receive`, large ones to `receive_large`.
+
+        `resume` goes on reading the pipe; `endless` takes the number of bytes since the last message.
+        """
+        super().__init__(self._take)
+        self._framer, self._receive, self._receive_large = framer, receive, receive_large
+        self._resume, self._endless = resume, endless
+        self._transport: asyncio.ReadTransport | None = None
+        self._held: deque[bytes | Oversized] = deque()
+        """A large message and those that came after it."""
+        self._came = asyncio.Event()
+        self._closed = False
+        self._unframed = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the pipe, to pause it."""
+        super().connection_made(transport)
+        self._transport = cast("asyncio.ReadTransport", transport)
+
+    def _take(self, data: bytes) -> None:
+        self._unframed += len(data)
+        for frame in self._framer.feed(data):
+            self._unframed = 0
+            if self._held or is_large(frame):
+                self._held.append(frame)
+            else:
+                self._receive(frame)
+        if self._held:
+            if self._transport is not None and self._transport.is_reading():
+                self._transport.pause_reading()
+            self._came.set()
+        self._endless(self._unframed)
+
+    async def run(self) -> None:
+        """Pass on what is held, until cancelled."""
+        while True:
+            await self._came.wait()
+            self._came.clear()
+            while self._held:
+                frame = self._held[0]
+                if isinstance(frame, bytes) and is_large(frame):
+                    await self._receive_large(frame)
+                else:
+                    self._receive(frame)
+                self._held.popleft()
+            if self._closed:
+                self.ended.set()
+            else:
+                self._resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Record that the pipe is closed; it has ended when nothing is held any more."""
+        self._closed = True
+        if not self._held:
+            super().connection_lost(exc)
 
 
 class FlowControl(asyncio.BaseProtocol):

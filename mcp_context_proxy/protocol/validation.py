@@ -84,11 +84,20 @@ _ALLOWED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Optional members of the params of each method, with their possible kinds."""
 
+_LOOKED_AT: Mapping[str, tuple[str, ...]] = {
+    **{method: (*needed, "_meta") for method, needed in _NEEDED.items()},
+    **dict.fromkeys(_LISTS, ("cursor", "_meta")),
+}
+"""Members of the params of each method that are decoded here, and so bounded; others are only passed on."""
+
 _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 
 
 def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
     """Return what is wrong with the params of a request, for its sender; None if they are right."""
+    for name in _LOOKED_AT.get(method, ("_meta",)):
+        if (size := len(params.get(name, b""))) > envelope.TAKEN_APART_BYTES:
+            return f"{name} of {method} has {size:,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
     for name, kind in _NEEDED.get(method, {}).items():
         if not _is(params.get(name), kind):
             return f"{method} needs {name}, {_KINDS[kind]}"

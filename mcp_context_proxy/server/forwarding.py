@@ -43,6 +43,7 @@ from mcp_context_proxy.server.questions import (
     limited_ask,
     url_elicitation,
 )
+from mcp_context_proxy.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -97,6 +98,8 @@ class Forwarder:
         if caller.era is Era.HANDSHAKE and client.era is not Era.MODERN:
             # Nothing to fit, so nothing is parsed: the bytes pass as they came.
             return result
+        if len(result) > envelope.TAKEN_APART_BYTES:
+            return await in_thread(eras.fit_result_to_client, method, result, caller.era)
         return eras.fit_result_to_client(method, result, caller.era)
 
     async def _result(self, request: _Request, notify: Notify) -> bytes:

@@ -43,6 +43,7 @@ from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -191,7 +192,9 @@ class Gateway:
         """Have servers log at the most verbose level of all sessions; each session is sent its own."""
         self._fleet.set_log_level(most_verbose(session.log_level for session in self._open_sessions))
 
-    def _paged(self, method: str, member: str, whole: Handler) -> Handler:
+    def _paged(
+        self, method: str, member: str, whole: Callable[[Members, Caller], Awaitable[Members]]
+    ) -> Handler:
         """Return a handler of a list, whose entries are in `member`: in pages if those are configured."""
 
         async def listed(params: Members, caller: Caller) -> bytes:
@@ -200,21 +203,21 @@ class Gateway:
                 raise RequestError(INVALID_PARAMS, "invalid cursor: the list has one page")
             result = await whole(params, caller)
             if self._page_size:
-                result = _page(result, member, cursor, self._page_size)
-            return eras.fit_result_to_client(method, result, caller.era)
+                page = await in_thread(_page, result[member], cursor, self._page_size)
+                result = {**result, **dict(zip((member, "nextCursor"), page, strict=False))}
+            return eras.fit_own_to_client(method, result, caller.era)
 
         return listed
 
 
-def _page(result: bytes, member: str, cursor: str | None, size: int) -> bytes:
-    """Cut one page out of a list result.
+def _page(whole: Raw, cursor: str | None, size: int) -> tuple[Raw, ...]:
+    """Cut one page out of an encoded list; return it, with the cursor of the next page if there is one.
 
     A cursor is a digest of the whole list and the offset of the page in it. If the list has changed since,
     the next page would repeat or leave out entries, so the cursor is refused as stale.
     """
-    parts = envelope.members(result)
-    entries = _entries(parts[member])
-    digest = hashlib.sha256(bytes(parts[member])).digest()[:DIGEST_BYTES]
+    entries = _entries(whole)
+    digest = hashlib.sha256(bytes(whole)).digest()[:DIGEST_BYTES]
     start = 0
     if cursor is not None:
         try:
@@ -227,11 +230,11 @@ def _page(result: bytes, member: str, cursor: str | None, size: int) -> bytes:
             text = "stale cursor: the list has changed; list again from its start"
             raise RequestError(INVALID_PARAMS, text)
         start = int.from_bytes(data[DIGEST_BYTES:], "big")
-    parts[member] = envelope.raw(entries[start : start + size])
-    if start + size < len(entries):
-        following = base64.urlsafe_b64encode(digest + (start + size).to_bytes(4, "big"))
-        parts["nextCursor"] = envelope.raw(following.decode())
-    return envelope.encode(parts)
+    page = envelope.raw(entries[start : start + size])
+    if start + size >= len(entries):
+        return (page,)
+    following = base64.urlsafe_b64encode(digest + (start + size).to_bytes(4, "big"))
+    return page, envelope.raw(following.decode())
 
 
 class Drain:

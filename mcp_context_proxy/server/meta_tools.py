@@ -90,7 +90,10 @@ class MetaTools:
                 return await self._manage(_arguments(raw, ManageArguments), params, caller)
             if name == RECALL:
                 return await self._recall(_arguments(raw, RecallArguments))
-            return await self._call(name, _arguments(raw, CallArguments), params, caller)
+            # Those of the tool may be large.
+            large = len(raw) > envelope.TAKEN_APART_BYTES
+            call = await in_thread(_decoded, raw, CallArguments) if large else _decoded(raw, CallArguments)
+            return await self._call(name, call, params, caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
 
@@ -246,6 +249,13 @@ class _UnusableArgumentsError(Exception):
 
 
 def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
+    if len(raw) > envelope.TAKEN_APART_BYTES:
+        text = f"its arguments have {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
+        raise _UnusableArgumentsError(text)
+    return _decoded(raw, kind)
+
+
+def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
     """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
     try:
         if envelope.starts_with(raw, b'"'):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import anyio
 import anyio.lowlevel
+from msgspec import Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import Session
@@ -27,6 +28,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.server.watches import Watches
+from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -271,8 +273,9 @@ class ChangeNotifier:
 
     async def run(self) -> None:
         """Announce changes until cancelled."""
-        self._announced = self._visible(self._catalog.snapshot)
+        self._announced = await self._visible()
         async with anyio.create_task_group() as group:
+            group.start_soon(self._watches.run)
             group.start_soon(self._announce_lists)
             group.start_soon(self._announce_others)
 
@@ -281,7 +284,7 @@ class ChangeNotifier:
             await self._catalog_changed.wait()
             await anyio.sleep(LISTS_SETTLE_SECONDS)
             self._catalog_changed = anyio.Event()
-            visible = self._visible(self._catalog.snapshot)
+            visible = await self._visible()
             changed = [method for method, digest in visible.items() if self._announced.get(method) != digest]
             self._announced = visible
             for method in changed:
@@ -320,17 +323,21 @@ class ChangeNotifier:
         if self.publish is not None:
             await self.publish(method, params)
 
-    def _visible(self, snapshot: Snapshot) -> dict[str, bytes]:
+    async def _visible(self) -> dict[str, bytes]:
         """Return a digest of each list, as seen without a query, by the method that announces it."""
-        own = map(bytes, self._tools.own_definitions(snapshot))
-        tools = [snapshot.tools[name].fingerprint for name in self._tools.base_names(snapshot)]
+        snapshot = self._catalog.snapshot
+        own = self._tools.own_definitions(snapshot)
+        return await in_thread(self._digests, snapshot, own, self._tools.base_names(snapshot))
+
+    def _digests(self, snapshot: Snapshot, own: Sequence[Raw], names: Iterable[str]) -> dict[str, bytes]:
+        tools = [snapshot.tools[name].fingerprint for name in names]
         resources = [
             *(f"{item.server} ".encode() + item.definition for item in snapshot.resources.values()),
             *(f"{item.server} ".encode() + item.definition for item in snapshot.templates.values()),
             *(f"{uri} {item.description}".encode() for uri, item in snapshot.documents.items()),
         ]
         return {
-            TOOLS_CHANGED: _digest([*own, *map(str.encode, tools)]),
+            TOOLS_CHANGED: _digest([*map(bytes, own), *map(str.encode, tools)]),
             RESOURCES_CHANGED: _digest(resources),
             PROMPTS_CHANGED: _digest(item.definition for item in snapshot.prompts.values()),
         }

@@ -9,6 +9,7 @@ by the handle once.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from msgspec import Raw
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.system.threads import in_thread
 
 HANDLE_BYTES = 24
 """Random bytes of a handle: it is all that a client shows to resume a call."""
@@ -55,6 +57,29 @@ class _Call:
     def notify(self, method: str, params: Members) -> None:
         if self.listener is not None:
             self.listener(method, params)
+
+
+async def _identity(params: Members) -> Any:
+    """Return what is equal for equal params; large ones are equal only byte for byte."""
+    encoded = envelope.encode(params)
+    if len(encoded) <= envelope.TAKEN_APART_BYTES:
+        return envelope.value(encoded)
+    return await in_thread(lambda: hashlib.sha256(encoded).digest())
+
+
+async def _answers(params: Members) -> Members:
+    """Return the client's answers by the keys of the questions.
+
+    Raises:
+        RequestError: they are no object.
+    """
+    given = params.get("inputResponses", Raw(b"{}"))
+    try:
+        # They may carry images, and have as many members as the client likes.
+        large = len(given) > envelope.TAKEN_APART_BYTES
+        return await in_thread(envelope.members, given) if large else envelope.members(given)
+    except msgspec.DecodeError:
+        raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None
 
 
 class PendingInput:
@@ -92,9 +117,9 @@ class PendingInput:
             Exception: any that `work` raises.
         """
         same = {key: raw for key, raw in params.items() if key not in eras.RETRY_KEYS and key != "_meta"}
-        purpose = principal, subject, envelope.value(envelope.encode(same))
+        purpose = principal, subject, await _identity(same)
         if "requestState" in params:
-            call = self._resume(params, purpose)
+            call = self._resume(params, await _answers(params), purpose)
         else:
             if self._group is None:
                 raise RequestError(INTERNAL_ERROR, "the proxy is stopping")
@@ -102,12 +127,8 @@ class PendingInput:
             self._group.start_soon(self._run, call, work)
         return await self._outcome(call, listener)
 
-    def _resume(self, params: Members, purpose: tuple[str | None, str, Any]) -> _Call:
+    def _resume(self, params: Members, answers: Members, purpose: tuple[str | None, str, Any]) -> _Call:
         """Hand the client's answers to the call that waits for them."""
-        try:
-            answers = envelope.members(params.get("inputResponses", Raw(b"{}")))
-        except msgspec.DecodeError:
-            raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None
         state = envelope.text(params["requestState"]) or ""
         call = self.waiting.get(state)
         if call is None or call.purpose != purpose:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -25,6 +26,7 @@ from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.resources import SCHEME, Resources
+from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
 
 NAME = "with_context"
@@ -48,11 +50,11 @@ class Prompts:
     contexts: ContextEngine
     handles: Handles
 
-    async def list(self, params: Members, caller: Caller) -> bytes:
+    async def list(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``prompts/list``."""
         del params, caller
-        prompts = [definitions.prompt_definition(prompt) for prompt in self.catalog.snapshot.prompts.values()]
-        return envelope.encode({"prompts": [*prompts, DEFINITION]})
+        prompts = self.catalog.snapshot.prompts.values()
+        return {"prompts": await encoded_list((), definitions.prompt_definition, prompts, (DEFINITION,))}
 
     async def get(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``prompts/get``, fitted to the caller's era."""
@@ -86,8 +88,12 @@ class Prompts:
 
     async def _with_context(self, params: Members, caller: Caller) -> bytes:
         """Return the query's rules and references, one message each, then its tools, then the query."""
+        given = params.get("arguments", Raw(b"{}"))
+        if len(given) > envelope.TAKEN_APART_BYTES:
+            text = f"arguments of prompt {NAME!r} have {len(given):,} bytes"
+            raise RequestError(INVALID_PARAMS, f"{text}; {envelope.TAKEN_APART_BYTES:,} are allowed")
         try:
-            arguments = envelope.members(params["arguments"])
+            arguments = envelope.members(given)
         except (KeyError, msgspec.DecodeError):
             arguments = {}
         query = envelope.text(arguments.get("query"))

@@ -132,19 +132,17 @@ async def checked_result(server: str, result: bytes, limits: Limits) -> bytes:
         InputMissingError: a request was refused.
         BadAnswerError: the requests cannot be read.
     """
+    large = len(result) > envelope.TAKEN_APART_BYTES
     try:
-        parts = envelope.members(result)
-        if eras.result_type(parts) != "input_required":
+        parts, listed = await in_thread(_requests, result) if large else _requests(result)
+        if listed is None:
             return result
-        required = {
-            key: envelope.members(each)
-            for key, each in envelope.members(parts.get("inputRequests", Raw(b"{}"))).items()
-        }
+        if len(listed) > limits.questions_per_call:
+            raise InputMissingError(server, f"it asked {len(listed):,} times at once")
+        required = {key: envelope.members(each) for key, each in listed.items()}
         asked = {key: envelope.members(each.get("params", Raw(b"{}"))) for key, each in required.items()}
     except msgspec.DecodeError as error:
         raise BadAnswerError(server, "with requests for input that cannot be read") from error
-    if len(required) > limits.questions_per_call:
-        raise InputMissingError(server, f"it asked {len(required):,} times at once")
     try:
         for key, each in required.items():
             method = envelope.text(each.get("method")) or ""
@@ -157,6 +155,14 @@ async def checked_result(server: str, result: bytes, limits: Limits) -> bytes:
     if required:
         parts["inputRequests"] = envelope.raw(required)
     return envelope.encode(parts)
+
+
+def _requests(result: bytes) -> tuple[Members, Members | None]:
+    """Return the members of a result, and the requests in it; None if it is none that requires input."""
+    parts = envelope.members(result)
+    if eras.result_type(parts) != "input_required":
+        return parts, None
+    return parts, envelope.members(parts.get("inputRequests", Raw(b"{}")))
 
 
 async def checked_error(error: RemoteError, limits: Limits) -> RemoteError:
@@ -202,15 +208,28 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
         # The modern era gives no ids, so the server's become the keys of the input requests.
         key = str(asked.pop(eras.ELICITATION_ID, number))
         requests[key] = {"method": ELICITATION, "params": asked}
-    responses = envelope.value(params["inputResponses"]) if "inputResponses" in params else None
-    given = responses.values() if isinstance(responses, dict) else ()
-    declined = any(isinstance(each, dict) and each.get("action") != "accept" for each in given)
-    if not requests or declined:
+    if not requests or _has_declined(params.get("inputResponses", Raw(b"{}"))):
         return None
     if "url" not in client_capabilities(caller).get("elicitation", {}):
         needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"url": {}}}}
         raise RequestError(eras.MISSING_CAPABILITY, named(error.server, error.remote_message), needed)
     return envelope.encode({"resultType": "input_required", "inputRequests": requests})
+
+
+class _Response(msgspec.Struct):
+    """The answer of a client to one request."""
+
+    action: Any = None
+
+
+_responses = msgspec.json.Decoder(dict[str, _Response]).decode
+
+
+def _has_declined(responses: Raw) -> bool:
+    try:
+        return any(each.action != "accept" for each in _responses(responses).values())
+    except msgspec.DecodeError:
+        return False
 
 
 async def _checked(server: str, method: str, params: Members, limits: Limits) -> Members:

@@ -25,13 +25,14 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Handles, Session, handle_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.link import Outgoing
-from mcp_context_proxy.items import DOCUMENT_KINDS
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Resource
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.server.watches import Watches
 
 SCHEME = "context://"
@@ -82,28 +83,20 @@ class Resources:
     contexts: ContextEngine
     handles: Handles
 
-    async def list(self, params: Members, caller: Caller) -> bytes:
+    async def list(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``resources/list``: the proxy's own resources, then the servers'."""
         del params, caller
         snapshot = self.catalog.snapshot
-        own = [
-            {
-                "uri": uri,
-                "name": document.name,
-                "description": document.description,
-                "mimeType": "text/markdown",
-                "annotations": {"priority": round(document.priority / PRIORITY_SCALE, 3)},
-            }
-            for uri, document in snapshot.documents.items()
-        ]
-        foreign = map(definitions.resource_definition, snapshot.resources.values())
-        return envelope.encode({"resources": [*own, *LISTED, *foreign]})
+        items: list[Document | Resource | dict[str, Any]]
+        items = [*snapshot.documents.values(), *LISTED, *snapshot.resources.values()]
+        return {"resources": await encoded_list((), _definition, items)}
 
-    async def templates(self, params: Members, caller: Caller) -> bytes:
+    async def templates(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``resources/templates/list``."""
         del params, caller
-        foreign = map(definitions.resource_definition, self.catalog.snapshot.templates.values())
-        return envelope.encode({"resourceTemplates": [TEMPLATE, *foreign]})
+        foreign = self.catalog.snapshot.templates.values()
+        listed = await encoded_list((TEMPLATE,), definitions.resource_definition, foreign)
+        return {"resourceTemplates": listed}
 
     async def read(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/read``, fitted to the caller's era."""
@@ -213,6 +206,20 @@ class Resources:
             code = error_code(RESOURCE_NOT_FOUND, era)
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
         return client
+
+
+def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, Any]:
+    if isinstance(item, dict):
+        return item
+    if isinstance(item, Resource):
+        return definitions.resource_definition(item)
+    return {
+        "uri": item.uri,
+        "name": item.name,
+        "description": item.description,
+        "mimeType": "text/markdown",
+        "annotations": {"priority": round(item.priority / PRIORITY_SCALE, 3)},
+    }
 
 
 def too_many(uris: Collection[str]) -> bool:

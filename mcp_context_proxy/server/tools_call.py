@@ -128,7 +128,10 @@ class ToolCalls:
         sent = {**params, "name": envelope.raw(tool.name)}
         arguments = params.get("arguments")
         if arguments is not None and envelope.starts_with(arguments, b'"'):
-            sent["arguments"] = _object_in_text(arguments)
+            large = len(arguments) > envelope.TAKEN_APART_BYTES
+            sent["arguments"] = (
+                await in_thread(_object_in_text, arguments) if large else _object_in_text(arguments)
+            )
         elif arguments is not None and envelope.starts_with(arguments, b"n"):
             del sent["arguments"]
         asks = tool.confirm or (tool.interactive and through is not None)
@@ -152,7 +155,11 @@ class ToolCalls:
         if session is not None:
             session.called(tool, result, self.contexts.expand_results)
         self.ended.answered(tool, params, caller, session, goal=goal, result=result, seconds=seconds)
-        return mark_untrusted(tool.server, result) if client.config.spotlight else result
+        if not client.config.spotlight:
+            return result
+        if len(result) > envelope.TAKEN_APART_BYTES:
+            return await in_thread(mark_untrusted, tool.server, result)
+        return mark_untrusted(tool.server, result)
 
     def _session_of(self, params: Members, caller: Caller) -> SessionContext | None:
         try:

@@ -6,9 +6,9 @@ session has a query, the tools that were selected for it. A small catalog is lis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Raw
 
@@ -36,9 +36,22 @@ BASE_TTL_MS = 60_000
 """Time that a client may keep the base list. It changes only when a server's tools do, which is announced."""
 
 LISTED_AT_ONCE = 1_000
-"""Tools whose definitions are encoded without a worker thread: a few milliseconds."""
+"""Entries of a list that are encoded without a worker thread: a few milliseconds."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
+
+T = TypeVar("T")
+
+
+async def encoded_list(
+    first: Iterable[Any], define: Callable[[T], Any], items: Collection[T], last: Iterable[Any] = ()
+) -> Raw:
+    """Encode a list of definitions: those that come first, one for each item, and those that come last."""
+
+    def encoded() -> Raw:
+        return envelope.raw([*first, *map(define, items), *last])
+
+    return await in_thread(encoded) if len(items) > LISTED_AT_ONCE else encoded()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +102,19 @@ class ToolList:
         """Follow changed settings, with definitions of the proxy's own tools that go with them."""
         self._expose, self._meta_tools = expose, tuple(meta_tools)
         self._base: _BaseList | None = None
-        self._cached: tuple[int, tuple[str, ...], bytes] = (-1, (), b"")
+        self._cached: tuple[int, tuple[str, ...], Raw] = (-1, (), Raw(b""))
 
-    async def answer(self, params: Members, caller: Caller) -> bytes:
+    async def answer(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``tools/list``."""
         query = self._query_of(params, caller)
         snapshot, names = await self._names(query, caller.principal)
         generation, cached_names, tools = self._cached
         if generation != snapshot.generation or cached_names != names:
-            if len(names) > LISTED_AT_ONCE:
-                tools = await in_thread(self._encoded, snapshot, names)
-            else:
-                tools = self._encoded(snapshot, names)
+            listed = [snapshot.tools[name] for name in names]
+            tools = await encoded_list(self.own_definitions(snapshot), definitions.tool_definition, listed)
             self._cached = (snapshot.generation, names, tools)
         ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
-        return b'{"tools":%b,"ttlMs":%d,"cacheScope":"private"}' % (tools, ttl_ms)
-
-    def _encoded(self, snapshot: Snapshot, names: tuple[str, ...]) -> bytes:
-        return envelope.encode(self.definitions(snapshot, names))
+        return {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms), "cacheScope": Raw(b'"private"')}
 
     def _query_of(self, params: Members, caller: Caller) -> _Query | None:
         """Return the query by which the list is filtered; None for the base list.

@@ -6,6 +6,11 @@ is no longer passed on. A URI that no server has stays subscribed to at its last
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import anyio
+import anyio.lowlevel
+
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -16,10 +21,27 @@ class Watches:
     """The resources of servers that clients are subscribed to."""
 
     def __init__(self, catalog: Catalog, fleet: Fleet) -> None:
-        """Start without any. While there are some, they follow the changes of the catalog."""
+        """Start without any; `run` has them follow the changes of the catalog."""
         self._catalog, self._fleet = catalog, fleet
         self._servers: dict[str, dict[object, str | None]] = {}
         """Name of the server by URI and watcher; None while no server has had the URI yet."""
+        self._moved = anyio.Event()
+        catalog.changed.append(self._note_change)
+
+    async def run(self) -> None:
+        """Follow the changes of the catalog until cancelled, one URI at a time: others go on meanwhile."""
+        while True:
+            await self._moved.wait()
+            self._moved = anyio.Event()
+            for _ in self.follow():
+                await anyio.lowlevel.checkpoint()
+
+    def follow(self) -> Iterator[str]:
+        """Have each resource watched at the server that has it now; yields its URI then."""
+        for uri in list(self._servers):
+            if uri in self._servers:
+                self._update(uri)
+                yield uri
 
     def owner(self, uri: str) -> DownstreamClient | None:
         """Return the client of the server that has a resource."""
@@ -31,8 +53,6 @@ class Watches:
 
         `watched_at` is the server that has been told already.
         """
-        if not self._servers:
-            self._catalog.changed.append(self._follow)
         self._servers.setdefault(uri, {}).setdefault(watcher, watched_at)
         return self._update(uri)
 
@@ -44,8 +64,6 @@ class Watches:
         self._unwatch(uri, watchers.pop(watcher, None))
         if not watchers:
             del self._servers[uri]
-            if not self._servers:
-                self._catalog.changed.remove(self._follow)
 
     def accepts(self, server: str, uri: str) -> bool:
         """Return whether a server may announce that a resource was updated.
@@ -60,9 +78,8 @@ class Watches:
         resource = self._catalog.snapshot.owner_of(uri)
         return resource is None or resource.server == server
 
-    def _follow(self) -> None:
-        for uri in self._servers:
-            self._update(uri)
+    def _note_change(self) -> None:
+        self._moved.set()
 
     def _update(self, uri: str) -> DownstreamClient | None:
         """Have a resource watched at the server that has it now, and return its client."""

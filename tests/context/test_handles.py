@@ -1,6 +1,6 @@
 """Context handles: unguessable, bound to who made them, bounded in number, forgotten when idle."""
 
-from mcp_context_proxy.context.session import Handles, Sessions
+from mcp_context_proxy.context.session import PRINCIPALS, Handles, Sessions
 
 
 class Clock:
@@ -48,6 +48,27 @@ def test_the_handle_that_was_idle_longest_is_evicted_first() -> None:
 
     assert handles.get(first) is not None
     assert handles.get(second) is None
+
+
+def test_whoever_makes_too_many_handles_loses_none_but_their_own() -> None:
+    handles = Handles(2, 60, Sessions())
+    kept = handles.create("alice").secret
+    first, *_, last = [handles.create("mallory").secret for _ in range(10)]
+
+    assert handles.get(kept, "alice") is not None
+    assert handles.get(first, "mallory") is None
+    assert handles.get(last, "mallory") is not None
+
+
+def test_the_handles_of_the_principal_that_was_idle_longest_are_evicted_beyond_the_most_principals() -> None:
+    handles = Handles(2, 60, Sessions())
+    idle, used = handles.create("idle").secret, handles.create("used").secret
+    for number in range(PRINCIPALS - 1):
+        assert handles.get(used, "used") is not None
+        handles.create(str(number))
+
+    assert handles.get(used, "used") is not None
+    assert handles.get(idle, "idle") is None
 
 
 def test_a_forgotten_handle_is_no_longer_listed_as_a_session() -> None:

@@ -12,7 +12,10 @@ from mcp_context_proxy.config import Limits
 MODULES = [
     importlib.import_module(f"mcp_context_proxy.{name}")
     for name in (
+        "context.session",
         "protocol.envelope",
+        "protocol.framing",
+        "protocol.nesting",
         "protocol.validation",
         "downstream.jsonrpc",
         "downstream.inbound",

@@ -37,6 +37,10 @@ KINDS = (
     "unknown-request",
     "large-id",
     "response",
+    "blank-lines",
+    "smallest-notifications",
+    "smallest-pings",
+    "progress-of-megabytes",
     "stderr",
     "stray",
 )

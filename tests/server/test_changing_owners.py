@@ -106,6 +106,7 @@ class World:
         self.catalog.refresh()
         for changed in self.catalog.changed:
             changed()
+        assert set(self.watches.follow()) == set(self.subscribed)
 
     def expected(self, uri: str) -> str | None:
         """The owner by the rules, found slowly."""

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
 
-import anyio
-import anyio.lowlevel
 import pytest
-from support.proxies import Host, inside
-from support.raw_client import RpcError
-from support.servers import Workshop, tool
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.documents import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.cli.terminal import redacted
+from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import nearest_names
 from mcp_context_proxy.items import IncludeMode, Tool
@@ -31,10 +24,6 @@ from mcp_context_proxy.protocol.nesting import has_more_entries
 from mcp_context_proxy.protocol.validation import holds_more, nests_deeper
 from mcp_context_proxy.retrieval import text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
-
-pytestmark = pytest.mark.anyio
-
-SEARCH = "search_available_tools"
 
 UNITS = {
     "one letter": "a",
@@ -62,6 +51,8 @@ UNITS = {
     "joiners": "a\u200d",
     "ideographs": "漢",
     "halves": "\\ud800",
+    "URLs": "://",
+    "secrets in URLs": "://[redacted ",
     "other escapes": "\\u0041",
     "beginnings of tokens": "-eyJ",
     "keys": "a:\n",
@@ -127,6 +118,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "number of values": lambda written: holds_more(json.dumps([written]).encode(), 0),
     "number of entries": lambda written: has_more_entries(json.dumps([written]).encode(), 0),
     "secrets": Redactor(()),
+    "URLs for a person": lambda written: redacted(ServerConfig(name="evil", command="x"), written),
     "nearest names": lambda written: nearest_names(written, [written + str(at) for at in range(30)]),
 }
 """Everything that reads text of strangers, by what it finds in it."""
@@ -233,88 +225,3 @@ def test_the_nearest_of_many_equal_names_are_found_at_once() -> None:
 
     assert len(found) == 3
     assert time.thread_time() - begun < 1
-
-
-LONGEST_STEP = 0.1
-"""Seconds of processor time of one step of the event loop, with a margin for a machine that is busy."""
-
-
-@dataclass
-class Steps:
-    """The steps of the event loop that took too long."""
-
-    slow: list[str] = field(default_factory=list)
-
-
-@contextmanager
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """Measure each step of the event loop, in the processor time of its thread alone.
-
-    A step is not blamed for a garbage collection of what earlier tests have left in this process.
-    """
-    found, original = Steps(), asyncio.Handle._run
-
-    def measured(handle: asyncio.Handle) -> None:
-        begun = time.thread_time()
-        original(handle)
-        if (took := time.thread_time() - begun) > LONGEST_STEP:
-            found.slow.append(f"{took:.3f} s: {handle!r}"[:300])
-
-    gc.collect()
-    gc.freeze()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(asyncio.Handle, "_run", measured)
-            yield found
-    finally:
-        gc.unfreeze()
-
-
-def hostile(number: int) -> list[dict[str, object]]:
-    units = list(UNITS.values())
-    described = []
-    for at in range(number):
-        part = units[at % len(units)].replace("\u200d", "")
-        schema = {"type": "object", "properties": {f"p{'x' * 60}{at}": {"description": part * 200}}}
-        described.append(tool(f"{'t' * 50}_{at}", f"I need {part * 2_000}"[:8_000], inputSchema=schema))
-    return described
-
-
-async def test_a_server_of_hostile_texts_delays_neither_the_loop_nor_a_search(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"{'p' * 50}_{at}" for at in range(2_000)]
-    workshop.server("evil", tools=hostile(300), prompts=[{"name": name} for name in names])
-    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
-    config = workshop.config(limits={"indexing_wait_seconds": 1.5}, expose={"mode": "all"})
-    with watched(monkeypatch) as steps:
-        async with inside(config) as proxy:
-            host = Host(proxy, "handshake")
-            for method in ("tools/list", "prompts/list"):
-                await host.raw(method)
-                await anyio.lowlevel.checkpoint()
-            for query in ("add two numbers", *(part * 300 for part in UNITS.values())):
-                with anyio.fail_after(20):
-                    await host.call(SEARCH, {"query": f"x {query}"[:2_000]})
-                await anyio.lowlevel.checkpoint()
-            with pytest.raises(RpcError, match="unknown prompt"):
-                await host.request("prompts/get", {"name": "p" * 100_000})
-            await anyio.lowlevel.checkpoint()
-            assert json.loads(await host.raw("tools/call", {"name": "calm__add", "arguments": {}}))
-
-    assert steps.slow == []
-
-
-async def test_a_page_of_millions_of_entries_is_not_taken_apart(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workshop.server("evil", tools=[0] * 1_000_000)
-    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
-    with watched(monkeypatch) as steps:
-        async with inside(workshop.config()) as proxy:
-            names = await Host(proxy, "handshake").names()
-            findings = " ".join(proxy.catalog.snapshot.findings)
-
-    assert "calm__add" in names
-    assert "far too many entries" in findings
-    assert steps.slow == []

@@ -54,6 +54,17 @@ FLOODS = {
 }
 
 
+LINES = {
+    "blank-lines": b" \n\n\t\n" * 10_000,
+    "smallest-notifications": b'{"method":""}\n' * 4_000,
+    "smallest-pings": b'{"id":1,"method":"ping"}\n' * 2_000,
+    "progress-of-megabytes": encode(
+        notification("progress", progressToken=1, progress=1, data=[[]] * 900_000)
+    ),
+}
+"""Floods of which one write has thousands of messages, or one of megabytes."""
+
+
 class Flood(Healthy):
     """Floods for `delay` seconds with the kind of message that a call names: before its result, or after."""
 
@@ -88,6 +99,8 @@ class Flood(Healthy):
                 break
             if kind == "stray":
                 self.channel.line(b"no message at all " + FILLER.encode())
+            elif kind in LINES:
+                self.channel.line(LINES[kind])
             elif kind == "stderr":
                 os.write(2, FILLER.encode() + b"\n")
             else:

@@ -1,0 +1,284 @@
+"""The largest and worst that servers, clients and documents may send keeps nobody waiting.
+
+The proxy runs in a process that measures the steps of its event loop (`watched_proxy`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from faults.harness import faulty
+from faults.test_floods import ANSWERS, KINDS
+from support.raw_client import Answer, RawClient
+from support.servers import Workshop, tool
+from support.wires import StdioWire, stdio
+from trust.test_adversarial_text import UNITS
+
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.protocol.envelope import LARGE_MESSAGE_BYTES
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PROGRAM = Path(__file__).with_name("watched_proxy.py")
+LIMITS = Limits()
+SEARCH = "search_available_tools"
+
+TOKEN = {"progressToken": "mine"}
+
+MARGIN_SECONDS = 15.0
+"""Time of a search beside its wait for indexing, on a machine that does ten other things."""
+
+PATIENCE = 240.0
+"""Seconds for ten thousand hostile definitions of each kind to be listed on such a machine."""
+
+QUERY_CHARACTERS = 60_000
+"""Length of a query: as much as the arguments of a search may have."""
+
+
+@dataclass
+class Watched:
+    """A proxy whose steps are measured, and a client of it."""
+
+    client: RawClient
+    report: Path
+    since: float
+
+    @property
+    def slow_steps(self) -> list[Any]:
+        """The steps that took too long since the client was answered first."""
+        lines = self.report.read_text(encoding="utf-8").splitlines() if self.report.exists() else []
+        return [step for step in map(json.loads, lines) if step["began"] >= self.since]
+
+    async def ask(self, method: str, params: str) -> Any:
+        """Make a request with params that are written already; return its result, or its error."""
+        request_id = f"raw-{time.monotonic_ns()}"
+        answer: asyncio.Future[Any] = self.client.expect(request_id)
+        wire = self.client.wire
+        assert isinstance(wire, StdioWire)
+        message = f'{{"jsonrpc":"2.0","id":"{request_id}","method":"{method}","params":{params}}}\n'
+        await wire.write(message.encode())
+        try:
+            with anyio.fail_after(PATIENCE):
+                return await answer
+        except Exception as error:
+            if isinstance(error, TimeoutError):
+                raise
+            return error
+
+    async def notify(self, method: str, params: str) -> None:
+        wire = self.client.wire
+        assert isinstance(wire, StdioWire)
+        await wire.write(f'{{"jsonrpc":"2.0","method":"{method}","params":{params}}}\n'.encode())
+
+
+@asynccontextmanager
+async def watched(
+    workshop: Workshop,
+    era: str = "handshake",
+    *,
+    capabilities: dict[str, Any] | None = None,
+    answers: dict[str, Answer] | None = None,
+    **tables: Any,
+) -> AsyncIterator[Watched]:
+    """Start a proxy in front of the servers of a workshop, with the limits of the default."""
+    limits = {"indexing_wait_seconds": LIMITS.indexing_wait_seconds, "stop_seconds": 0.5}
+    config = workshop.config(limits=limits, **tables)
+    report = workshop.folder / "steps"
+    command = [sys.executable, str(PROGRAM), str(report), "--config", str(config), "serve"]
+    async with stdio(command, era, capabilities=capabilities, answers=answers) as client:
+        yield Watched(client, report, time.monotonic())
+
+
+def units() -> Iterator[str]:
+    """The parts of hostile texts, over and over."""
+    while True:
+        yield from (part.replace("\u200d", "") for part in UNITS.values())
+
+
+def text_of(part: str, size: int) -> str:
+    """Repeat a part up to a size in bytes, as JSON writes it."""
+    return part * max(1, size // (len(json.dumps(part)) - 2))
+
+
+def hostile_tools(number: int, size: int) -> list[dict[str, Any]]:
+    found = []
+    for at, part in zip(range(number), units(), strict=False):
+        described = f"I need {text_of(part, size // 2)}"
+        properties = {f"p{each}_{at}": {"description": part[:8] or "x"} for each in range(size // 2 // 60)}
+        schema = {"type": "object", "properties": properties}
+        found.append(tool(f"{'t' * 50}_{at}", described, inputSchema=schema))
+    return found
+
+
+async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_search(
+    workshop: Workshop,
+) -> None:
+    number = LIMITS.tools_per_server
+    parts = [part for part, _ in zip(units(), range(number), strict=False)]
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    for at, part in enumerate(UNITS.values()):
+        whole = text_of(part, LIMITS.document_bytes // 10)
+        (rules / f"r{at}.md").write_bytes(f"---\ndescription: a{part * 500}\n---\n{whole}".encode())
+    workshop.server(
+        "evil",
+        page_size=2_500,
+        tools=hostile_tools(number, LIMITS.listing_bytes // number * 3 // 4),
+        prompts=[{"name": f"{'p' * 200}_{at}", "description": part * 50} for at, part in enumerate(parts)],
+        resources=[
+            {"uri": f"a:{'b' * 200}{at}", "name": "n", "description": part * 50}
+            for at, part in enumerate(parts)
+        ],
+        templates=[{"uriTemplate": f"a:{'b' * 20}{{x}}b{{y}}c{at}", "name": "n"} for at in range(number)],
+    )
+    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
+    documents = [{"kind": "rule", "path": str(rules)}]
+    longest = LIMITS.indexing_wait_seconds + MARGIN_SECONDS
+    waits = {}
+    async with watched(workshop, expose={"mode": "all"}, documents=documents) as proxy:
+        client = proxy.client
+
+        async def search(query: str) -> None:
+            began = time.monotonic()
+            await client.call(SEARCH, {"query": f"x {query}"})
+            waits[query[:20]] = time.monotonic() - began
+
+        await search("add two numbers")
+        with anyio.fail_after(PATIENCE):
+            while len(await client.names()) < number:  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.2)
+        for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
+            await client.request(method)
+        for name, part in UNITS.items():
+            if name != "one letter":
+                await search(text_of(part, QUERY_CHARACTERS))
+        await proxy.ask("prompts/get", f'{{"name":"{"p" * 60_000}"}}')
+        await proxy.ask("resources/read", f'{{"uri":"a:{"b" * 8_000}"}}')
+        result = await client.call("calm__add", {})
+
+    assert result["content"]
+    assert proxy.slow_steps == []
+    assert max(waits.values()) < longest
+
+
+SIZE = LIMITS.message_bytes - 10_000
+
+SHAPES = {
+    "empty arrays": lambda size: "[" + "[]," * (size // 3) + "0]",
+    "members": lambda size: "{" + ",".join(f'"{at}":0' for at in range(size // 12)) + "}",
+    "nested": lambda size: "[" * 180 + "0," * (size // 2 - 200) + "0" + "]" * 180,
+    "spaces": lambda size: "[" + " " * size + "]",
+    "escapes": lambda size: '"' + r"\u0041" * (size // 6) + '"',
+    "halves": lambda size: '"' + r"\ud800" * (size // 6) + '"',
+    "commas in a text": lambda size: '"' + "a, " * (size // 3) + '"',
+}
+"""Values that take long to read, by what they are made of."""
+
+REQUESTS = {
+    "arguments": ("tools/call", '{"name":"calm__add","arguments":{"a":%s}}'),
+    "arguments as members": ("tools/call", '{"name":"calm__add","arguments":%s}'),
+    "_meta": ("tools/call", '{"name":"calm__add","_meta":{"progressToken":1,"a":%s}}'),
+    "_meta as members": ("tools/call", '{"name":"calm__add","_meta":%s}'),
+    "arguments of a search": (
+        "tools/call",
+        '{"name":"search_available_tools","arguments":{"query":"x","a":%s}}',
+    ),
+    "arguments for call_tool": (
+        "tools/call",
+        '{"name":"call_tool","arguments":{"name":"calm__add","goal":null,"arguments":{"a":%s}}}',
+    ),
+    "answers": ("tools/call", '{"name":"calm__add","requestState":"x","inputResponses":{"a":%s}}'),
+    "arguments of a prompt": ("prompts/get", '{"name":"with_context","arguments":{"a":%s}}'),
+    "a reference": (
+        "completion/complete",
+        '{"ref":{"type":"ref/prompt","name":"x","a":%s},"argument":{"name":"a","value":"b"}}',
+    ),
+    "a cursor": ("tools/list", '{"cursor":%s}'),
+    "members of params": ("ping", '{"a":%s}'),
+}
+
+
+LARGEST = ("arguments", "arguments for call_tool", "_meta as members", "answers")
+"""Places that are tried with the largest message; all others with one that needs no worker thread."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_no_message_of_a_client_delays_the_others(workshop: Workshop, shape: str) -> None:
+    value = SHAPES[shape](LARGE_MESSAGE_BYTES - 1_000)
+    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
+    async with watched(workshop, expose={"mode": "all"}) as proxy:
+        await proxy.client.until_listed("calm__add")
+        for method, params in REQUESTS.values():
+            await proxy.ask(method, params % value)
+        for place in LARGEST:
+            method, params = REQUESTS[place]
+            await proxy.ask(method, params % SHAPES[shape](SIZE))
+        for method in ("cancelled", "progress", "roots/list_changed"):
+            await proxy.notify(f"notifications/{method}", f'{{"requestId":1,"a":{value}}}')
+        result = await proxy.client.call("calm__add", {})
+        proxy.client.null_errors.clear()
+
+    assert result["content"]
+    assert proxy.slow_steps == []
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_no_message_of_a_server_delays_the_others(workshop: Workshop, era: str) -> None:
+    values = {name.replace(" ", "_"): make(SIZE) for name, make in SHAPES.items()}
+    members = {"_meta": '{"_meta":%s}', "data": '{"content":[],"structuredContent":{"a":%s}}'}
+    members |= {"input": '{"resultType":"input_required","inputRequests":%s}', "blocks": '{"content":%s}'}
+    members["failure"] = '{"isError":true,"content":%s}'
+    steps = {
+        f"{name}_{member}": [{"raw_result": template % value}]
+        for name, value in values.items()
+        for member, template in members.items()
+    }
+    workshop.server("evil", era=era, tools=[tool(name) for name in steps], calls=steps)
+    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
+    other = "modern" if era == "handshake" else "handshake"
+    async with watched(workshop, other, expose={"mode": "all"}) as proxy:
+        await proxy.client.until_listed("calm__add", *(f"evil__{name}" for name in steps))
+        for name in steps:
+            await proxy.ask("tools/call", json.dumps(proxy.client._with_meta({"name": f"evil__{name}"}, {})))
+        result = await proxy.client.call("calm__add", {})
+
+    assert result["content"]
+    assert proxy.slow_steps == []
+
+
+async def test_no_flood_of_a_server_delays_the_others(workshop: Workshop) -> None:
+    workshop.server("odd").settings = faulty("flood", workshop.folder / "flooded", delay=0.3)
+    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
+    capabilities = {"sampling": {}, "elicitation": {}, "roots": {"listChanged": True}}
+    async with watched(workshop, expose={"mode": "all"}, capabilities=capabilities, answers=ANSWERS) as proxy:
+        await proxy.client.until_listed("calm__add", "odd__tool_000")
+        await proxy.client.request("resources/subscribe", {"uri": "note://1"})
+        for kind in KINDS:
+            arguments = {"kind": kind, "nonce": kind, "after": False}
+            await proxy.ask(
+                "tools/call", json.dumps({"name": "odd__tool_000", "arguments": arguments, "_meta": TOKEN})
+            )
+            result = await proxy.client.call("calm__add", {})
+
+    assert result["content"]
+    assert proxy.slow_steps == []
+
+
+async def test_a_page_of_millions_of_entries_is_not_taken_apart(workshop: Workshop) -> None:
+    workshop.server("evil", tools=[0] * 400_000)
+    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
+    async with watched(workshop, expose={"mode": "all"}) as proxy:
+        names = await proxy.client.until_listed("calm__add")
+
+    assert not any(name.startswith("evil__") for name in names)
+    assert proxy.slow_steps == []
