@@ -30,12 +30,15 @@ class DomainOptions:
     """Items selected."""
     include_score: float | None
     """Cosine from which items are selected even past ``top_n``; None for no such items."""
+    by_fit: bool = False
+    """True to select the tools that fit, few or many, instead of ``top_n``."""
 
     @classmethod
     def of(cls, numbers: DomainSearch) -> Self:
         """Take the limits from the configuration."""
         unbounded = isinf(numbers.include_score)
-        return cls(numbers.top_k, numbers.top_n, None if unbounded else numbers.include_score)
+        include_score = None if unbounded else numbers.include_score
+        return cls(numbers.top_k, numbers.top_n, include_score, numbers.by_fit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,9 @@ def _domain(options: DomainOptions, level: DomainOverrides, calibrated: bool) ->
         for name in ("top_k", "top_n", "include_score")
         if (value := getattr(level, name)) is not None
     }
-    if level.top_n is not None and level.include_score is None:
-        # An explicit number is a promise: no score adds to it.
-        numbers["include_score"] = None
+    if level.top_n is not None:
+        # An explicit number is a promise: no score adds to it or takes from it.
+        options = replace(options, by_fit=False)
+        numbers.setdefault("include_score", None)
     options = replace(options, **numbers)
     return replace(options, top_k=max(options.top_k, options.top_n))

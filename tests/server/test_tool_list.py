@@ -13,7 +13,7 @@ from mcp_context_proxy.app import Proxy
 
 pytestmark = pytest.mark.anyio
 
-OURS = ["search_available_tools", "call_tool", "set_context"]
+OURS = ["search_available_tools", "call_tool"]
 QUERY = {OWN + "query": "translate a text into another language"}
 SUBJECTS = {
     "translate": "Translate a text from one language into another",
@@ -48,16 +48,16 @@ async def test_by_default_the_list_has_the_proxys_own_and_always_included_tools(
 async def test_a_query_in_the_request_adds_fitting_tools(host: Host) -> None:
     names = await host.names(**QUERY)
 
-    assert names[:4] == [*OURS, "work__weather"]
+    assert names[:3] == [*OURS, "work__weather"]
     assert "work__translate" in names
     assert "work__stock" not in names
-    assert len(names) < 4 + len(SUBJECTS) - 1
+    assert len(names) < 3 + len(SUBJECTS) - 1
 
 
 async def test_the_order_never_follows_the_score(host: Host) -> None:
     names = await host.names(**{OWN + "query": "weather, invoice, translate a text, add an appointment"})
 
-    assert names[4:] == sorted(names[4:])
+    assert names[3:] == sorted(names[3:])
 
 
 async def test_a_list_that_depends_on_a_query_must_not_be_cached(proxy: Proxy) -> None:
@@ -79,7 +79,7 @@ async def test_an_invalid_query_is_ignored(host: Host, query: Any) -> None:
 
 
 async def test_a_huge_query_is_cut(host: Host) -> None:
-    assert (await host.names(**{OWN + "query": "translate " * 100_000}))[:3] == OURS
+    assert (await host.names(**{OWN + "query": "translate " * 100_000}))[:2] == OURS
 
 
 async def test_set_context_returns_a_handle_that_selects_the_same_tools_in_any_request(proxy: Proxy) -> None:
@@ -181,7 +181,7 @@ async def test_a_small_catalog_is_listed_completely(workshop: Workshop, era: str
     workshop.server("work", tools=tools())
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
-        expected = [*OURS, *sorted(f"work__{name}" for name in SUBJECTS)]
+        expected = sorted(f"work__{name}" for name in SUBJECTS)
 
         assert await host.names() == expected
         await host.call("search_available_tools", {"query": "translate a text"})
@@ -191,7 +191,7 @@ async def test_a_small_catalog_is_listed_completely(workshop: Workshop, era: str
 async def test_mode_all_lists_everything_whatever_its_size(workshop: Workshop, era: str) -> None:
     workshop.server("work", tools=tools())
     async with inside(workshop.config(expose={"mode": "all", "list_all_below": 0})) as proxy:
-        assert await Host(proxy, era).names() == [*OURS, *sorted(f"work__{name}" for name in SUBJECTS)]
+        assert await Host(proxy, era).names() == sorted(f"work__{name}" for name in SUBJECTS)
 
 
 async def test_mode_search_lists_nothing_more_however_small_the_catalog(workshop: Workshop, era: str) -> None:
@@ -217,13 +217,13 @@ async def test_without_prefix_tools_are_called_and_listed_by_their_own_names(wor
         names = await host.names()
         called = await host.call("work__call_tool", {"text": "x"})
 
-    assert names == [*OURS, "one", "play__both", "two", "work__both", "work__call_tool"]
+    assert names == ["one", "play__both", "two", "work__both", "work__call_tool"]
     assert json.loads(called["content"][0]["text"])["name"] == "call_tool"
 
 
 async def test_the_proxys_own_definitions_depend_only_on_the_configuration(workshop: Workshop) -> None:
     def own(answer: dict[str, Any]) -> str:
-        return json.dumps(answer["tools"][:3])
+        return json.dumps(answer["tools"][: len(OURS)])
 
     workshop.server("work", tools=tools())
     workshop.server("gone", at_start=[{"exit": 1}])
@@ -255,7 +255,7 @@ async def test_invalid_entries_are_withheld_one_by_one(workshop: Workshop) -> No
         names = await Host(proxy, "modern").names()
         findings = proxy.catalog.snapshot.findings
 
-    assert names == [*OURS, "odd__fine", "odd__good"]
+    assert names == ["odd__fine", "odd__good"]
     assert len(findings) == len(odd) + 1
 
 
@@ -264,7 +264,7 @@ async def test_a_list_in_pages_is_read_to_its_end(workshop: Workshop) -> None:
     async with inside(workshop.config()) as proxy:
         names = await Host(proxy, "modern").names()
 
-    assert len(names) == 3 + len(SUBJECTS)
+    assert len(names) == len(SUBJECTS)
 
 
 async def test_a_list_that_never_ends_is_cut(workshop: Workshop) -> None:
@@ -274,7 +274,7 @@ async def test_a_list_that_never_ends_is_cut(workshop: Workshop) -> None:
     async with inside(workshop.config()) as proxy:
         names = await Host(proxy, "modern").names()
 
-    assert names == [*OURS, "endless__one", "good__two"]
+    assert names == ["endless__one", "good__two"]
 
 
 async def test_a_tool_named_like_one_of_the_proxys_own_does_not_replace_it(workshop: Workshop) -> None:
@@ -284,5 +284,5 @@ async def test_a_tool_named_like_one_of_the_proxys_own_does_not_replace_it(works
         names = await host.names()
         ours = await host.call("search_available_tools", {"query": "anything"})
 
-    assert names == [*OURS, "a__call_tool", "a__search_available_tools"]
+    assert names == ["a__call_tool", "a__search_available_tools"]
     assert "structuredContent" in ours
