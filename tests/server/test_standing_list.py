@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anyio
 import jsonschema
 import pytest
 from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
+from mcp_context_proxy.config import load
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.meta_definitions import Setup
 
@@ -171,16 +173,30 @@ async def test_a_catalog_that_grows_over_the_threshold_brings_the_search_and_ann
 ) -> None:
     few, many = [tool("one")], [tool(f"tool_{number}", "word " * 50) for number in range(100)]
     workshop.server("work", tools=few, calls={"one": [{"set": {"tools": many}}]})
-    async with inside(workshop.config()) as proxy:
+    async with inside(workshop.config(), settled=False) as proxy:
         host = Host(proxy, "handshake")
-        before = await host.names()
-        await host.call("work__one")
+        await until_listed(host, ["work__one"])
         await until(lambda: (CHANGED, {}) in host.told)
-        after = await host.names()
+        host.told.clear()
+        await host.call("work__one")
+        await until_listed(host, ["search_available_tools", "call_tool"])
+        await until(lambda: (CHANGED, {}) in host.told)
 
-    assert before == ["work__one"]
-    assert after[0] == "search_available_tools"
-    assert not [name for name in after if name.startswith("work__")]
+
+async def test_a_server_that_is_added_later_is_named_in_the_description(workshop: Workshop) -> None:
+    workshop.server("one", tools=[tool("first")])
+    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
+        workshop.server("three", tools=[tool("third")])
+        await proxy.apply(load(workshop.config(expose={"mode": "search"}), environ={}))
+        (search, _) = (await Host(proxy, "modern").request("tools/list"))["tools"]
+
+    assert "Servers: one, three." in search["description"]
+
+
+async def until_listed(host: Host, names: list[str]) -> None:
+    """Wait until the list has these tools and no others."""
+    while await host.names() != names:  # noqa: ASYNC110 - another process
+        await anyio.sleep(0.01)
 
 
 def instructions_of(proxy: Any) -> str:
