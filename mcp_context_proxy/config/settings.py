@@ -412,8 +412,9 @@ class SearchConfig(Table):
 
         Args:
             domain: The domain that is searched.
-            calibrated: Whether the presets' ``include_score`` fits the embedding model: cosines of another
-                model are larger or smaller altogether, so only a score set in the file counts then.
+            calibrated: Whether the presets' ``include_score`` and ``by_fit`` go with the embedding model:
+                cosines of another model are larger or smaller altogether, so only a score set in the file
+                counts then.
         """
         own = self.tools if domain == "tools" else self.documents
         given = own.model_dump(include={"top_k", "top_n", "include_score"}, exclude_none=True)
@@ -422,7 +423,8 @@ class SearchConfig(Table):
         numbers = PRESETS[own.preset] if own.preset else general
         if not calibrated and (own.preset or "include_score" not in self.model_fields_set):
             numbers = replace(numbers, include_score=inf)
-        return replace(numbers, **given, by_fit=numbers.by_fit and own.top_n is None)
+        by_fit = numbers.by_fit and calibrated and own.top_n is None
+        return replace(numbers, **given, by_fit=by_fit)
 
 
 class ContextConfig(Table):

@@ -62,7 +62,8 @@ class ContextOptions:
     expand_results: bool = False
     """True to let the result of the latest call add similar items."""
     calibrated: bool = True
-    """False with another embedding model: its cosines differ, so presets have no ``include_score``."""
+    """False with another embedding model: its cosines differ, so presets have no ``include_score`` and do not
+    select ``by_fit``."""
     list_tokens: int = 0
     """Budget, without ``max_tokens``, of a list that is filled because little is known about the request."""
 
@@ -131,7 +132,7 @@ def _domain(options: DomainOptions, level: DomainOverrides, calibrated: bool) ->
     if level.preset is not None:
         options = DomainOptions.of(PRESETS[level.preset])
         if not calibrated:
-            options = replace(options, include_score=None)
+            options = replace(options, include_score=None, by_fit=False)
     numbers = {
         name: value
         for name in ("top_k", "top_n", "include_score")

@@ -23,8 +23,8 @@ CALL = "call_tool"
 SET_CONTEXT = "set_context"
 MANAGE = "manage_context"
 RECALL = "recall"
-NAMES = frozenset({SEARCH, CALL, SET_CONTEXT})
-RESERVED = NAMES | {MANAGE, RECALL}
+NAMES = frozenset({SEARCH, CALL})
+RESERVED = NAMES | {SET_CONTEXT, MANAGE, RECALL}
 """Names that no tool of a server gets, whether the meta tool is switched on or not."""
 
 NAMES_BYTES = 120

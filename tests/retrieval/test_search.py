@@ -242,6 +242,13 @@ def test_how_many_are_shown_changes_neither_order_nor_scores(engine: Engine, off
     assert len(ordered[0]) == 6
 
 
+def test_by_words_alone_the_best_five_are_shown(office: Snapshot) -> None:
+    ranking = Engine(None).search("message person ticket city rain repository", office, options=FITTING)
+
+    assert ranking.method == "lexical"
+    assert len(found(ranking)) == 5
+
+
 def test_each_sentence_keeps_its_tool_where_few_are_shown(engine: Engine, office: Snapshot) -> None:
     query = "Open a ticket in a repository. Tell the rain for a city. Send a message to a person."
 
