@@ -17,7 +17,7 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.evaluation.data import read_corpus, read_queries
 from mcp_context_proxy.evaluation.replay import MEASURES, ReplayStage, in_random_order, replay
 from mcp_context_proxy.evaluation.run import MeasureDifference
-from mcp_context_proxy.retrieval import ADAPTIVE
+from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.store import open_store
 
 DEPTH = 10
@@ -56,7 +56,7 @@ def rows(folder: Path, store: Path | None) -> list[str]:
             QueryEmbedder(model, remembered=len(log)),
             read_corpus(file_of(folder, "corpus")),
             log,
-            ADAPTIVE,
+            FITTING,
             DEPTH,
         )
     return [row(folder.name, stage) for stage in stages]

@@ -28,7 +28,7 @@ from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
 from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import ADAPTIVE, Engine
+from mcp_context_proxy.retrieval import FITTING, Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
@@ -114,7 +114,7 @@ def costs(one: PublicSet, catalog: Embedder, queries: Embedder) -> list[str]:
     def found(more: Sequence[Tool]) -> float:
         snapshot = beside(one.snapshot, more)
         engine = Engine(catalog, queries, calibration=packaged_background())
-        answers = evaluate(engine, snapshot, asked, ADAPTIVE, 5).answers
+        answers = evaluate(engine, snapshot, asked, FITTING, 5).answers
         rows = measured(asked, answers, tools_of(snapshot), 5)
         return 100 * float(np.mean([row["recall@5"] for row in rows]))
 

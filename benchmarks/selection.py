@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,9 @@ from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
 TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
-NORMAL = tool_search(DomainOptions.of(PRESETS["normal"]))
+NORMAL = tool_search(replace(DomainOptions.of(PRESETS["normal"]), by_fit=False))
+"""Five tools, so that comparisons are of the same number."""
+
 EXPANSIONS = tuple(
     ExpansionOptions(depth, threshold, 3) for depth, threshold in ((1, 0.75), (1, 0.65), (1, 0.55), (2, 0.75))
 )
@@ -161,7 +163,7 @@ def chunking(subjects: Sequence[Subject]) -> list[str]:
         rows.append(["", "by sentence", *parts.cells()])
     head = ["set (queries)", "query", *HEAD]
     return [
-        "## Query chunking: queries with several sentences and needs, preset normal",
+        "## Query chunking: queries with several sentences and needs, five tools",
         "",
         *table(head, rows),
     ]
@@ -180,7 +182,7 @@ def expansion(subjects: Sequence[Subject]) -> list[str]:
         deeper = SearchOptions(top_k=40, top_n=NORMAL.top_n + 3, include_score=NORMAL.include_score)
         more = subject.quality(lambda query, by=deeper, of=subject: of.search(query.text, by))
         rows.append(["", "none, top_n 8", *more.cells()])
-    return ["## Context expansion, preset normal", "", *table(["set", "expansion", *HEAD], rows)]
+    return ["## Context expansion, five tools", "", *table(["set", "expansion", *HEAD], rows)]
 
 
 def history(subjects: Sequence[Subject]) -> list[str]:

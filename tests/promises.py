@@ -34,6 +34,7 @@ MARKERS = "server/test_markers.py::"
 CONSENT = "server/test_consent.py::"
 ADVERSARIAL = "trust/test_adversarial_text.py::"
 EVENT_LOOP = "trust/test_event_loop.py::"
+STANDING = "server/test_standing_list.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 SECURITY = (
@@ -132,10 +133,10 @@ SECURITY = (
     ),
     Promise(
         "Texts that models and terminals see hide nothing: no terminal escapes, no invisible, private or "
-        "reordering characters, no runs of empty lines. That goes for definitions, errors, failed results, "
-        "progress, log messages, logins, stored queries, commands and the page. An error and a log message "
-        "name their server. Fields that a call depends on are not changed; a tool that hides something "
-        "there is withheld.",
+        "reordering characters, no runs of empty lines. That goes for definitions, instructions, errors, "
+        "failed results, progress, log messages, logins, stored queries, commands and the page. An error "
+        "and a log message name their server. Fields that a call depends on are not changed; a tool that "
+        "hides something there is withheld.",
         (
             "protocol/test_text.py::test_every_code_point_is_visible_or_a_space_or_removed",
             "protocol/test_strangers.py::test_no_run_of_blanks_pushes_text_out_of_sight",
@@ -148,6 +149,7 @@ SECURITY = (
             "web/test_strangers.py::test_a_query_that_an_older_version_quoted_as_a_reason_is_shown_to_nobody",
             "cli/test_strangers.py::test_words_of_an_old_store_are_printed_without_what_hides_in_them",
             DEFINITIONS + "test_no_listed_text_has_invisible_characters",
+            STANDING + "test_instructions_of_servers_come_a_line_each_after_our_own",
             "catalog/test_definitions.py::test_no_accepted_definition_has_invisible_characters_in_its_texts",
             "catalog/test_definitions.py::test_a_tool_with_invisible_characters_in_names_or_values_is_withheld",
         ),
@@ -512,8 +514,8 @@ README = (
         ("config/test_expand.py::test_a_variable_reference_is_replaced_by_its_value",),
     ),
     Promise(
-        "The list is stable. `tools/list` is short and the same for every client: these four tools, the "
-        'tools that you marked `include = "always"`, and, if you turn that on, the ones used regularly. The '
+        "The list is stable. `tools/list` is short and the same for every client: these tools, the tools "
+        'that you marked `include = "always"`, and, if you turn that on, the ones used regularly. The '
         "conversation does not change this list, so the provider's prompt cache stays valid.",
         (
             TOOL_LIST + "test_by_default_the_list_has_the_proxys_own_and_always_included_tools",
@@ -526,8 +528,15 @@ README = (
     ),
     Promise(
         "A small catalog (under `expose.list_all_below`, 3000 estimated tokens) is listed in full, because "
-        "hiding it would save nothing.",
-        (TOOL_LIST + "test_a_small_catalog_is_listed_completely",),
+        "hiding it would save nothing. Then the tools above are left out, so that the list is no longer than "
+        "without the proxy; they can still be called, and come back as soon as something is hidden.",
+        (
+            TOOL_LIST + "test_a_small_catalog_is_listed_completely",
+            STANDING + "test_a_small_catalog_costs_no_more_than_without_the_proxy",
+            STANDING + "test_the_proxys_own_tools_can_be_called_where_they_are_not_listed",
+            STANDING + "test_a_catalog_that_grows_over_the_threshold_brings_the_search_and_announces_it",
+            STANDING + "test_documents_bring_the_search_into_the_list_of_a_small_catalog",
+        ),
     ),
     Promise(
         "Relevance is in the answer. The tools that fit a query are returned as the result of a search.",

@@ -95,7 +95,7 @@ def build(config: Config, store: Store) -> Proxy:
         fleet=fleet,
         contexts=contexts,
         handles=handles,
-        meta_tools=meta_definitions.definitions(setup),
+        setup=setup,
         working_set=search.working_set,
     )
     statistics = StatisticsParts(config, store, catalog, costs, tool_list.lists_all)

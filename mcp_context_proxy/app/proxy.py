@@ -26,6 +26,7 @@ from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.protocol.strangers import said
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
@@ -86,6 +87,7 @@ class Proxy:
     async def running(self) -> AsyncIterator[None]:
         """Run the proxy: start the servers without waiting for any, and stop everything on exit."""
         self.refresh.when_refreshed(self._index)
+        self.refresh.when_refreshed(self._instruct)
         await in_thread(self._choose_working_set)
         await self.refresh.load_listings()
         async with anyio.create_task_group() as group, self.search.reranker, self.fleet:
@@ -126,15 +128,14 @@ class Proxy:
         self.searcher.config = config
         recalls = self.interactions is not None and self.interactions.recall_tool
         self.setup = tools_setup(config, recalls=recalls)
-        if self.server is not None:
-            self.server.instructions = self.instructions()
+        self._instruct(self.catalog.snapshot)
         if self.interactions is not None:
             self.interactions.configure(config)
         # Each of the other parts is reached only if a table that it reads has changed.
         if changed & {"expose", "limits"}:
             self.catalog.configure(config.expose, config.limits)
         if changed & {"expose", "servers", "documents", "context"}:
-            self.tool_list.configure(config.expose, meta_definitions.definitions(self.setup))
+            self.tool_list.configure(config.expose, self.setup)
         if changed & {"expose", "search", "context"}:
             self.contexts.configure(configured(config))
             self.expander.rules = config.context.expansion_rules
@@ -173,7 +174,22 @@ class Proxy:
 
     def instructions(self) -> str:
         """Return the text about this proxy that hosts give to their models."""
-        return meta_definitions.instructions(self.setup, words_only=self.search.model.error is not None)
+        snapshot = self.catalog.snapshot
+        return meta_definitions.instructions(
+            self.setup,
+            words_only=self.search.model.error is not None,
+            said=self.said_by_servers(),
+            whole=self.tool_list.hides_nothing(snapshot, self.tool_list.base_names(snapshot)),
+        )
+
+    def said_by_servers(self) -> dict[str, str]:
+        """Return the instructions of each server that gave some when it was last connected."""
+        introduced = ((client.name, client.introduction) for client in self.fleet.serving())
+        return {
+            name: said(introduction.instructions, self.redact, meta_definitions.SERVER_LINE_CHARACTERS)
+            for name, introduction in introduced
+            if introduction is not None and introduction.instructions
+        }
 
     def health(self) -> dict[str, Any]:
         """Return the body of ``/healthz``: the status, and problems that a person should know."""
@@ -197,6 +213,11 @@ class Proxy:
         self._warm = True
         self._index(self.catalog.snapshot)
 
+    def _instruct(self, _: Snapshot) -> None:
+        """Give clients that connect from now on the present instructions."""
+        if self.server is not None:
+            self.server.instructions = self.instructions()
+
     def _index(self, snapshot: Snapshot) -> None:
         if self._warm:
             self.searcher.indexing.prepare(snapshot)
@@ -205,4 +226,10 @@ class Proxy:
 def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:
     """Return the facts that the definitions of the meta tools depend on."""
     servers = tuple(name for name, server in config.servers.items() if server.enabled)
-    return meta_definitions.Setup(servers, bool(config.documents), config.context.manage_tool, recalls)
+    return meta_definitions.Setup(
+        servers,
+        has_documents=bool(config.documents),
+        set_context=config.context.set_context_tool,
+        manage=config.context.manage_tool,
+        recall=recalls,
+    )

@@ -14,6 +14,8 @@ from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.cli.options import config_option, echo_json, json_option, load_config, run
 from mcp_context_proxy.cli.terminal import Terminal, counted, open_started_proxy, results
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.options import DomainOptions
+from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
 from mcp_context_proxy.evaluation.data import read_corpus, read_queries
 from mcp_context_proxy.evaluation.replay import in_random_order, replay
@@ -25,7 +27,7 @@ from mcp_context_proxy.evaluation.run import (
     evaluate,
     write_run,
 )
-from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine, Method, SearchOptions
+from mcp_context_proxy.retrieval import FITTING, METHODS, Engine, Method
 from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.store import open_store
 
@@ -37,6 +39,7 @@ SHORTEST_LOG: Final = 10
 LABELS: Final = {
     "selected": "tools selected",
     "selected_recall": "recall of the selection",
+    "selected_precision": "precision of the selection",
     "kept": "answerable, something fits",
     "refused": "impossible, nothing fits",
     "fits": "queries that fit",
@@ -130,7 +133,7 @@ def _replay(
             QueryEmbedder(model, remembered=len(log)),
             snapshot,
             in_random_order(log) if shuffle else log,
-            ADAPTIVE,
+            FITTING,
             top_k,
             report,
         )
@@ -164,13 +167,13 @@ def _of_corpus(
         )
         with terminal.indexing() as report:
             engine.index(snapshot, report)
-        return evaluate(engine, snapshot, queries, replace(ADAPTIVE, method=method), top_k)
+        return evaluate(engine, snapshot, queries, replace(FITTING, method=method), top_k)
 
 
 async def _of_servers(config: Config, queries_file: Path, method: Method, top_k: int) -> Evaluation:
     queries = read_queries(queries_file)
     numbers = config.search.resolved("tools", config.embedding.packaged)
-    options = SearchOptions(numbers.top_k, numbers.top_n, numbers.include_score, method=method)
+    options = replace(tool_search(DomainOptions.of(numbers)), method=method)
     async with open_started_proxy(config) as proxy:
         measured = partial(evaluate, proxy.search.engine, proxy.catalog.snapshot, queries, options, top_k)
         return await anyio.to_thread.run_sync(measured)

@@ -385,14 +385,16 @@ class DomainSearch:
     top_k: int
     """Chunks considered."""
     top_n: int
-    """Items returned."""
+    """Items returned; with ``by_fit``, documents only, and at most so many."""
     include_score: float
     """Items whose cosine is at least this are returned even beyond `top_n`."""
+    by_fit: bool = False
+    """True to return the tools that fit, few or many, instead of ``top_n``."""
 
 
 PRESETS: Final[Mapping[str, DomainSearch]] = {
     "aggressive": DomainSearch(top_k=10, top_n=3, include_score=0.8),
-    "normal": DomainSearch(top_k=20, top_n=5, include_score=0.7),
+    "normal": DomainSearch(top_k=20, top_n=5, include_score=0.7, by_fit=True),
     "conservative": DomainSearch(top_k=40, top_n=10, include_score=0.6),
 }
 """Presets: aggressive shows the fewest items, conservative risks the least."""
@@ -436,16 +438,19 @@ class SearchConfig(Table):
 
         Args:
             domain: The domain that is searched.
-            calibrated: Whether the presets' ``include_score`` fits the embedding model: cosines of another
-                model are larger or smaller altogether, so only a score set in the file counts then.
+            calibrated: Whether the presets' ``include_score`` and ``by_fit`` go with the embedding model:
+                cosines of another model are larger or smaller altogether, so only a score set in the file
+                counts then.
         """
         own = self.tools if domain == "tools" else self.documents
         given = own.model_dump(include={"top_k", "top_n", "include_score"}, exclude_none=True)
-        general = DomainSearch(self.top_k, self.top_n, self.include_score)
+        by_fit = PRESETS[self.preset].by_fit and "top_n" not in self.model_fields_set
+        general = DomainSearch(self.top_k, self.top_n, self.include_score, by_fit)
         numbers = PRESETS[own.preset] if own.preset else general
         if not calibrated and (own.preset or "include_score" not in self.model_fields_set):
             numbers = replace(numbers, include_score=inf)
-        return replace(numbers, **given)
+        by_fit = numbers.by_fit and calibrated and own.top_n is None
+        return replace(numbers, **given, by_fit=by_fit)
 
 
 class ContextConfig(Table):
@@ -467,6 +472,8 @@ class ContextConfig(Table):
     """Earlier queries of a session that are added to the next, each with half the weight of the later one."""
     expand_results: Flag = False
     """Whether the result of a call adds similar items to the next context of its session."""
+    set_context_tool: Flag = False
+    """Whether models get ``set_context``, to say what a conversation is about."""
     manage_tool: Flag = False
     """Whether models get ``manage_context``, to add and remove items."""
     retain_requests: Annotated[int, Field(strict=True, ge=0, le=100)] = 3

@@ -30,12 +30,15 @@ class DomainOptions:
     """Items selected."""
     include_score: float | None
     """Cosine from which items are selected even past ``top_n``; None for no such items."""
+    by_fit: bool = False
+    """True to select the tools that fit, few or many, instead of ``top_n``."""
 
     @classmethod
     def of(cls, numbers: DomainSearch) -> Self:
         """Take the limits from the configuration."""
         unbounded = isinf(numbers.include_score)
-        return cls(numbers.top_k, numbers.top_n, None if unbounded else numbers.include_score)
+        include_score = None if unbounded else numbers.include_score
+        return cls(numbers.top_k, numbers.top_n, include_score, numbers.by_fit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class ContextOptions:
     expand_results: bool = False
     """True to let the result of the latest call add similar items."""
     calibrated: bool = True
-    """False with another embedding model: its cosines differ, so presets have no ``include_score``."""
+    """False with another embedding model: its cosines differ, so presets have no ``include_score`` and do not
+    select ``by_fit``."""
     list_tokens: int = 0
     """Budget, without ``max_tokens``, of a list that is filled because little is known about the request."""
 
@@ -128,14 +132,15 @@ def _domain(options: DomainOptions, level: DomainOverrides, calibrated: bool) ->
     if level.preset is not None:
         options = DomainOptions.of(PRESETS[level.preset])
         if not calibrated:
-            options = replace(options, include_score=None)
+            options = replace(options, include_score=None, by_fit=False)
     numbers = {
         name: value
         for name in ("top_k", "top_n", "include_score")
         if (value := getattr(level, name)) is not None
     }
-    if level.top_n is not None and level.include_score is None:
-        # An explicit number is a promise: no score adds to it.
-        numbers["include_score"] = None
+    if level.top_n is not None:
+        # An explicit number is a promise: no score adds to it or takes from it.
+        options = replace(options, by_fit=False)
+        numbers.setdefault("include_score", None)
     options = replace(options, **numbers)
     return replace(options, top_k=max(options.top_k, options.top_n))

@@ -23,7 +23,7 @@ from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot, Snapshots
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.results import Ranking, Result, SearchOptions
+from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.system.threads import in_thread
 
 ENGINE_DEFAULTS: Final = Filters()
@@ -337,9 +337,11 @@ class Searcher:
 def tool_search(options: DomainOptions) -> SearchOptions:
     """Return the options of the engine for tools."""
     include_score = math.inf if options.include_score is None else options.include_score
-    return SearchOptions(top_k=options.top_k, top_n=options.top_n, include_score=include_score)
+    wanted = FITTING if options.by_fit else SearchOptions()
+    return replace(wanted, top_k=options.top_k, top_n=options.top_n, include_score=include_score)
 
 
 def _document_search(options: DomainOptions) -> SearchOptions:
     # A document that hardly fits costs a model more than a tool that does: it is read, not skipped.
-    return replace(tool_search(options), share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
+    wanted = tool_search(replace(options, by_fit=False))
+    return replace(wanted, share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)

@@ -27,6 +27,7 @@ DEEPEST = max(*RECALL_DEPTHS, *COMPLETE_DEPTHS, *NDCG_DEPTHS)
 
 SELECTED = "selected"
 SELECTED_RECALL = "selected_recall"
+SELECTED_PRECISION = "selected_precision"
 KEPT = "kept"
 REFUSED = "refused"
 
@@ -53,13 +54,22 @@ def measure(
         found |= {f"complete@{at}": float(complete(needs, top[:at])) for at in COMPLETE_DEPTHS if at <= depth}
         found["mrr"] = reciprocal_rank(needs, top)
         found |= {f"ndcg@{at}": ndcg(needs, top, at) for at in NDCG_DEPTHS if at <= depth}
-        found |= {SELECTED: float(selected), SELECTED_RECALL: recall(needs, ranking[:selected])}
+        shown = ranking[:selected]
+        found |= {SELECTED: float(selected), SELECTED_RECALL: recall(needs, shown)}
+        if shown:
+            found[SELECTED_PRECISION] = precision(needs, shown)
     return found | ({KEPT: float(fits)} if answerable else {REFUSED: float(not fits)})
 
 
 def recall(needs: Sequence[Need], found: Sequence[ToolKey]) -> float:
     """Return the share of needs that are met."""
     return sum(not need.isdisjoint(found) for need in needs) / len(needs)
+
+
+def precision(needs: Sequence[Need], found: Sequence[ToolKey]) -> float:
+    """Return the share of results that meet a need; there must be one."""
+    wanted: Need = frozenset().union(*needs)
+    return sum(key in wanted for key in found) / len(found)
 
 
 def complete(needs: Sequence[Need], found: Sequence[ToolKey]) -> bool:

@@ -2,10 +2,10 @@
 
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.results import ADAPTIVE, METHODS, Method, Ranking, Result, SearchOptions
+from mcp_context_proxy.retrieval.results import FITTING, METHODS, Method, Ranking, Result, SearchOptions
 
 __all__ = [
-    "ADAPTIVE",
+    "FITTING",
     "METHODS",
     "Engine",
     "Filters",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -152,6 +153,9 @@ class QueryScores:
 
     def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
         """Return the selected items and those that follow them down to the depth asked for, best first."""
+        if self.cosine is None and options.share_step:
+            # Scores of words alone fall too steeply: the best tool may only have the longest description.
+            options = replace(options, share_of_best=None)
         ordered = self._ordered(options.top_k, options.top_n)
         count = count_selected(self.fused[ordered], options)
         more = [

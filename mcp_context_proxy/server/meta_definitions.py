@@ -6,7 +6,7 @@ process, so that the prompt cache of a host stays valid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Final, Literal
@@ -14,8 +14,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from mcp_context_proxy.context.search_filters import SearchFilters
+from mcp_context_proxy.context.search_filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.strangers import named, one_line
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
@@ -25,17 +26,32 @@ MANAGE = "manage_context"
 RECALL = "recall"
 CALLS = frozenset({CALL, CALL_READ_ONLY})
 """Tools that call another one. Hosts let a person always allow one of them, so reading has its own."""
-NAMES = CALLS | {SEARCH, SET_CONTEXT}
+NAMES = CALLS | {SEARCH}
 READ_ONLY = frozenset({SEARCH, SET_CONTEXT, RECALL})
 """Other tools that say they are read-only."""
-RESERVED = NAMES | {MANAGE, RECALL}
+RESERVED = NAMES | {SET_CONTEXT, MANAGE, RECALL}
 """Names that no tool of a server gets, whether the meta tool is switched on or not."""
 
 READ_MARK = "[r]"
 """Marks a found tool that says it is read-only."""
 
-SERVERS_NAMED = 40
-"""Servers that a description lists by name."""
+NAMES_BYTES = 120
+"""Bytes for the names of servers in the description of the search, which hosts put into every request."""
+
+INSTRUCTIONS_BYTES = 2000
+"""Bytes of the instructions: some hosts cut them at 2,048."""
+
+INSTRUCTIONS_NAMES_BYTES = 600
+"""Bytes for the names of servers in the instructions, which are sent once."""
+
+SERVER_LINE_CHARACTERS = 200
+"""Characters of a server's own instructions that are passed on: its first sentences."""
+
+NOTHING_SAID: Final[Mapping[str, str]] = {}
+
+ALWAYS_LOAD: Final = {"_meta": {"anthropic/alwaysLoad": True}}
+"""Keeps a host that defers tools from hiding the search behind a search of its own."""
+
 
 KindName = Annotated[Literal["tool", "rule", "reference"], Meta(examples=["tool", "rule", "reference"])]
 Action = Annotated[Literal["add", "remove", "list"], Meta(examples=["add", "remove", "list"])]
@@ -43,13 +59,29 @@ Number = Annotated[int, Meta(ge=1, le=50)]
 
 
 class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Arguments of `search_available_tools`."""
+    """Arguments of `search_available_tools`.
 
-    query: Annotated[str, Meta(min_length=1, description="What you want to do, in plain words")]
-    top_n: Annotated[Number | None, Meta(description="How many; by default about 5")] = None
+    Filters stand in ``filters``; beside it, where earlier versions had them, they are still understood.
+    """
+
+    query: Annotated[str, Meta(min_length=1, description="What to do, in plain words; one sentence per need")]
+    top_n: Number | None = None
+    """By default those that fit."""
     include_schema: Annotated[bool, Meta(description="False: names only")] = True
-    kinds: Annotated[tuple[KindName, ...] | None, Meta(description="By default all")] = None
+    kinds: tuple[KindName, ...] | None = None
+    """By default all."""
+    filters: Annotated[SearchFilters, Meta(extra_json_schema={"type": "object"})] = NO_FILTERS
     context_id: str | None = None
+
+    def wanted_filters(self) -> SearchFilters:
+        """Return the filters of both places; one in ``filters`` counts before the same beside it."""
+        beside = {name: getattr(self, name) for name in SearchFilters.__struct_fields__}
+        within = {
+            name: value
+            for name in SearchFilters.__struct_fields__
+            if (value := getattr(self.filters, name)) != getattr(NO_FILTERS, name)
+        }
+        return SearchFilters(**(beside | within))
 
 
 class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,35 +126,39 @@ class RecallArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = 0.95
 
 
-_LEADING: Final = ("query", "top_n", "server", "include_schema", "kinds")
-"""Arguments of a search that stand first, because models use them most."""
+_NOT_FOR_MODELS: Final = {"max_latency_ms", "min_success_rate", "min_calls", "strict"}
+"""Filters on how earlier calls went, which no model is told of: they are for those who know the figures."""
 
-_NOT_FOR_MODELS: Final = {"min_calls"}
-
-_KEYWORDS: Final = ("type", "minimum", "maximum", "items", "enum", "description")
+_KEYWORDS: Final = ("type", "items", "enum", "description")
 
 
 @cache
-def input_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+def input_schema(arguments: type[msgspec.Struct], without: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Derive the input schema of a meta tool from the struct that decodes its arguments.
 
     Hosts put it into every request, so it leaves out everything that a model does not need: defaults, null,
-    the bounds of texts and fractions, and the longer descriptions that search filters have for people.
+    bounds, the arguments named in ``without``, and the schema of each filter, which one line tells.
     """
     schema = msgspec.json.schema(arguments)["$defs"][arguments.__name__]
-    properties = {name: _shortened(described) for name, described in schema["properties"].items()}
-    if issubclass(arguments, SearchFilters):
-        properties = {name: properties[name] for name in dict.fromkeys((*_LEADING, *properties))}
-        for field in msgspec.inspect.type_info(SearchFilters).fields:  # type: ignore[attr-defined]
-            properties[field.name].pop("description")
-            if (description := field.type.extra["model"]) is not None:
-                properties[field.name]["description"] = description
-    return {
-        "type": "object",
-        "properties": {name: told for name, told in properties.items() if name not in _NOT_FOR_MODELS},
-        "required": schema["required"],
-        "additionalProperties": False,
+    properties = {
+        name: _shortened(told) for name, told in schema["properties"].items() if name not in without
     }
+    if issubclass(arguments, SearchFilters):
+        own = [name for name in properties if name not in SearchFilters.__struct_fields__]
+        properties = {name: properties[name] for name in own}
+        properties["filters"] = {"type": "object", "description": filters_line()}
+    return {"type": "object", "properties": properties, "required": schema["required"]}
+
+
+@cache
+def filters_line() -> str:
+    """Return the filters of a search by type of value, in one line for a model."""
+    schema = msgspec.json.schema(SearchFilters)["$defs"]["SearchFilters"]["properties"]
+    by_type: dict[str, list[str]] = {}
+    for name, told in schema.items():
+        if name not in _NOT_FOR_MODELS:
+            by_type.setdefault(_shortened(told)["type"], []).append(name)
+    return "; ".join(f"{', '.join(names)}: {kind}" for kind, names in by_type.items())
 
 
 def _shortened(schema: dict[str, Any]) -> dict[str, Any]:
@@ -132,8 +168,7 @@ def _shortened(schema: dict[str, Any]) -> dict[str, Any]:
         schema |= {"type": "string", "enum": schema["examples"]}
     if "items" in schema:
         schema["items"] = _shortened(schema["items"])
-    omitted = () if schema["type"] == "integer" else ("minimum", "maximum")
-    return {key: schema[key] for key in _KEYWORDS if key in schema and key not in omitted}
+    return {key: schema[key] for key in _KEYWORDS if key in schema}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,66 +177,108 @@ class Setup:
 
     servers: Sequence[str]
     has_documents: bool
+    set_context: bool = False
+    """True to let models say what the conversation is about."""
     manage: bool = False
     """True to let models change the context of their session by hand."""
     recall: bool = False
     """True to let models search earlier interactions."""
 
+    @property
+    def handles(self) -> bool:
+        """True where a model may get a ``context_id`` and has to be told that it is an argument."""
+        return self.set_context or self.manage
 
-def instructions(setup: Setup, words_only: bool = False) -> str:
-    """Return the server instructions for the host's model, which may have to search by words alone."""
+
+def instructions(
+    setup: Setup, words_only: bool = False, said: Mapping[str, str] = NOTHING_SAID, whole: bool = False
+) -> str:
+    """Return the server instructions for the host's model.
+
+    The proxy's own part comes first, then one line for each server that gives instructions itself, as many
+    as there is room for in `INSTRUCTIONS_BYTES`.
+
+    Args:
+        setup: What is configured.
+        words_only: True if there is no embedding model.
+        said: The instructions of servers, by name.
+        whole: True if every tool is listed, and the search is not.
+    """
     hint = (
         f" The embedding model cannot be used, so {SEARCH} goes by words alone: use words that the names and "
         "descriptions of tools are likely to have."
     )
-    return (
-        f"One server in front of {_names(setup)}. Not all of their tools may be listed. "
-        f"When none of the listed ones fits, describe what you need to {SEARCH}: it returns the matching "
-        f"tools with their parameters. Call what it finds by name, or through {CALL_READ_ONLY} if it is "
-        f"marked {READ_MARK}, else through {CALL}." + (hint if words_only else "")
+    search = (
+        f"Not all tools are listed. When none of the listed ones fits, describe what you need to {SEARCH}: "
+        f"it returns the matching tools with their parameters. Call what it finds by name, or through "
+        f"{CALL_READ_ONLY} if it is marked {READ_MARK}, else through {CALL}." + (hint if words_only else "")
     )
+    names = f"These tools are those of {_names(setup, INSTRUCTIONS_NAMES_BYTES)}."
+    text = names if whole else f"{search} {names}"
+    left = INSTRUCTIONS_BYTES - len(text.encode())
+    lines = []
+    for server, words in said.items():
+        if line := server_line(server, words):
+            left -= len(line.encode()) + 1
+            if left < 0:
+                break
+            lines.append(line)
+    return "\n".join([text, *lines])
 
 
-def _names(setup: Setup) -> str:
+def server_line(server: str, words: str) -> str:
+    """Return what a server says about itself as one line under its name; empty if it says nothing."""
+    line = one_line(words, SERVER_LINE_CHARACTERS)
+    return named(server, line) if line else ""
+
+
+def _names(setup: Setup, most: int) -> str:
+    """Return the names of the servers, as many as there is room for in ``most`` bytes."""
     if not setup.servers:
         return "no servers yet"
-    named = ", ".join(setup.servers[:SERVERS_NAMED])
-    more = len(setup.servers) - SERVERS_NAMED
-    return f"{named} and {more} more" if more > 0 else named
+    shown: list[str] = []
+    for name in setup.servers:
+        most -= len(name.encode()) + len(", ")
+        if most < 0 and shown:
+            break
+        shown.append(name)
+    more = len(setup.servers) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def definitions(setup: Setup) -> list[Raw]:
-    """Return the definitions of the meta tools in the order of the list."""
-    documents = " Rules and references that apply are found too." if setup.has_documents else ""
+def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
+    """Return the definitions of the meta tools in the order of the list.
+
+    Search and calls are left out where the catalog is listed ``whole``: everything can be called as it is.
+    The other tools stand there because the configuration asks for them.
+    """
+    without = frozenset() if setup.handles else frozenset({"context_id"})
+    documents = " Rules and references are found too." if setup.has_documents else ""
     search = {
         "name": SEARCH,
-        "title": "Search available tools",
         "description": (
-            f"Find tools across all connected servers ({_names(setup)}). Most of their tools may not be "
-            "listed: search before you conclude that something cannot be done. Say in plain words what you "
-            "want to do, one sentence per need; the best matching tools come back with their parameters, "
-            "ready to call." + documents
+            "Find tools of all connected servers. Most are not listed: search before you conclude that "
+            "something cannot be done. What fits comes with its parameters, ready to call."
+            f"{documents} Servers: {_names(setup, NAMES_BYTES)}."
         ),
-        "inputSchema": input_schema(SearchArguments),
-        "outputSchema": _found_schema(),
-        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+        "inputSchema": input_schema(SearchArguments, without if setup.has_documents else without | {"kinds"}),
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+        **ALWAYS_LOAD,
     }
-    call_schema = input_schema(CallArguments)
+    call_schema = input_schema(CallArguments, without)
     call = {
         "name": CALL,
-        "title": "Call a tool",
-        "description": (
-            f"Call any tool of the connected servers, listed or not, by the name that {SEARCH} gives."
-        ),
+        "description": f"Call a tool of any connected server, listed or not, by its name from {SEARCH}.",
         "inputSchema": call_schema,
         "annotations": {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
+        **ALWAYS_LOAD,
     }
     call_read_only = {
         "name": CALL_READ_ONLY,
-        "title": "Call a read-only tool",
         "description": f"{CALL} for tools that only read, which {SEARCH} marks {READ_MARK}.",
         "inputSchema": call_schema,
         "annotations": {"readOnlyHint": True, "openWorldHint": True},
+        **ALWAYS_LOAD,
     }
     set_context = {
         "name": SET_CONTEXT,
@@ -211,8 +288,8 @@ def definitions(setup: Setup) -> list[Raw]:
             "and a context_id for later calls."
         ),
         "inputSchema": input_schema(ContextArguments),
-        "outputSchema": _found_schema(context_id={"type": "string"}),
         "annotations": {"readOnlyHint": True, "openWorldHint": False},
+        **ALWAYS_LOAD,
     }
     manage = {
         "name": MANAGE,
@@ -223,6 +300,7 @@ def definitions(setup: Setup) -> list[Raw]:
         ),
         "inputSchema": input_schema(ManageArguments),
         "annotations": {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False},
+        **ALWAYS_LOAD,
     }
     recall = {
         "name": RECALL,
@@ -233,39 +311,10 @@ def definitions(setup: Setup) -> list[Raw]:
         ),
         "inputSchema": input_schema(RecallArguments),
         "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+        **ALWAYS_LOAD,
     }
-    tools = [search, call, call_read_only, set_context]
+    tools: list[dict[str, Any]] = [] if whole else [search, call, call_read_only]
+    tools += [set_context] if setup.set_context else []
     tools += [manage] if setup.manage else []
     tools += [recall] if setup.recall else []
     return [envelope.raw(tool) for tool in tools]
-
-
-def _found_schema(**more: Any) -> dict[str, Any]:
-    """Return the output schema of a search, short because hosts may put it into every request."""
-    item = {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string"},
-            "name": {"type": "string"},
-            "score": {"type": "number"},
-            "why": {"type": "string"},
-            "learned": {"type": "number"},
-        },
-        "required": ["type", "name", "score", "why"],
-    }
-    return {
-        "type": "object",
-        "properties": {
-            "query": {"type": "string"},
-            "fits": {"type": "boolean"},
-            "results": {"type": "array", "items": item},
-            "near_misses": {"type": "array"},
-            "method": {"type": "string", "enum": ["hybrid", "lexical"]},
-            "known": {"type": "integer"},
-            "request_id": {"type": "string"},
-            "indexed": {"type": "object"},
-            "note": {"type": "string"},
-            **more,
-        },
-        "required": ["query", "fits", "results", "method", "known", "request_id", *more],
-    }

@@ -15,7 +15,6 @@ from mcp_context_proxy.context.background_indexing import OnProgress
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.context.session import Handle, Handles, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
@@ -133,7 +132,7 @@ class MetaTools:
         overrides, scope = Overrides(), None
         if isinstance(wanted, SearchArguments):
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
-            scope = Scope(kinds, msgspec.convert(wanted, SearchFilters, from_attributes=True))
+            scope = Scope(kinds, wanted.wanted_filters())
             number = DomainOverrides(top_n=wanted.top_n)
             overrides = Overrides(number, number)
         else:
@@ -261,11 +260,17 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
         if envelope.starts_with(raw, b'"'):
             raw = Raw((envelope.text(raw) or "").encode())
         if b"null" in bytes(raw):
-            given = {name: value for name, value in envelope.members(raw).items() if bytes(value) != b"null"}
+            given = _without_nulls(raw)
+            if "filters" in given:
+                given["filters"] = envelope.raw(_without_nulls(given["filters"]))
             raw = envelope.raw(given)
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
         raise _UnusableArgumentsError(f"these arguments cannot be used: {error}") from None
+
+
+def _without_nulls(raw: Raw) -> Members:
+    return {name: value for name, value in envelope.members(raw).items() if bytes(value) != b"null"}
 
 
 def _progress(params: Members, notify: Notify) -> OnProgress | None:

@@ -326,8 +326,9 @@ class ChangeNotifier:
     async def _visible(self) -> dict[str, bytes]:
         """Return a digest of each list, as seen without a query, by the method that announces it."""
         snapshot = self._catalog.snapshot
-        own = self._tools.own_definitions(snapshot)
-        return await in_thread(self._digests, snapshot, own, self._tools.base_names(snapshot))
+        names = self._tools.base_names(snapshot)
+        own = self._tools.meta_tools(snapshot, names)
+        return await in_thread(self._digests, snapshot, own, names)
 
     def _digests(self, snapshot: Snapshot, own: Sequence[Raw], names: Iterable[str]) -> dict[str, bytes]:
         tools = [snapshot.tools[name].fingerprint for name in names]

@@ -1,12 +1,13 @@
 """Answers ``tools/list`` with a list that is short, deterministic and the same for everyone.
 
 It has the proxy's own tools, then the ``always`` tools and the working set, then, where the request or the
-session has a query, the tools that were selected for it. A small catalog is listed whole.
+session has a query, the tools that were selected for it. A small catalog is listed whole, and without search
+and calls through the proxy, which then bring nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, ToolClass
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
 from mcp_context_proxy.system.threads import in_thread
@@ -64,8 +66,8 @@ class _BaseList:
     names: tuple[str, ...]
     standing: tuple[str, ...]
     """The ``always`` tools and the working set, which are listed whatever else is."""
-    own: tuple[Raw, ...]
-    """Definitions of the proxy's own tools."""
+    own: Mapping[bool, tuple[Raw, ...]]
+    """Definitions of the proxy's own tools that are listed; by whether nothing else is hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +92,31 @@ class ToolList:
         fleet: Fleet,
         contexts: ContextEngine,
         handles: Handles,
-        meta_tools: list[Raw],
+        setup: meta_definitions.Setup,
         working_set: WorkingSet,
     ) -> None:
-        """Prepare the list; `meta_tools` are the definitions of the proxy's own tools."""
+        """Prepare the list; the definitions of the proxy's own tools follow from `setup`."""
         self.working_set = working_set
         self._catalog, self._fleet, self._contexts, self._handles = catalog, fleet, contexts, handles
-        self.configure(expose, meta_tools)
+        self.configure(expose, setup)
 
-    def configure(self, expose: ExposeConfig, meta_tools: list[Raw]) -> None:
-        """Follow changed settings, with definitions of the proxy's own tools that go with them."""
-        self._expose, self._meta_tools = expose, tuple(meta_tools)
+    def configure(self, expose: ExposeConfig, setup: meta_definitions.Setup) -> None:
+        """Follow changed settings, and the definitions of the proxy's own tools that go with them."""
+        self._expose, self._has_documents = expose, setup.has_documents
+        self._meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         self._base: _BaseList | None = None
-        self._cached: tuple[int, tuple[str, ...], Raw] = (-1, (), Raw(b""))
+        self._cached: tuple[object, Raw] = (None, Raw(b""))
 
     async def answer(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``tools/list``."""
         query = self._query_of(params, caller)
         snapshot, names = await self._names(query, caller.principal)
-        generation, cached_names, tools = self._cached
-        if generation != snapshot.generation or cached_names != names:
+        state = snapshot.generation, names, self.hides_nothing(snapshot, names)
+        known, tools = self._cached
+        if known != state:
             listed = [snapshot.tools[name] for name in names]
-            tools = await encoded_list(self.own_definitions(snapshot), definitions.tool_definition, listed)
-            self._cached = (snapshot.generation, names, tools)
+            tools = await encoded_list(self.meta_tools(snapshot, names), definitions.tool_definition, listed)
+            self._cached = state, tools
         ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
         return {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms), "cacheScope": Raw(b'"private"')}
 
@@ -193,7 +197,7 @@ class ToolList:
                 names = tuple(
                     name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
                 )
-        own = _with_result_size(self._meta_tools, snapshot)
+        own = {whole: _with_result_size(tools, snapshot) for whole, tools in self._meta_tools.items()}
         self._base = _BaseList(snapshot.generation, everything, names, standing, own)
         return self._base
 
@@ -205,14 +209,24 @@ class ToolList:
         """Return whether everything is listed: by configuration, or because hiding would save nothing."""
         return self._base_of(snapshot).everything
 
-    def definitions(self, snapshot: Snapshot, names: Iterable[str]) -> list[Raw]:
+    def definitions(self, snapshot: Snapshot, names: Collection[str]) -> list[Raw]:
         """Return definitions as they are listed: the proxy's own tools, then those named."""
         named = (definitions.tool_definition(snapshot.tools[name]) for name in names)
-        return [*self.own_definitions(snapshot), *named]
+        return [*self.meta_tools(snapshot, names), *named]
 
-    def own_definitions(self, snapshot: Snapshot) -> tuple[Raw, ...]:
-        """Return the definitions of the proxy's own tools, as they are listed."""
-        return self._base_of(snapshot).own
+    def meta_tools(self, snapshot: Snapshot, names: Collection[str]) -> tuple[Raw, ...]:
+        """Return the definitions of the proxy's own tools that are listed beside those named."""
+        return self._base_of(snapshot).own[self.hides_nothing(snapshot, names)]
+
+    def hides_nothing(self, snapshot: Snapshot, names: Collection[str]) -> bool:
+        """Return whether a search could find nothing beside the tools named.
+
+        A server whose tools are not known yet hides them: many clients never list again. So does a proxy
+        without a single tool, which would look broken.
+        """
+        base = self._base_of(snapshot)
+        complete = base.everything and len(base.names) <= len(names) and bool(names)
+        return complete and not (self._has_documents or snapshot.documents or snapshot.unlisted)
 
     def header_schema(self, name: str) -> dict[str, Any] | None:
         """Return the input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.

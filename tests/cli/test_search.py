@@ -81,7 +81,7 @@ def test_an_unknown_server_is_answered_with_the_nearest(run: Run, config: Path) 
 
 
 def test_filters_narrow_a_search_down(run: Run, config: Path) -> None:
-    query = ("note", "--kind", "tool", "--config", config)
+    query = ("note", "--kind", "tool", "--top", "5", "--config", config)
 
     def names(*options: str) -> set[str]:
         data = found(run, *query, *options)

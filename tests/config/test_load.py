@@ -141,7 +141,7 @@ def test_the_defaults_are_the_documented_ones():
         "page_size": 0,
         "max_name_length": NAME_CHARACTERS,
     }
-    assert config.search.resolved("tools") == DomainSearch(top_k=20, top_n=5, include_score=0.7)
+    assert config.search.resolved("tools") == DomainSearch(20, 5, include_score=0.7, by_fit=True)
     assert (config.search.preset, config.search.warm_up, config.learning.enabled) == ("normal", False, True)
     assert (config.store.path, config.http.host, config.http.port) == (None, "127.0.0.1", 8765)
     assert (server.transport, server.era, server.enabled, server.include) == (
@@ -168,6 +168,15 @@ def test_the_numbers_of_a_preset_can_be_read_from_the_settings(load_text):
     search = load_text("[search]\npreset = 'conservative'\ntop_n = 3\n").search
 
     assert (search.top_k, search.top_n, search.include_score) == (40, 3, 0.6)
+
+
+@pytest.mark.parametrize("where", ["search", "search.tools"])
+def test_a_number_of_results_in_the_file_is_a_promise(load_text, where):
+    search = load_text(f"[{where}]\ntop_n = 4\n").search
+
+    assert search.resolved("tools").top_n == 4
+    assert search.resolved("tools").by_fit is False
+    assert load_text("[search]\ntop_k = 30\n").search.resolved("tools").by_fit is True
 
 
 def test_presets_are_ordered_by_how_much_they_show(load_text):

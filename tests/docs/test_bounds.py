@@ -24,6 +24,7 @@ MODULES = [
         "downstream.stdio",
         "downstream.http_session",
         "server.forwarding",
+        "server.meta_definitions",
         "server.notifications",
         "server.resources",
         "server.sdk",

@@ -72,10 +72,12 @@ def test_the_defaults_are_those_of_the_code(sections, table):
 
 
 def test_the_presets_are_those_of_the_code(sections):
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \|$", sections["[search]"], re.MULTILINE)
+    row = r"^\| `(\w+)` \| (\d+) \| (\d+|those that fit) \| ([\d.]+) \|$"
+    rows = re.findall(row, sections["[search]"], re.MULTILINE)
 
-    assert {name: (int(k), int(n), float(score)) for name, k, n, score in rows} == {
-        name: (preset.top_k, preset.top_n, preset.include_score) for name, preset in PRESETS.items()
+    assert {name: (int(k), n, float(score)) for name, k, n, score in rows} == {
+        name: (preset.top_k, "those that fit" if preset.by_fit else str(preset.top_n), preset.include_score)
+        for name, preset in PRESETS.items()
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mcp_context_proxy
-from mcp_context_proxy.retrieval import ADAPTIVE, bm25, scoring, text
+from mcp_context_proxy.retrieval import FITTING, bm25, scoring, text
 
 from .conftest import page
 
@@ -61,9 +61,12 @@ def test_the_formula_has_the_numbers_of_the_code(ranking):
 
     assert f"+ {scoring.LEXICAL_FACTOR:g} * BM25F" in ranking.text
     assert f"k1 = {bm25.K1:g}, b = {bm25.B:g}" in ranking.text
-    assert f"at least {ADAPTIVE.share_of_best:g} of the mean of the best three" in ranking.text
-    assert f"{ADAPTIVE.at_least} to {ADAPTIVE.at_most} tools" in ranking.text
-    assert ADAPTIVE.best == 3
+    share, step = FITTING.share_of_best, FITTING.share_step
+    assert share is not None
+    assert f"the second needs {share + step:g} of the mean of the best three" in ranking.text
+    assert f"one {step:g} more, so the fifth needs {share + 4 * step:g}" in ranking.text
+    assert share + 8 * step < 1 < share + 9 * step  # "never more than nine"
+    assert (FITTING.best, FITTING.at_least) == (3, 1)
     assert f"{scoring.CERTAIN_DEVIATIONS:g} or more count as proof" in ranking.text
     assert f"{scoring.needed_evidence(scoring.FEWEST_ITEMS):.2f} among 20 items" in ranking.text
     assert f"{scoring.needed_evidence(1_000):.2f} among 1,000" in ranking.text

@@ -13,7 +13,7 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.evaluation.run import Evaluation, answer_of, evaluate
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval import ADAPTIVE, METHODS, Engine
+from mcp_context_proxy.retrieval import FITTING, METHODS, Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
@@ -41,7 +41,7 @@ def questions() -> list[EvalQuery]:
 
 @pytest.fixture(scope="module")
 def measured(engine: Engine, golden: Snapshot, questions: list[EvalQuery]) -> Evaluation:
-    return evaluate(engine, golden, questions, ADAPTIVE, 10)
+    return evaluate(engine, golden, questions, FITTING, 10)
 
 
 def needing(text: str, *tools: tuple[str, str]) -> EvalQuery:
@@ -63,7 +63,7 @@ def test_the_answers_are_those_the_engine_gives(
     measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
     for query, answer in zip(questions, measured.answers, strict=True):
-        shown = engine.search(query.text, golden, options=ADAPTIVE)
+        shown = engine.search(query.text, golden, options=FITTING)
 
         assert answer.query == query.text
         assert answer.fits == shown.fits
@@ -85,7 +85,7 @@ def test_the_order_of_tools_and_queries_changes_no_answer(
     lines = (GOLDEN / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     (tmp_path / "reversed.jsonl").write_text("\n".join(reversed(lines)), encoding="utf-8")
 
-    again = evaluate(engine, read_corpus(tmp_path / "reversed.jsonl"), questions[::-1], ADAPTIVE, 10)
+    again = evaluate(engine, read_corpus(tmp_path / "reversed.jsonl"), questions[::-1], FITTING, 10)
 
     assert again.answers[::-1] == measured.answers
     assert again.report.measures == measured.report.measures
@@ -94,7 +94,7 @@ def test_the_order_of_tools_and_queries_changes_no_answer(
 def test_the_selection_does_not_depend_on_the_depth_of_the_ranking(
     measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
-    shallow = evaluate(engine, golden, questions, ADAPTIVE, 1).answers
+    shallow = evaluate(engine, golden, questions, FITTING, 1).answers
 
     for short, long in zip(shallow, measured.answers, strict=True):
         assert short.selected == long.selected
@@ -105,7 +105,7 @@ def test_the_selection_does_not_depend_on_the_depth_of_the_ranking(
 def test_every_method_ranks_in_its_own_way(
     method: str, measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
-    found = evaluate(engine, golden, questions, replace(ADAPTIVE, method=method), 10)
+    found = evaluate(engine, golden, questions, replace(FITTING, method=method), 10)
 
     assert found.report.method == method
     assert found.report.measures["recall@10"].mean > 0.7
@@ -115,7 +115,7 @@ def test_every_method_ranks_in_its_own_way(
 def test_without_a_model_the_report_explains_the_search_by_words(
     golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
-    report = evaluate(Engine(None), golden, questions, ADAPTIVE, 10).report
+    report = evaluate(Engine(None), golden, questions, FITTING, 10).report
 
     assert report.method == "lexical"
     assert report.note is not None
@@ -128,7 +128,7 @@ def test_unanswerable_queries_are_measured_by_their_refusal(engine: Engine, gold
         needing("What will my horoscope say tomorrow?", ("astrology", "horoscope")),
     ]
 
-    report = evaluate(engine, golden, queries, ADAPTIVE, 10).report
+    report = evaluate(engine, golden, queries, FITTING, 10).report
 
     assert (report.measures["kept"].mean, report.measures["kept"].queries) == (1, 1)
     assert (report.measures["refused"].mean, report.measures["refused"].queries) == (1, 2)
@@ -138,7 +138,7 @@ def test_unanswerable_queries_are_measured_by_their_refusal(engine: Engine, gold
 
 def test_a_query_that_fits_nothing_still_has_a_ranking(engine: Engine, golden: Snapshot) -> None:
     (answer,) = evaluate(
-        engine, golden, [needing("Recommend a red wine for grilled lamb")], ADAPTIVE, 10
+        engine, golden, [needing("Recommend a red wine for grilled lamb")], FITTING, 10
     ).answers
 
     assert not answer.fits
@@ -148,8 +148,6 @@ def test_a_query_that_fits_nothing_still_has_a_ranking(engine: Engine, golden: S
 
 def test_progress_is_reported_to_the_end(golden: Snapshot, questions: list[EvalQuery]) -> None:
     told: list[tuple[int, int]] = []
-    evaluate(
-        Engine(None), golden, questions[:3], ADAPTIVE, 10, lambda done, total: told.append((done, total))
-    )
+    evaluate(Engine(None), golden, questions[:3], FITTING, 10, lambda done, total: told.append((done, total)))
 
     assert told == [(1, 3), (2, 3), (3, 3)]

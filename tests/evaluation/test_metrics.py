@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.evaluation.metrics import complete, measure, ndcg, recall, reciprocal_rank
+from mcp_context_proxy.evaluation.metrics import complete, measure, ndcg, precision, recall, reciprocal_rank
 
 Key = tuple[str, str]
 
@@ -80,6 +80,7 @@ def test_measures_deeper_than_the_ranking_are_left_out():
         "mrr": 0,
         "selected": 2,
         "selected_recall": 0,
+        "selected_precision": 0,
         "kept": 1,
     }
 
@@ -131,3 +132,8 @@ def test_the_measures_are_those_of_a_slow_second_implementation(groups, ranking,
     )
 
     assert measured == pytest.approx(slow(groups, list(ranking), depth))
+
+
+def test_precision_is_the_share_of_results_that_meet_a_need():
+    assert precision(needs("a", "bc"), keys("abcx")) == 0.75
+    assert precision(needs("a"), keys("x")) == 0

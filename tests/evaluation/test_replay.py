@@ -13,7 +13,7 @@ from support.commands import forked_command
 from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.evaluation.replay import REVEALED, in_random_order, replay
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval import ADAPTIVE
+from mcp_context_proxy.retrieval import FITTING
 
 ANIMALS = [
     "zebra",
@@ -78,7 +78,7 @@ def log(files: tuple[Path, Path]) -> list[EvalQuery]:
 def test_repeated_intents_are_found_better_the_more_was_learned(
     catalog: Snapshot, log: list[EvalQuery]
 ) -> None:
-    stages = replay(Words(), Words(), catalog, log, ADAPTIVE, 10)
+    stages = replay(Words(), Words(), catalog, log, FITTING, 10)
     gains = [stage.measures["recall@5"].difference for stage in stages]
 
     assert [stage.revealed for stage in stages] == list(REVEALED)

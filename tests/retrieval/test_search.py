@@ -1,15 +1,18 @@
 """Search: results, their order and number, and the explanations."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval import FITTING, Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval.scoring import count_selected
 
 NAMES = st.lists(
     st.sampled_from(["read_file", "write_file", "send_mail", "list_mail", "get_weather", "play_song", "sum"]),
@@ -200,6 +203,58 @@ def test_the_number_selected_can_follow_the_scores(engine: Engine, office: Snaps
     near = sum(result.score >= 0.65 * everything[0].score for result in everything)
 
     assert len(found(engine.search("create issue", office, options=options))) == min(max(near, 2), 4)
+
+
+@pytest.mark.parametrize(
+    ("scores", "shown"),
+    [
+        ([], 0),
+        ([0.9], 1),
+        ([0.9, 0.3, 0.3, 0.3, 0.3], 1),
+        ([0.9, 0.8, 0.3, 0.3, 0.3], 2),
+        ([0.6, 0.55, 0.5, 0.45, 0.3, 0.3, 0.3], 4),
+        ([0.5] * 20, 9),
+    ],
+    ids=str,
+)
+def test_as_many_tools_are_shown_as_fit(scores: list[float], shown: int) -> None:
+    assert count_selected(np.array(scores, np.float32), FITTING) == shown
+
+
+@settings(max_examples=200)
+@given(st.lists(st.floats(0.125, 2, width=32), min_size=1, max_size=30))
+def test_nothing_is_shown_that_scores_below_half_of_the_best_three(values: list[float]) -> None:
+    scores = np.sort(np.array(values, np.float32))[::-1]
+    shown = count_selected(scores, FITTING)
+
+    assert shown >= 1
+    assert all(score >= 0.5 * scores[:3].mean() for score in scores[1:shown])
+
+
+def test_how_many_are_shown_changes_neither_order_nor_scores(engine: Engine, office: Snapshot) -> None:
+    rankings = [
+        engine.search("create a ticket and send a message", office, options=replace(options, depth=6))
+        for options in (FITTING, SearchOptions(top_n=5), SearchOptions(top_n=1))
+    ]
+
+    ordered = [[(each.item, each.score) for each in (*one.results, *one.others)] for one in rankings]
+    assert ordered[0] == ordered[1] == ordered[2]
+    assert len(ordered[0]) == 6
+
+
+def test_by_words_alone_the_best_five_are_shown(office: Snapshot) -> None:
+    ranking = Engine(None).search("message person ticket city rain repository", office, options=FITTING)
+
+    assert ranking.method == "lexical"
+    assert len(found(ranking)) == 5
+
+
+def test_each_sentence_keeps_its_tool_where_few_are_shown(engine: Engine, office: Snapshot) -> None:
+    query = "Open a ticket in a repository. Tell the rain for a city. Send a message to a person."
+
+    assert {"create_issue", "get_weather", "send_mail"} <= set(
+        found(engine.search(query, office, options=FITTING))
+    )
 
 
 def test_a_query_that_nothing_fits_says_so_and_names_the_nearest(engine: Engine, office: Snapshot) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import ADAPTIVE, Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval import FITTING, Engine, Filters, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.results import Support
 
 QUERY = "send a mail about the invoice"
@@ -69,7 +69,7 @@ def test_tools_of_other_servers_come_first_with_their_unchanged_scores(
 def test_tools_of_a_suspected_server_come_last_with_the_reason(
     word_vectors: Callable[..., Any], catalog: Snapshot
 ) -> None:
-    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), ADAPTIVE)
+    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), FITTING)
 
     assert [name.startswith("helper") for name in found(ranking)] == [False] * 5 + [True]
     assert found(ranking)[-1] in ("helper_0", "helper_1", "helper_2")
@@ -163,7 +163,7 @@ def test_every_tool_is_ranked_once_however_deep(
 
 
 def test_lexical_search_puts_a_suspected_server_last_too(catalog: Snapshot) -> None:
-    ranking = Engine(None).search(QUERY, catalog, Filters(), ADAPTIVE)
+    ranking = Engine(None).search(QUERY, catalog, Filters(), FITTING)
 
     assert found(ranking)[0] == "send_mail"
     assert found(ranking)[-1].startswith("helper")
@@ -205,7 +205,7 @@ class OneUse:
         return self
 
 
-@pytest.mark.parametrize("options", [SearchOptions(), ADAPTIVE, SearchOptions(top_n=7, include_score=inf)])
+@pytest.mark.parametrize("options", [SearchOptions(), FITTING, SearchOptions(top_n=7, include_score=inf)])
 @pytest.mark.parametrize("used", [("travel", "search_flights"), ("office", "pay"), ("evil", "helper_3")])
 def test_one_use_of_another_tool_removes_no_suspected_tool_from_the_answer(
     word_vectors: Callable[..., Any],

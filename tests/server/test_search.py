@@ -1,4 +1,4 @@
-"""The proxy's own tools: what they answer, and that it is what their schemas promise."""
+"""The proxy's own tools: what they take and what they answer."""
 
 import json
 from collections.abc import AsyncIterator
@@ -73,30 +73,56 @@ QUERIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("arguments", QUERIES, ids=lambda arguments: json.dumps(arguments)[:50])
-async def test_search_results_match_the_output_schema(host: Host, arguments: dict[str, Any]) -> None:
+async def test_a_search_takes_what_its_schema_allows(host: Host, arguments: dict[str, Any]) -> None:
     promised = (await definitions(host))[SEARCH]
     jsonschema.validate(arguments, promised["inputSchema"])
 
     result = await host.call(SEARCH, arguments)
 
     assert "isError" not in result
-    jsonschema.validate(result["structuredContent"], promised["outputSchema"])
     assert result["content"][0]["text"]
 
 
-async def test_results_of_set_context_match_the_output_schema(host: Host) -> None:
-    promised = (await definitions(host))["set_context"]["outputSchema"]
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"server": "code"},
+        {"category": "weather", "tags": ["weather"], "any_tags": ["weather", "code"]},
+        {"read_only": True, "exclude_destructive": None, "open_world": False},
+        {"max_latency_ms": 100, "min_success_rate": 0.9, "strict": True},
+    ],
+    ids=str,
+)
+async def test_filters_mean_the_same_in_filters_and_beside_it(host: Host, filters: dict[str, Any]) -> None:
+    inside_filters = await host.call(SEARCH, {"query": "commit the weather", "filters": filters})
+    beside = await host.call(SEARCH, {"query": "commit the weather", **filters})
 
-    result = await host.call("set_context", {"query": "the weather", "intent": "plan a trip"})
+    found = [
+        [(each["name"], each["score"]) for each in answer["structuredContent"]["results"]]
+        for answer in (inside_filters, beside)
+    ]
+    assert found[0] == found[1]
 
-    jsonschema.validate(result["structuredContent"], promised)
+
+async def test_a_filter_within_filters_counts_before_the_same_beside_it(host: Host) -> None:
+    arguments = {"query": "weather", "server": "code", "filters": {"server": "weather"}, "top_n": 1}
+
+    (found,) = (await host.call(SEARCH, arguments))["structuredContent"]["results"]
+
+    assert found["server"] == "weather"
+
+
+async def test_an_unknown_filter_is_refused_with_its_name(host: Host) -> None:
+    refused = await host.call(SEARCH, {"query": "weather", "filters": {"colour": "red"}})
+
+    assert refused["isError"] is True
+    assert "colour" in refused["content"][0]["text"]
 
 
 async def test_the_definitions_themselves_are_valid_schemas(host: Host) -> None:
-    for name in (SEARCH, "call_tool", "call_read_only_tool", "set_context"):
+    for name in (SEARCH, "call_tool", "call_read_only_tool"):
         definition = (await definitions(host))[name]
         jsonschema.Draft202012Validator.check_schema(definition["inputSchema"])
-        jsonschema.Draft202012Validator.check_schema(definition.get("outputSchema", {}))
 
 
 async def test_a_found_tool_comes_with_everything_needed_to_call_it(host: Host) -> None:

@@ -13,7 +13,7 @@ from mcp_context_proxy.app import Proxy
 
 pytestmark = pytest.mark.anyio
 
-OURS = ["search_available_tools", "call_tool", "call_read_only_tool", "set_context"]
+OURS = ["search_available_tools", "call_tool", "call_read_only_tool"]
 QUERY = {OWN + "query": "translate a text into another language"}
 SUBJECTS = {
     "translate": "Translate a text from one language into another",
@@ -182,7 +182,7 @@ async def test_a_small_catalog_is_listed_completely(workshop: Workshop, era: str
     workshop.server("work", tools=tools())
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
-        expected = [*OURS, *sorted(f"work__{name}" for name in SUBJECTS)]
+        expected = sorted(f"work__{name}" for name in SUBJECTS)
 
         assert await host.names() == expected
         await host.call("search_available_tools", {"query": "translate a text"})
@@ -192,7 +192,7 @@ async def test_a_small_catalog_is_listed_completely(workshop: Workshop, era: str
 async def test_mode_all_lists_everything_whatever_its_size(workshop: Workshop, era: str) -> None:
     workshop.server("work", tools=tools())
     async with inside(workshop.config(expose={"mode": "all", "list_all_below": 0})) as proxy:
-        assert await Host(proxy, era).names() == [*OURS, *sorted(f"work__{name}" for name in SUBJECTS)]
+        assert await Host(proxy, era).names() == sorted(f"work__{name}" for name in SUBJECTS)
 
 
 async def test_mode_search_lists_nothing_more_however_small_the_catalog(workshop: Workshop, era: str) -> None:
@@ -218,7 +218,7 @@ async def test_without_prefix_tools_are_called_and_listed_by_their_own_names(wor
         names = await host.names()
         called = await host.call("work__call_tool", {"text": "x"})
 
-    assert names == [*OURS, "one", "play__both", "two", "work__both", "work__call_tool"]
+    assert names == ["one", "play__both", "two", "work__both", "work__call_tool"]
     assert json.loads(called["content"][0]["text"])["name"] == "call_tool"
 
 
@@ -256,7 +256,7 @@ async def test_invalid_entries_are_withheld_one_by_one(workshop: Workshop) -> No
         names = await Host(proxy, "modern").names()
         findings = proxy.catalog.snapshot.findings
 
-    assert names == [*OURS, "odd__fine", "odd__good"]
+    assert names == ["odd__fine", "odd__good"]
     assert len(findings) == len(odd) + 1
 
 
@@ -265,7 +265,7 @@ async def test_a_list_in_pages_is_read_to_its_end(workshop: Workshop) -> None:
     async with inside(workshop.config()) as proxy:
         names = await Host(proxy, "modern").names()
 
-    assert len(names) == len(OURS) + len(SUBJECTS)
+    assert len(names) == len(SUBJECTS)
 
 
 async def test_a_list_that_never_ends_is_cut(workshop: Workshop) -> None:
@@ -275,7 +275,7 @@ async def test_a_list_that_never_ends_is_cut(workshop: Workshop) -> None:
     async with inside(workshop.config()) as proxy:
         names = await Host(proxy, "modern").names()
 
-    assert names == [*OURS, "endless__one", "good__two"]
+    assert names == ["endless__one", "good__two"]
 
 
 async def test_a_tool_named_like_one_of_the_proxys_own_does_not_replace_it(workshop: Workshop) -> None:
@@ -285,5 +285,5 @@ async def test_a_tool_named_like_one_of_the_proxys_own_does_not_replace_it(works
         names = await host.names()
         ours = await host.call("search_available_tools", {"query": "anything"})
 
-    assert names == [*OURS, "a__call_tool", "a__search_available_tools"]
+    assert names == ["a__call_tool", "a__search_available_tools"]
     assert "structuredContent" in ours
