@@ -225,6 +225,7 @@ class _Fitting:
     def __init__(self, results: Sequence[Result], snapshot: Snapshot, count: Callable[[str], int]) -> None:
         self._results, self._snapshot, self._count = results, snapshot, count
         self._made: dict[tuple[int, int], tuple[str, int]] = {}
+        self._schemas: dict[int, Any] = {}
         self._levels = [0] * len(results)
         self._around = 0, 0
         """Tokens and characters of the rest of the answer."""
@@ -259,17 +260,21 @@ class _Fitting:
         key = place, self._levels[place]
         if key not in self._made:
             result, level = self._results[place], self._levels[place]
-            text = f"{_name(result)}, " if level == NAME_ALONE else self._told(result, DETAILS[level])
+            text = f"{_name(result)}, " if level == NAME_ALONE else self._told(place, DETAILS[level])
             self._made[key] = text, self._count(text)
         return self._made[key]
 
-    def _told(self, result: Result, detail: Detail) -> str:
+    def _told(self, place: int, detail: Detail) -> str:
+        result = self._results[place]
         item = result.item
         if isinstance(item, Document):
             excerpt = f"\n  {one_line(result.chunk, 2 * detail.characters)}" if detail.characters else ""
             return f"{item.uri} ({item.kind}){excerpt}"
+        if place not in self._schemas:
+            self._schemas[place] = schema_of(item)
         told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
-        return tool_signature(item, detail) + (f"\n  {told}" if told else "")
+        signature = tool_signature(item.exposed_name, self._schemas[place], detail)
+        return f"{signature}\n  {told}" if told else signature
 
 
 def _name(result: Result) -> str:
@@ -357,10 +362,9 @@ def schema_of(tool: Tool) -> Any:
         return {}
 
 
-def tool_signature(tool: Tool, detail: Detail) -> str:
+def tool_signature(name: str, schema: Any, detail: Detail) -> str:
     """Return a call signature, such as ``create_issue(title: string, labels?: string[], ... 3 optional)``."""
-    schema = schema_of(tool)
-    return f"{tool.exposed_name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
+    return f"{name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
 
 
 class _Signature:

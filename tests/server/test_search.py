@@ -84,7 +84,8 @@ async def test_a_search_is_answered_with_text_alone_and_with_data_on_request(
 
     assert set(result) & {"isError", "structuredContent"} == set()
     (block,) = result["content"]
-    named = data["results"] or data["near_misses"][:3]
+    # If filters leave nothing that fits, the items that they left out are named instead of the nearest.
+    named = data["results"] or ([] if "note" in data else data["near_misses"][:3])
     assert all(one.get("uri", one["name"]) in block["text"] for one in named)
     assert data["fits"] is bool(data["results"])
     assert len(data["request_id"]) == 16
