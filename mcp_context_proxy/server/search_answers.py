@@ -148,8 +148,10 @@ def search_text(
     best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
     head.append(f"{best} of {known}:")
     named = [result for result in results if result.exact]
+    # Several servers may have a tool of that name: then which one is meant is still to be chosen.
+    is_one = len(named) == 1
     has_tools = any(isinstance(result.item, Tool) for result in results)
-    if whole or named:
+    if whole or is_one:
         tail = [HOW_TO_CALL] if has_tools else []
         told = [_whole(result) for result in (results if whole else named)]
         told += [] if whole else _more([_name(result) for result in results if not result.exact])

@@ -161,6 +161,22 @@ async def test_values_and_fields_of_required_parameters_are_shown_through_refere
     assert line_of(text, "web__crawl") == f"web__crawl({told}, extra?: object)"
 
 
+async def test_a_name_that_several_servers_use_is_answered_in_short(workshop: Workshop) -> None:
+    described = "Finds a page. " + "More to know. " * 100
+    for server in ("wiki", "web"):
+        workshop.server(server, tools=[tool("find_page", described)])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        both = await text_of(host, "find_page")
+        one = await text_of(host, "wiki__find_page")
+
+    assert line_of(both, "wiki__find_page")
+    assert line_of(both, "web__find_page")
+    assert tokens(both) < 300
+    assert one.count("More to know.") == 100
+    assert "\n\n1 more: web__find_page\n\n" in one
+
+
 async def test_sentences_that_siblings_share_are_left_out(workshop: Workshop) -> None:
     shared = "Part of the great Acme suite of tools for your business."
     says = {"mow": "Mows the lawn.", "rake": "Rakes the leaves.", "dig": "Digs a hole.", "sow": "Sows seeds."}
