@@ -435,7 +435,7 @@ class _Signature:
         if kind == "object" and depth > 0 and is_required:
             fields = ", ".join(self.parameters(schema, depth - 1))
             return f"{{{fields}}}" if fields else "object"
-        return one_line(kind, LITERAL_CHARACTERS) if isinstance(kind, str) else "any"
+        return _word(kind) if isinstance(kind, str) else "any"
 
 
 def _literal(value: Any) -> str:
@@ -444,7 +444,7 @@ def _literal(value: Any) -> str:
 
 
 def _word(name: str) -> str:
-    """Return the name of a parameter, in quotes if it is not one word."""
+    """Return the name of a parameter or type, in quotes if it is not one word."""
     return (
         name if len(name) <= LITERAL_CHARACTERS and name.replace("-", "_").isidentifier() else _literal(name)
     )
