@@ -67,7 +67,7 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
     query: Annotated[str, Meta(min_length=1, description="What to do, in plain words; one sentence per need")]
     top_n: Number | None = None
     """By default those that fit."""
-    include_schema: Annotated[bool, Meta(description="False: names only")] = True
+    include_schema: Annotated[bool, Meta(description="True: all about each tool")] = False
     kinds: tuple[KindName, ...] | None = None
     """By default all."""
     filters: Annotated[SearchFilters, Meta(extra_json_schema={"type": "object"})] = NO_FILTERS
