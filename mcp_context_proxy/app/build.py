@@ -21,6 +21,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.results import KeptResults, LargeResults
 from mcp_context_proxy.server import meta_definitions, prompts
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -86,6 +87,10 @@ def build(config: Config, store: Store) -> Proxy:
     interactions = InteractionParts(config, store, search.model) if config.interactions.enabled else None
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
+    # Large results of calls, shortened; the whole is kept beside the store.
+    kept_folder = None if store.path is None else store.path.parent
+    results = LargeResults(config.results, KeptResults(kept_folder, config.limits.session_idle_seconds))
+
     # The lists that hosts see, and the statistics that need to know them.
     setup = tools_setup(config, recalls=recall_recorder is not None)
     tool_list = ToolList(
@@ -96,6 +101,7 @@ def build(config: Config, store: Store) -> Proxy:
         handles=handles,
         meta_tools=meta_definitions.definitions(setup),
         working_set=search.working_set,
+        own_results=results.kept.owns,
     )
     statistics = StatisticsParts(config, store, catalog, costs, tool_list.lists_all)
     if statistics.searches is not None:
@@ -131,6 +137,8 @@ def build(config: Config, store: Store) -> Proxy:
             in_session=None if search.session_recorder is None else search.session_recorder.used,
             working_set=search.working_set,
         ),
+        results=results,
+        when_kept=lambda caller: changes.tools_grew(caller.session),
     )
     gateway = Gateway(
         fleet=fleet,
@@ -184,6 +192,7 @@ def build(config: Config, store: Store) -> Proxy:
         pending_input=pending_input,
         forwarder=forwarder,
         gateway=gateway,
+        results=results,
         redact=Redactor(all_secrets_of(config)),
     )
     return proxy

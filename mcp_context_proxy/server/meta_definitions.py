@@ -16,14 +16,16 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.results import shortening
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
 SET_CONTEXT = "set_context"
 MANAGE = "manage_context"
 RECALL = "recall"
+READ_RESULT = shortening.READ_RESULT
 NAMES = frozenset({SEARCH, CALL, SET_CONTEXT})
-RESERVED = NAMES | {MANAGE, RECALL}
+RESERVED = NAMES | {MANAGE, RECALL, READ_RESULT}
 """Names that no tool of a server gets, whether the meta tool is switched on or not."""
 
 SERVERS_NAMED = 40
@@ -86,6 +88,17 @@ class RecallArguments(msgspec.Struct, forbid_unknown_fields=True):
     time_decay_factor: Annotated[
         float, Meta(gt=0, le=1, description="Share of a score that is left after a day: 0.95")
     ] = 0.95
+
+
+class ReadResultArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `read_result`."""
+
+    id: Annotated[str, Meta(min_length=1, description="As the shortened result gives it")]
+    page: Annotated[int, Meta(ge=1, description="From 1")] = 1
+    path: Annotated[
+        str | None, Meta(description="Part of JSON: items[0:20], items[*].title, items[*][id,title]")
+    ] = None
+    pattern: Annotated[str | None, Meta(description="Words in a line; * stands for anything in it")] = None
 
 
 _LEADING: Final = ("query", "top_n", "server", "include_schema", "kinds")
@@ -224,6 +237,19 @@ def definitions(setup: Setup) -> list[Raw]:
     tools += [manage] if setup.manage else []
     tools += [recall] if setup.recall else []
     return [envelope.raw(tool) for tool in tools]
+
+
+def read_result() -> Raw:
+    """Return the definition of the tool that reads shortened results, which is listed once there is one."""
+    return envelope.raw(
+        {
+            "name": READ_RESULT,
+            "title": "Read a shortened result",
+            "description": "Read what was left out of a shortened result: by page, JSON path or pattern.",
+            "inputSchema": input_schema(ReadResultArguments),
+            "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+        }
+    )
 
 
 def _found_schema(**more: Any) -> dict[str, Any]:

@@ -26,11 +26,13 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
+from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import (
     MANAGE,
+    READ_RESULT,
     RECALL,
     RESERVED,
     SEARCH,
@@ -38,6 +40,7 @@ from mcp_context_proxy.server.meta_definitions import (
     CallArguments,
     ContextArguments,
     ManageArguments,
+    ReadResultArguments,
     RecallArguments,
     SearchArguments,
 )
@@ -45,7 +48,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client, client_capabilities
 from mcp_context_proxy.server.rendering import recall_result, search_result
-from mcp_context_proxy.server.tools_call import ToolCalls, failure, unknown
+from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_thread
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
@@ -87,6 +90,8 @@ class MetaTools:
                 return await self._manage(_arguments(raw, ManageArguments), params, caller)
             if name == RECALL:
                 return await self._recall(_arguments(raw, RecallArguments))
+            if name == READ_RESULT:
+                return await self._read_result(_arguments(raw, ReadResultArguments), caller)
             return await self._call(_arguments(raw, CallArguments), params, caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
@@ -197,6 +202,24 @@ class MetaTools:
             return recall_result(wanted.query, await in_thread(search, abandon_on_cancel=True))
         except StoreError as error:
             return failure(f"nothing can be recalled now: {error}")
+
+    async def _read_result(self, wanted: ReadResultArguments, caller: Caller) -> bytes:
+        kept = await self.calls.results.kept.get(caller.owner, wanted.id)
+        if kept is None:
+            raise _UnusableArgumentsError(
+                "there is no result with this id: it was another session's, or is no longer kept; "
+                "call its tool again"
+            )
+        most = self.calls.results.page_bytes(caller.client_info)
+        try:
+            reading = await in_thread(read, kept.text, wanted.page, wanted.path, wanted.pattern, most)
+        except ReadError as error:
+            raise _UnusableArgumentsError(str(error)) from None
+        result = envelope.encode({"content": [{"type": "text", "text": reading.text.decode()}]})
+        client = self.fleet.clients.get(kept.server)
+        if client is None or client.config.spotlight:
+            result = mark_untrusted(kept.server, result)
+        return with_note(result, reading.note)
 
     async def _call(self, wanted: CallArguments, params: Members, caller: Caller) -> bytes:
         arguments = Raw(b"{}") if wanted.arguments is UNSET else wanted.arguments
