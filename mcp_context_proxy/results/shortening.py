@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -283,9 +285,12 @@ def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
     if large:
         whole = _joined(given)
         kept.append((new_id(), whole))
-        notes.append(_note(kept[-1][0], whole, f"{len(given)} texts of " if len(given) > 1 else ""))
         shown = _shown(texts, _room(len(whole)))
-        blocks = [block for old, new in zip(blocks, shown, strict=True) if (block := new or old)]
+        left_out = sum(block is not None and not len(block) for block in shown)
+        first = f"the first {len(given) - left_out:,} of {len(given):,} texts of " if left_out else ""
+        notes.append(_note(kept[-1][0], whole, first))
+        blocks = [old if new is None else new for old, new in zip(blocks, shown, strict=True)]
+        blocks = [block for block in blocks if len(block)]
     if large_structured and structured is not None:
         if not (same and kept):
             kept.append((new_id(), bytes(structured)))
@@ -319,7 +324,10 @@ def _shown(texts: list[_Text | None], room: int) -> list[Raw | None]:
     """Return the blocks of shortened texts: None for one that stays, empty for one that is left out."""
     sizes = {at: len(text.text) for at, text in enumerate(texts) if text is not None}
     shares: dict[int, int] = {}
-    first = list(sizes)[: max(1, room // BLOCK_BYTES)]
+    # Of many small ones the first that fit are shown whole; a few large ones share the room.
+    ends = list(accumulate(sizes.values()))
+    fitting = bisect_right(ends, room)
+    first = list(sizes)[: fitting if fitting > 1 else max(1, room // BLOCK_BYTES)]
     for left, at in enumerate(sorted(first, key=lambda at: sizes[at])):
         shares[at] = min(sizes[at], room // (len(first) - left))
         room -= shares[at]

@@ -12,6 +12,8 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.results import KeptResults
+from mcp_context_proxy.results.kept import RESULTS_KEPT_PER_SESSION, KeptText
 
 pytestmark = pytest.mark.anyio
 
@@ -283,6 +285,36 @@ async def test_what_does_not_fit_in_memory_is_in_files_without_a_name_that_only_
 
     assert len({page for page, _ in found}) == 1
     assert found[0][0] in large
+
+
+async def test_a_result_that_cannot_be_kept_is_not_shortened(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = "secret line\n" * 1_500_000
+    results(workshop, log={"content": [text(large)]})
+    # In memory only, and larger than what is kept there.
+    async with inside(workshop.config(limits={"message_bytes": 1 << 25})) as proxy:
+        shown = await Host(proxy, "handshake").call("work__log")
+
+    assert shown["content"] == [text(large)]
+    assert "a result of tool 'log' of server 'work' was not shortened" in caplog.text
+    assert "secret line" not in caplog.text
+
+
+async def test_results_are_kept_for_a_while_and_in_a_bounded_number() -> None:
+    now = 0.0
+    kept = KeptResults(None, 10.0, lambda: now)
+    for number in range(RESULTS_KEPT_PER_SESSION + 1):
+        await kept.put("one", f"a{number}", KeptText(b"x", "work"))
+    await kept.put("two", "b", KeptText(b"x", "work"))
+
+    assert await kept.get("one", "a0") is None
+    assert await kept.get("one", "a1") is not None
+    now = 9.0
+    assert await kept.get("one", "a2") is not None
+    now = 11.0
+    assert await kept.get("two", "b") is None
+    assert await kept.get("one", "a3") is not None
 
 
 async def test_an_untrusted_text_is_marked_also_where_it_is_shortened_and_read(workshop: Workshop) -> None:
