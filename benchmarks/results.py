@@ -198,7 +198,7 @@ def _text(text: str) -> dict[str, Any]:
 
 def beside(bench: Workbench, before: Path, rounds: int, calls: int) -> list[Figure]:
     """The p50 of calls with this version and with the one before, and the differences of pairs of turns."""
-    command = proxy_command(bench.config())
+    command = proxy_command(bench.config(servers=1))
     log = bench.folder / "proxy.log"
     # The same interpreter for both, and the folder before what is installed.
     old = [*("env", f"PYTHONPATH={before}", "PYTHONSAFEPATH=1"), *command]

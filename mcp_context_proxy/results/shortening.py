@@ -151,7 +151,7 @@ class LargeResults:
         `mark` marks the texts of a server as untrusted; the note is added after it.
         """
         most = self._most_bytes(call, len(result))
-        drops = b'"structuredContent"' in result and self._drops_duplicates(call)
+        drops = self._drops_duplicates(call) and b'"structuredContent"' in result
         if (most is None or len(result) <= most) and not drops:
             return result if mark is None else mark(result)
         schema = _output_schema(call.tool) if call.direct else None

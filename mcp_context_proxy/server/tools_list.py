@@ -77,7 +77,7 @@ class ToolList:
         handles: Handles,
         meta_tools: list[Raw],
         working_set: WorkingSet,
-        own_results: Callable[[str], bool] = lambda _: False,
+        own_results: Callable[[str], bool],
     ) -> None:
         """Prepare the list; `meta_tools` are the definitions of the proxy's own tools.
 

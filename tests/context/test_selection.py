@@ -236,6 +236,8 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             wait_for_starting_servers=proxy.wait_for_starting_servers,
             answered=Counter(),
             ended=EndedCalls(records=RequestRecords(proxy.config.limits), catalog=proxy.catalog),
+            results=proxy.results,
+            when_kept=lambda _: None,
         )
         own_tools = MetaTools(
             fleet=proxy.fleet,
