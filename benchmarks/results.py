@@ -3,9 +3,10 @@
     python benchmarks/results.py [--before FOLDER] [--rounds N] [--calls N]
 
 The results are made up after real ones, always the same. Sizes are those of the content that a host passes to
-its model, in tokens as the proxy estimates them elsewhere. With a checkout of another version in FOLDER, both
-proxies run beside each other, and calls whose results stay whole are measured in turns; what is told is the
-difference of the p50 of neighbouring turns. POSIX only.
+its model, in tokens as the proxy estimates them elsewhere. Beside it, what the check of a result that stays
+whole costs by itself. With a checkout of another version in FOLDER, both proxies run beside each other, and
+calls whose results stay whole are measured in turns; what is told is the difference of the p50 of
+neighbouring turns. POSIX only.
 """
 
 from __future__ import annotations
@@ -14,27 +15,33 @@ import argparse
 import json
 import random
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import anyio
 import msgspec
 from figures import Figure, machine, table
+from msgspec import Raw
 from raw_clients import StdioClient, call_params
 from subjects import Workbench, answers, proxy_command, tool_name
 
-from mcp_context_proxy.config import ResultsConfig
+from mcp_context_proxy.config import ResultsConfig, ServerConfig
 from mcp_context_proxy.embedding.tokens import TokenCounter
-from mcp_context_proxy.results import with_note
-from mcp_context_proxy.results.shortening import BYTES_PER_TOKEN, shorten
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.results import SMALL_BYTES, KeptResults, LargeResults, with_note
+from mcp_context_proxy.results.shortening import BYTES_PER_TOKEN, Call, shorten
 
 BAR_MS = 0.02
 BAR_LEFT = 0.1
 """Share of the tokens of large results that is left."""
 
 LARGE_TOKENS = 10_000
+CHECKED, CHECK_ROUNDS = 2_000, 15
+
 SIZES = {"2 bytes": 2, "10 kB": 10_000, "70 kB": 70_000}
 """Results that stay whole: one that is not looked at, and two whose size is compared."""
 
@@ -70,6 +77,8 @@ def main() -> None:
     print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
     for tokens in (ResultsConfig().max_tokens, LARGE_TOKENS):
         print("\n" + sizes(tokens), flush=True)
+    checks = [Figure(name, anyio.run(check, size), "ms", BAR_MS) for name, size in SIZES.items()]
+    print("\n" + table("The check of a result that stays whole, p50", checks), flush=True)
     if arguments.before is not None:
         with tempfile.TemporaryDirectory() as folder:
             figures = beside(
@@ -194,6 +203,28 @@ def recorded() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _text(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}]}
+
+
+async def check(size: int) -> list[float]:
+    """The p50 in milliseconds of what is done for a result that stays whole, in several rounds."""
+    definition = {"name": "tool", "description": "Does it. " * 70, "inputSchema": {"type": "object"}}
+    tool = Tool("s", "tool", "s__tool", "", msgspec.json.encode(definition), "")
+    results = LargeResults(ResultsConfig(), KeptResults(None, 60.0))
+    server, params = ServerConfig(name="s", command="x"), {"_meta": Raw(b'{"progressToken":1}')}
+    client, result = Raw(b'{"name":"claude-code","version":"2"}'), msgspec.json.encode(_text("x" * size))
+    rounds = []
+    for _ in range(CHECK_ROUNDS):
+        times = []
+        for _ in range(CHECKED):
+            began = time.perf_counter()
+            if len(result) > SMALL_BYTES or b'"structuredContent"' in result:
+                call = Call(
+                    tool=tool, server=server, params=params, client_info=client, owner="one", direct=True
+                )
+                await results.fitted(call, result, None)
+            times.append(time.perf_counter() - began)
+        rounds.append(median(times) * 1e3)
+    return rounds
 
 
 def beside(bench: Workbench, before: Path, rounds: int, calls: int) -> list[Figure]:

@@ -129,8 +129,8 @@ class Call:
 
     tool: Tool
     server: ServerConfig
-    meta: Members
-    """The ``_meta`` of the request."""
+    params: Members
+    """The params of the request."""
     client_info: Raw | None
     owner: str
     """Key of the session or the principal that may read the whole."""
@@ -150,8 +150,10 @@ class LargeResults:
 
         `mark` marks the texts of a server as untrusted; the note is added after it.
         """
-        most = self._most_bytes(call, len(result))
-        drops = self._drops_duplicates(call) and b'"structuredContent"' in result
+        traits, wanted = traits_of(call.client_info), self.config.duplicates
+        most = self._most_bytes(call, traits, len(result))
+        drops = wanted == "drop" or (wanted == "auto" and traits.forwards_both)
+        drops = drops and b'"structuredContent"' in result
         if (most is None or len(result) <= most) and not drops:
             return result if mark is None else mark(result)
         schema = _output_schema(call.tool) if call.direct else None
@@ -165,26 +167,23 @@ class LargeResults:
             return result if mark is None else mark(result)
         return with_note(shortened.result if mark is None else mark(shortened.result), shortened.note)
 
-    def _drops_duplicates(self, call: Call) -> bool:
-        wanted = self.config.duplicates
-        return wanted == "drop" or (wanted == "auto" and traits_of(call.client_info).forwards_both)
-
     def page_bytes(self, client_info: Raw | None) -> int:
         """Return the size of a page for a client: no more than a result may have."""
         limits = [self.config.max_tokens, traits_of(client_info).max_tokens]
         return max(SMALL_BYTES, min([PAGE_BYTES, *(tokens * BYTES_PER_TOKEN for tokens in limits if tokens)]))
 
-    def _most_bytes(self, call: Call, size: int) -> int | None:
+    def _most_bytes(self, call: Call, traits: ClientTraits, size: int) -> int | None:
         """Return the size from which a result of this size is shortened; None for never."""
         own = call.server.results.max_tokens
         tokens = self.config.max_tokens if own is None else own
-        if size <= SMALL_BYTES or not tokens or bytes(call.meta.get(WHOLE_KEY, b"")) == b"true":
+        if size <= SMALL_BYTES or not tokens:
             return None
-        characters = _own_limit(call.tool)
-        if characters is not None:
-            return max(characters, SMALL_BYTES)
-        client = traits_of(call.client_info).max_tokens
-        return max(min(tokens, client or tokens) * BYTES_PER_TOKEN, SMALL_BYTES)
+        most = _own_limit(call.tool)
+        if most is None:
+            most = min(tokens, traits.max_tokens or tokens) * BYTES_PER_TOKEN
+        if size > most and bytes(eras.meta_of(call.params).get(WHOLE_KEY, b"")) == b"true":
+            return None
+        return max(most, SMALL_BYTES)
 
     async def _keep(self, call: Call, shortened: Shortened) -> bool:
         """Keep the whole texts; False if there is no room, and the result has to go out whole."""

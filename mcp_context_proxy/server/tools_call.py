@@ -145,7 +145,7 @@ class ToolCalls:
         call = Call(
             tool=tool,
             server=config,
-            meta=eras.meta_of(params),
+            params=params,
             client_info=caller.client_info,
             owner=caller.owner,
             direct=direct,
