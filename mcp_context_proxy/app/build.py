@@ -101,7 +101,7 @@ def build(config: Config, store: Store) -> Proxy:
         handles=handles,
         meta_tools=meta_definitions.definitions(setup),
         working_set=search.working_set,
-        own_results=results.kept.owns,
+        results=results.kept,
     )
     statistics = StatisticsParts(config, store, catalog, costs, tool_list.lists_all)
     if statistics.searches is not None:

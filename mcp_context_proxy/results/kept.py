@@ -93,11 +93,11 @@ class KeptResults:
         The results of a session that uses none of them for `idle_seconds` are forgotten.
         """
         self._folder, self._idle_seconds, self._clock = folder, idle_seconds, clock
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self.by_id: OrderedDict[str, _Entry] = OrderedDict()
 
     def owns(self, owner: str) -> bool:
         """Return whether results of an owner are kept."""
-        return any(entry.owner == owner for entry in self._entries.values())
+        return any(entry.owner == owner for entry in self.by_id.values())
 
     async def put(self, owner: str, result_id: str, kept: KeptText) -> None:
         """Keep a text under an id; the oldest are forgotten where there are too many.
@@ -112,17 +112,17 @@ class KeptResults:
             raise OSError(errno.EFBIG, "the result is larger than what is kept for a session")
         self._make_room(size, RESULTS_KEPT_PER_SESSION, RESULTS_KEPT_SESSION_BYTES, owner)
         self._make_room(size, RESULTS_KEPT, whole)
-        in_memory = sum(entry.size for entry in self._entries.values() if entry.file is None)
+        in_memory = sum(entry.size for entry in self.by_id.values() if entry.file is None)
         entry = _Entry(owner, kept.server, size, kept.text, None, self._clock())
         if self._folder is not None and in_memory + size > RESULTS_MEMORY_BYTES:
             entry.file = await in_thread(_written, self._folder, kept.text)
             entry.text = None
-        self._entries[result_id] = entry
+        self.by_id[result_id] = entry
 
     async def get(self, owner: str, result_id: str) -> KeptText | None:
         """Return a kept text; None if there is none with this id, or not for this owner."""
         self._forget_idle()
-        entry = self._entries.get(result_id)
+        entry = self.by_id.get(result_id)
         if entry is None or entry.owner != owner:
             return None
         entry.touched = self._clock()
@@ -137,18 +137,18 @@ class KeptResults:
 
     def forget(self, owner: str) -> None:
         """Forget the results of an owner."""
-        for result_id in [each for each, entry in self._entries.items() if entry.owner == owner]:
+        for result_id in [each for each, entry in self.by_id.items() if entry.owner == owner]:
             self._drop(result_id)
 
     def close(self) -> None:
         """Forget all results."""
-        for result_id in list(self._entries):
+        for result_id in list(self.by_id):
             self._drop(result_id)
 
     def _make_room(self, size: int, number: int, most: int, owner: str | None = None) -> None:
         mine = {
             result_id: entry.size
-            for result_id, entry in self._entries.items()
+            for result_id, entry in self.by_id.items()
             if owner is None or entry.owner == owner
         }
         total, left = sum(mine.values()), len(mine)
@@ -161,14 +161,14 @@ class KeptResults:
     def _forget_idle(self) -> None:
         since = self._clock() - self._idle_seconds
         latest: dict[str, float] = {}
-        for entry in self._entries.values():
+        for entry in self.by_id.values():
             latest[entry.owner] = max(entry.touched, latest.get(entry.owner, entry.touched))
         for owner, touched in latest.items():
             if touched < since:
                 self.forget(owner)
 
     def _drop(self, result_id: str) -> None:
-        entry = self._entries.pop(result_id)
+        entry = self.by_id.pop(result_id)
         entry.dropped = True
         entry.close_if_unused()
 

@@ -286,14 +286,14 @@ def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
         kept.append((new_id(), whole))
         shown = _shown(texts, _room(len(whole)))
         left_out = sum(block is not None and not len(block) for block in shown)
-        first = f"the first {len(given) - left_out:,} of {len(given):,} texts of " if left_out else ""
-        notes.append(_note(kept[-1][0], whole, first))
+        first = f"these are the first {len(given) - left_out:,} of {len(given):,} texts of"
+        notes.append(_note(kept[-1][0], whole, first if left_out else "this is a part of"))
         blocks = [old if new is None else new for old, new in zip(blocks, shown, strict=True)]
         blocks = [block for block in blocks if len(block)]
     if large_structured and structured is not None:
         if not (same and kept):
             kept.append((new_id(), bytes(structured)))
-            notes.append(_note(kept[-1][0], kept[-1][1], "the structured content of "))
+            notes.append(_note(*kept[-1], "this is a part of the structured content of"))
         fitting = None if schema is None else _fitting(structured, schema, notes[-1])
         if schema is None:
             del parts["structuredContent"]
@@ -350,17 +350,19 @@ def _excerpt(text: bytes, most: int) -> bytes:
     return copied + f"\n\nShape of the whole: {shape}".encode()
 
 
-def _note(result_id: str, whole: bytes, of: str) -> str:
+def _note(result_id: str, whole: bytes, shown: str) -> str:
     """Return how much there is of a result, and how to get it, in the words of the proxy."""
     lines = line_count(whole)
     size = f"{len(whole):,} bytes" + (f" in {lines:,} lines" if lines > 1 else "")
     value = json_values.parsed(whole)
-    ways = ["page=1"]
-    ways += ['path="items[0:20]" or "[*][id,name]"'] if value is not None else []
+    ways = ["page=1", 'pattern="words"']
+    if value is not None:
+        paths = '"[0:20]" or "[*][id,name]"' if whole.lstrip()[:1] == b"[" else '"items[0:20]" or "user.name"'
+        ways.insert(1, f"a path such as {paths}")
     return (
-        f"[Shortened by the proxy: this is a part of {of}the result, about {len(whole) // BYTES_PER_TOKEN:,} "
-        f"tokens ({size}). Nothing is lost. To read the rest, call {READ_RESULT} (directly, or through "
-        f'call_tool by this name) with id="{result_id}" and one of {", ".join(ways)}, pattern="words".]'
+        f"[Shortened by the proxy: {shown} the result, about {len(whole) // BYTES_PER_TOKEN:,} tokens "
+        f"({size}). Nothing is lost. To read the rest, call {READ_RESULT} (directly, or through call_tool by "
+        f'this name) with id="{result_id}" and one of: {", ".join(ways)}.]'
     )
 
 

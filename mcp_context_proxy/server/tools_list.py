@@ -6,7 +6,7 @@ session has a query, the tools that were selected for it. A small catalog is lis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from mcp_context_proxy.items import IncludeMode, Kind, Snapshot
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.results import KeptResults
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.system.threads import in_thread
@@ -77,13 +78,13 @@ class ToolList:
         handles: Handles,
         meta_tools: list[Raw],
         working_set: WorkingSet,
-        own_results: Callable[[str], bool],
+        results: KeptResults,
     ) -> None:
         """Prepare the list; `meta_tools` are the definitions of the proxy's own tools.
 
-        `own_results` tells whether an owner has shortened results, and so gets the tool that reads them.
+        The owners of `results` get the tool that reads them.
         """
-        self._own_results = own_results
+        self._results = results
         self.working_set = working_set
         self._read_result = bytes(meta_definitions.read_result())
         self._catalog, self._fleet, self._contexts, self._handles = catalog, fleet, contexts, handles
@@ -106,7 +107,7 @@ class ToolList:
             else:
                 tools = self._encoded(snapshot, names)
             self._cached = (snapshot.generation, names, tools)
-        if self._own_results(caller.owner):
+        if self._results.by_id and self._results.owns(caller.owner):
             # At the end, so that what a prompt cache has of the list stays.
             tools = tools[:-1] + (b"," if len(tools) > len(b"[]") else b"") + self._read_result + b"]"
         ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
