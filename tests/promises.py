@@ -36,6 +36,7 @@ ADVERSARIAL = "trust/test_adversarial_text.py::"
 EVENT_LOOP = "trust/test_event_loop.py::"
 STANDING = "server/test_standing_list.py::"
 ANSWERS = "server/test_answers.py::"
+LARGE = "server/test_large_results.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 SECURITY = (
@@ -465,6 +466,25 @@ SECURITY = (
             CONSENT + "test_nobody_is_asked_twice_for_a_call_whose_server_asks_for_input",
         ),
     ),
+    Promise(
+        "A result is shortened only if every byte of it can still be read. The whole is kept for the session "
+        "or the principal whose call it was, to all others its id is unknown, and it is forgotten with the "
+        "session. What is not in memory is in files without a name that only you can read, which the system "
+        "deletes with the process, even if it is killed.",
+        (
+            "results/test_every_byte.py::test_the_pages_of_a_shortened_text_joined_are_the_text",
+            "results/test_every_byte.py::"
+            "test_the_pages_of_shortened_json_joined_are_the_json_and_what_is_shown_is_json",
+            LARGE + "test_a_result_that_cannot_be_kept_is_not_shortened",
+            LARGE + "test_the_result_of_another_session_is_unknown",
+            LARGE + "test_results_are_forgotten_with_their_session",
+            LARGE + "test_what_does_not_fit_in_memory_is_in_files_without_a_name_that_only_the_user_can_read",
+        ),
+    ),
+    Promise(
+        "Nothing in a result and no path or pattern makes reading a shortened result slow.",
+        ("results/test_reading.py::test_hostile_text_is_read_in_time_in_proportion_to_its_length",),
+    ),
 )
 """Promises of SECURITY.md, in the order of their numbers."""
 
@@ -598,6 +618,13 @@ README = (
             "front/test_stdio.py::test_arguments_pass_byte_for_byte",
             "every_front/test_calls.py::test_structured_content_arrives_byte_for_byte",
             "every_front/test_calls.py::test_arguments_arrive_byte_for_byte",
+        ),
+    ),
+    Promise(
+        "Only a result too large for a model is shortened; `read_result` reads the rest.",
+        (
+            LARGE + "test_a_long_text_is_shortened_at_line_ends_and_every_byte_can_be_read",
+            "every_front/test_calls.py::test_structured_content_arrives_byte_for_byte",
         ),
     ),
     Promise(

@@ -21,6 +21,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.results import KeptResults, LargeResults
 from mcp_context_proxy.server import meta_definitions, prompts
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.consent import Consent
@@ -87,6 +88,10 @@ def build(config: Config, store: Store) -> Proxy:
     interactions = InteractionParts(config, store, search.model) if config.interactions.enabled else None
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
+    # Large results of calls, shortened; the whole is kept beside the store.
+    kept_folder = None if store.path is None else store.path.parent
+    results = LargeResults(config.results, KeptResults(kept_folder, config.limits.session_idle_seconds))
+
     # The lists that hosts see, and the statistics that need to know them.
     setup = tools_setup(config, recalls=recall_recorder is not None)
     tool_list = ToolList(
@@ -97,6 +102,7 @@ def build(config: Config, store: Store) -> Proxy:
         handles=handles,
         setup=setup,
         working_set=search.working_set,
+        results=results.kept,
     )
     statistics = StatisticsParts(config, store, catalog, costs, tool_list.lists_all)
     if statistics.searches is not None:
@@ -140,6 +146,8 @@ def build(config: Config, store: Store) -> Proxy:
             in_session=None if search.session_recorder is None else search.session_recorder.used,
             working_set=search.working_set,
         ),
+        results=results,
+        when_kept=lambda caller: changes.tools_grew(caller.session),
     )
     gateway = Gateway(
         fleet=fleet,
@@ -193,6 +201,7 @@ def build(config: Config, store: Store) -> Proxy:
         pending_input=pending_input,
         forwarder=forwarder,
         gateway=gateway,
+        results=results,
         redact=redact,
     )
     return proxy

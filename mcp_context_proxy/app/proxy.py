@@ -27,6 +27,7 @@ from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.protocol.strangers import said
+from mcp_context_proxy.results import LargeResults
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
@@ -69,6 +70,7 @@ class Proxy:
     pending_input: PendingInput
     forwarder: Forwarder
     gateway: Gateway
+    results: LargeResults
     redact: Redactor
     """Removes the secrets of all configurations so far from what people are shown."""
     reloader: Reloader | None = None
@@ -113,6 +115,7 @@ class Proxy:
             finally:
                 # First, because a thread that waits for an embedding service would delay everything else.
                 self.search.model.close()
+                self.results.kept.close()
                 group.cancel_scope.cancel()
 
     async def apply(self, config: Config) -> None:
@@ -126,6 +129,7 @@ class Proxy:
         self.redact.know(all_secrets_of(config))
         difference = self.fleet.apply(config.servers.values(), config.limits)
         self.searcher.config = config
+        self.results.config = config.results
         recalls = self.interactions is not None and self.interactions.recall_tool
         self.setup = tools_setup(config, recalls=recalls)
         self._instruct(self.catalog.snapshot)

@@ -262,6 +262,13 @@ class ToolConfig(Table):
     category: Tag | None = None
 
 
+class ServerResultsConfig(Table):
+    """Settings of the results of one server."""
+
+    max_tokens: Amount | None = None
+    """By default ``results.max_tokens``."""
+
+
 class ServerConfig(Table):
     """Settings of one downstream server: a program to start or a URL to connect to."""
 
@@ -302,6 +309,7 @@ class ServerConfig(Table):
     """Idle seconds after which the server is stopped until the next call; never by default."""
     spotlight: Annotated[Flag, Reload.LIVE] = False
     """Whether results of its tools are marked as data from outside."""
+    results: Annotated[ServerResultsConfig, Reload.LIVE] = ServerResultsConfig()
     oauth: OAuthConfig | None = None
     """The defaults apply after a login, even without this table."""
     secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE] = Field(default=(), repr=False)
@@ -480,6 +488,15 @@ class ContextConfig(Table):
     """Requests of a session for which a used tool stays selected."""
 
 
+class ResultsConfig(Table):
+    """Settings of large results."""
+
+    max_tokens: Amount = 20_000
+    """Estimated tokens above which a result is shortened; 0 for never."""
+    duplicates: Literal["auto", "drop", "keep"] = "auto"
+    """``auto``: a result in two forms is sent once to clients that pass on both; ``drop``: to all clients."""
+
+
 class LearningConfig(Table):
     """Settings of learning from successful calls."""
 
@@ -587,6 +604,7 @@ class Config(Table):
     expose: Annotated[ExposeConfig, Reload.LIVE] = ExposeConfig()
     search: Annotated[SearchConfig, Reload.LIVE] = SearchConfig()
     context: Annotated[ContextConfig, Reload.LIVE] = ContextConfig()
+    results: Annotated[ResultsConfig, Reload.LIVE] = ResultsConfig()
     learning: LearningConfig = LearningConfig()
     statistics: StatisticsConfig = StatisticsConfig()
     interactions: InteractionsConfig = InteractionsConfig()

@@ -40,3 +40,8 @@ class Caller:
     """Makes a request of the client; a modern client cannot be asked so."""
     release: Callable[[], None]
     """Gives back the room of the request at the front: the limits of its server count it from now on."""
+
+    @property
+    def owner(self) -> str:
+        """The key of what is kept for the caller alone: of its session, or of its principal without one."""
+        return f"principal {self.principal}" if self.session is None else self.session.id

@@ -154,6 +154,7 @@ class Gateway:
         if self._open_sessions.end(session):
             self._share_log_level()
             self.resources.end(session)
+            self._tool_calls.results.kept.forget(session.id)
             self._fleet.end(session.party)
 
     async def notified(self, method: str, session: Session) -> None:

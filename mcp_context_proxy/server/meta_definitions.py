@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from mcp_context_proxy.context.search_filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import named, one_line
+from mcp_context_proxy.results import shortening
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
@@ -24,12 +25,13 @@ CALL_READ_ONLY = "call_read_only_tool"
 SET_CONTEXT = "set_context"
 MANAGE = "manage_context"
 RECALL = "recall"
+READ_RESULT = shortening.READ_RESULT
 CALLS = frozenset({CALL, CALL_READ_ONLY})
 """Tools that call another one. Hosts let a person always allow one of them, so reading has its own."""
 NAMES = CALLS | {SEARCH}
-READ_ONLY = frozenset({SEARCH, SET_CONTEXT, RECALL})
+READ_ONLY = frozenset({SEARCH, SET_CONTEXT, RECALL, READ_RESULT})
 """Other tools that say they are read-only."""
-RESERVED = NAMES | {SET_CONTEXT, MANAGE, RECALL}
+RESERVED = NAMES | {SET_CONTEXT, MANAGE, RECALL, READ_RESULT}
 """Names that no tool of a server gets, whether the meta tool is switched on or not."""
 
 READ_MARK = "[r]"
@@ -124,6 +126,17 @@ class RecallArguments(msgspec.Struct, forbid_unknown_fields=True):
     time_decay_factor: Annotated[
         float, Meta(gt=0, le=1, description="Share of a score that is left after a day: 0.95")
     ] = 0.95
+
+
+class ReadResultArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `read_result`."""
+
+    id: Annotated[str, Meta(min_length=1, description="As the shortened result gives it")]
+    page: Annotated[int, Meta(ge=1, description="From 1")] = 1
+    path: Annotated[
+        str | None, Meta(description="Part of JSON: items[0:20], items[*].title, items[*][id,title]")
+    ] = None
+    pattern: Annotated[str | None, Meta(description="Words in a line; * stands for anything in it")] = None
 
 
 _NOT_FOR_MODELS: Final = {"max_latency_ms", "min_success_rate", "min_calls", "strict"}
@@ -318,3 +331,16 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
     tools += [manage] if setup.manage else []
     tools += [recall] if setup.recall else []
     return [envelope.raw(tool) for tool in tools]
+
+
+def read_result() -> Raw:
+    """Return the definition of the tool that reads shortened results, which is listed once there is one."""
+    return envelope.raw(
+        {
+            "name": READ_RESULT,
+            "description": "Read what was left out of a shortened result: by page, JSON path or pattern.",
+            "inputSchema": input_schema(ReadResultArguments),
+            "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+            **ALWAYS_LOAD,
+        }
+    )

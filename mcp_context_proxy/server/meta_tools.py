@@ -25,6 +25,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
+from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import (
@@ -33,6 +34,7 @@ from mcp_context_proxy.server.meta_definitions import (
     CALLS,
     MANAGE,
     READ_ONLY,
+    READ_RESULT,
     RECALL,
     RESERVED,
     SEARCH,
@@ -40,6 +42,7 @@ from mcp_context_proxy.server.meta_definitions import (
     CallArguments,
     ContextArguments,
     ManageArguments,
+    ReadResultArguments,
     RecallArguments,
     SearchArguments,
 )
@@ -54,7 +57,7 @@ from mcp_context_proxy.server.search_answers import (
     search_notes,
     search_text,
 )
-from mcp_context_proxy.server.tools_call import ToolCalls, failure, unknown
+from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_thread
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
@@ -97,6 +100,8 @@ class MetaTools:
                 return await self._manage(_arguments(raw, ManageArguments), params, caller)
             if name == RECALL:
                 return await self._recall(_arguments(raw, RecallArguments), params)
+            if name == READ_RESULT:
+                return await self._read_result(_arguments(raw, ReadResultArguments), caller)
             # Those of the tool may be large.
             large = len(raw) > envelope.TAKEN_APART_BYTES
             call = await in_thread(_decoded, raw, CallArguments) if large else _decoded(raw, CallArguments)
@@ -220,6 +225,24 @@ class MetaTools:
             return _text(recall_text(found))
         except StoreError as error:
             return failure(f"nothing can be recalled now: {error}")
+
+    async def _read_result(self, wanted: ReadResultArguments, caller: Caller) -> bytes:
+        kept = await self.calls.results.kept.get(caller.owner, wanted.id)
+        if kept is None:
+            raise _UnusableArgumentsError(
+                "there is no result with this id: it was another session's, or is no longer kept; "
+                "call its tool again"
+            )
+        most = self.calls.results.page_bytes(caller.client_info)
+        try:
+            reading = await in_thread(read, kept.text, wanted.page, wanted.path, wanted.pattern, most)
+        except ReadError as error:
+            raise _UnusableArgumentsError(str(error)) from None
+        result = envelope.encode({"content": [{"type": "text", "text": reading.text.decode()}]})
+        client = self.fleet.clients.get(kept.server)
+        if client is None or client.config.spotlight:
+            result = mark_untrusted(kept.server, result)
+        return with_note(result, reading.note)
 
     async def _call(self, through: str, wanted: CallArguments, params: Members, caller: Caller) -> bytes:
         """Call a tool through one of the call tools, named by ``through``."""

@@ -226,6 +226,7 @@ class ChangeNotifier:
         """Publishes events to subscriptions of modern clients; None before the first of them."""
         self._announced: dict[str, bytes] = {}
         self._grown: set[Session] = set()
+        self._modern_grown = False
         self._rewritten: dict[str, Members] = {}
         """Our own documents that have changed, by URI."""
         self._updated: dict[str, _Updates] = {}
@@ -267,6 +268,14 @@ class ChangeNotifier:
             self._announce(session)
         session.shown.update(dict.fromkeys(more))
 
+    def tools_grew(self, session: Session | None) -> None:
+        """Announce that the list of a session has a further tool; None for that of modern clients."""
+        if session is not None:
+            self._announce(session)
+        else:
+            self._modern_grown = True
+            self._other_changed.set()
+
     def _announce(self, session: Session) -> None:
         self._grown.add(session)
         self._other_changed.set()
@@ -303,6 +312,9 @@ class ChangeNotifier:
             updated, self._rewritten = list(self._rewritten.items()), {}
             for waiting in self._updated.values():
                 updated += waiting.take()
+            if self._modern_grown:
+                self._modern_grown = False
+                await self._publish_event(TOOLS_CHANGED, {})
             for _, params in updated:
                 await self._publish_event(RESOURCE_UPDATED, params)
             for session in self._sessions:

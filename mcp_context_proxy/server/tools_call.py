@@ -1,7 +1,8 @@
 """Calls of downstream tools: finds the tool, forwards the call, and hands the ended call on.
 
-Every known tool can be called, listed or not. Results pass byte for byte, unless the configuration asks for
-the results of a server to be marked as untrusted data (`mark_untrusted`).
+Every known tool can be called, listed or not. Results pass byte for byte, unless they are too large for a
+model (`results`), or the configuration asks for the results of a server to be marked as untrusted data
+(`mark_untrusted`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemEr
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
+from mcp_context_proxy.results import SMALL_BYTES, LargeResults
+from mcp_context_proxy.results.shortening import Call
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.caller import Caller
@@ -59,6 +62,9 @@ class ToolCalls:
     """Number of answered calls of each server."""
     ended: EndedCalls
     consent: Consent
+    results: LargeResults
+    when_kept: Callable[[Caller], None]
+    """Called when a result was shortened, and its caller may read the whole."""
 
     async def call(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``tools/call`` for a downstream tool, fitted to the caller's era.
@@ -155,11 +161,30 @@ class ToolCalls:
         if session is not None:
             session.called(tool, result, self.contexts.expand_results)
         self.ended.answered(tool, params, caller, session, goal=goal, result=result, seconds=seconds)
-        if not client.config.spotlight:
-            return result
-        if len(result) > envelope.TAKEN_APART_BYTES:
-            return await in_thread(mark_untrusted, tool.server, result)
-        return mark_untrusted(tool.server, result)
+        # Nearly every result is small and in one form, and ends here.
+        if len(result) > SMALL_BYTES or b'"structuredContent"' in result:
+            return await self._fitted(tool, params, caller, result, direct=through is None)
+        return mark_untrusted(tool.server, result) if client.config.spotlight else result
+
+    async def _fitted(
+        self, tool: Tool, params: Members, caller: Caller, result: bytes, direct: bool
+    ) -> bytes:
+        """Return a result as its caller gets it: shortened if it is too large, marked where that is asked."""
+        config = self.fleet.clients[tool.server].config
+        call = Call(
+            tool=tool,
+            server=config,
+            params=params,
+            client_info=caller.client_info,
+            owner=caller.owner,
+            direct=direct,
+        )
+        mark = partial(mark_untrusted, tool.server) if config.spotlight else None
+        owned = self.results.kept.owns(caller.owner)
+        fitted = await self.results.fitted(call, result, mark)
+        if not owned and self.results.kept.owns(caller.owner):
+            self.when_kept(caller)
+        return fitted
 
     def _session_of(self, params: Members, caller: Caller) -> SessionContext | None:
         try:

@@ -25,6 +25,7 @@ from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, ToolClass
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.results import KeptResults
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
@@ -94,9 +95,15 @@ class ToolList:
         handles: Handles,
         setup: meta_definitions.Setup,
         working_set: WorkingSet,
+        results: KeptResults,
     ) -> None:
-        """Prepare the list; the definitions of the proxy's own tools follow from `setup`."""
+        """Prepare the list; the definitions of the proxy's own tools follow from `setup`.
+
+        The owners of `results` get the tool that reads them.
+        """
+        self._results = results
         self.working_set = working_set
+        self._read_result = bytes(meta_definitions.read_result())
         self._catalog, self._fleet, self._contexts, self._handles = catalog, fleet, contexts, handles
         self.configure(expose, setup)
 
@@ -117,6 +124,10 @@ class ToolList:
             listed = [snapshot.tools[name] for name in names]
             tools = await encoded_list(self.meta_tools(snapshot, names), definitions.tool_definition, listed)
             self._cached = state, tools
+        if self._results.by_id and self._results.owns(caller.owner):
+            # At the end, so that what a prompt cache has of the list stays.
+            before = bytes(tools)[:-1]
+            tools = Raw(before + (b"," if len(before) > len(b"[") else b"") + self._read_result + b"]")
         ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
         return {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms), "cacheScope": Raw(b'"private"')}
 

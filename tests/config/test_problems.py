@@ -113,8 +113,8 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
         ),
         pytest.param(
             "path = 'x'",
-            "1 path: unknown key; allowed here: expose, search, context, learning, statistics, "
-            "interactions, store, http, embedding, rerank, limits, servers, documents",
+            "1 path: unknown key; allowed here: expose, search, context, results, learning, "
+            "statistics, interactions, store, http, embedding, rerank, limits, servers, documents",
             id="derived",
         ),
         pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),
@@ -190,7 +190,7 @@ def test_a_wrong_value_is_reported_with_the_allowed_ones(problems, text, expecte
             "command = 'x'\nsecrets = []",
             "3 servers.s.secrets: unknown key; allowed here: command, args, env, cwd, url, headers, "
             "transport, era, isolation, enabled, include, tools, tags, category, connect_timeout, "
-            "call_timeout, start, idle_timeout, spotlight, oauth",
+            "call_timeout, start, idle_timeout, spotlight, results, oauth",
             id="secrets",
         ),
         pytest.param(

@@ -253,6 +253,8 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             consent=Consent(
                 pending=proxy.pending_input, changes=proxy.changes, redact=proxy.redact, seconds=1, most=1
             ),
+            results=proxy.results,
+            when_kept=lambda _: None,
         )
         own_tools = MetaTools(
             fleet=proxy.fleet,

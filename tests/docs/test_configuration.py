@@ -13,12 +13,13 @@ from pydantic_core import PydanticUndefined
 
 import mcp_context_proxy
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits, OAuthConfig, ServerConfig, ToolConfig
-from mcp_context_proxy.config.settings import PRESETS, DomainConfig, Table
+from mcp_context_proxy.config.settings import PRESETS, DomainConfig, ServerResultsConfig, Table
 from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
 
 MODELS: dict[str, type[BaseModel]] = {
     "[servers.NAME]": ServerConfig,
     "[servers.NAME.oauth]": OAuthConfig,
+    "[servers.NAME.results]": ServerResultsConfig,
     "[servers.NAME.tools.TOOL]": ToolConfig,
     "[[documents]]": DocumentsConfig,
     "[search.tools]": DomainConfig,

@@ -32,7 +32,9 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workshop, 
         patch.setenv("MCP_CONTEXT_PROXY_DEBUGGABLE", "1")  # the tests look into the process
         workshop.server("pipe").settings = faulty("huge-result", folder / "ledger", size=LARGE_BYTES)
         workshop.server("url").settings = {"url": f"{base}/huge-result/mcp"}
-        yield workshop, workshop.config(expose={"mode": "all"}, search={"warm_up": False})
+        # Whole, however large: what shortening takes is another test's subject.
+        whole = {"results": {"max_tokens": 0}}
+        yield workshop, workshop.config(expose={"mode": "all"}, search={"warm_up": False}, **whole)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,27 @@ async def test_a_result_of_the_largest_size_is_held_in_memory_twice_at_most(
 
     assert lengths == {LARGE_BYTES}
     assert min(grown) < 2.5 * LARGE_BYTES
+
+
+async def test_the_largest_result_is_shortened_with_a_few_times_its_size_in_memory(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    workshop.server("odd").settings = faulty("huge-result", tmp_path / "ledger", size=LARGE_BYTES)
+    config = workshop.config(expose={"mode": "all"}, store={"path": str(tmp_path / "store.sqlite3")})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MCP_CONTEXT_PROXY_DEBUGGABLE", "1")
+        with http_proxy(config, real=True) as proxy:
+            async with http(proxy.base) as client:
+                await client.until_listed("odd__tool_000")
+                grown = []
+                for _ in range(2 * ROUNDS):
+                    before = rss(proxy.process.pid)
+                    forget_peak(proxy.process.pid)
+                    result = await client.call("odd__tool_000", {"nonce": nonce()})
+                    grown.append(peak(proxy.process.pid) - before)
+                    assert "Nothing is lost" in result["content"][-1]["text"]
+
+    # One of them may still be in memory, the others are in files.
+    assert min(grown) < 5 * LARGE_BYTES
 
 
 async def test_an_endless_line_is_not_buffered_and_closes_its_connection(tmp_path: Path) -> None:

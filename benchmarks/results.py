@@ -1,0 +1,264 @@
+"""Large results: what a model gets instead of them, and what the check costs a call; run by hand.
+
+    python benchmarks/results.py [--before FOLDER] [--rounds N] [--calls N]
+
+The results are made up after real ones, always the same. Sizes are those of the content that a host passes to
+its model, in tokens as the proxy estimates them elsewhere. Beside it, what the check of a result that stays
+whole costs by itself. With a checkout of another version in FOLDER, both proxies run beside each other, and
+calls whose results stay whole are measured in turns; what is told is the difference of the p50 of
+neighbouring turns. POSIX only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+import msgspec
+from figures import Figure, machine, table
+from msgspec import Raw
+from raw_clients import StdioClient, call_params
+from subjects import Workbench, answers, proxy_command, tool_name
+
+from mcp_context_proxy.config import ResultsConfig, ServerConfig
+from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.results import SMALL_BYTES, KeptResults, LargeResults, with_note
+from mcp_context_proxy.results.shortening import BYTES_PER_TOKEN, Call, shorten
+
+BAR_MS = 0.02
+BAR_LEFT = 0.1
+"""Share of the tokens of large results that is left."""
+
+LARGE_TOKENS = 10_000
+CHECKED, CHECK_ROUNDS = 2_000, 15
+
+SIZES = {"2 bytes": 2, "10 kB": 10_000, "70 kB": 70_000}
+"""Results that stay whole: one that is not looked at, and two whose size is compared."""
+
+WORDS = [
+    *(
+        "the",
+        "build",
+        "failed",
+        "because",
+        "a",
+        "cache",
+        "entry",
+        "was",
+        "stale",
+        "and",
+        "retrying",
+        "it",
+        "on",
+    ),
+    *("another", "runner", "worked", "so", "this", "may", "be", "about", "locks", "rather", "than", "disks"),
+    *("see", "log", "for", "details", "of", "every", "attempt", "its", "exit", "status", "request", "queue"),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--before", type=Path, help="a checkout of the version to compare with")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=300)
+    arguments = parser.parse_args()
+    print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
+    for tokens in (ResultsConfig().max_tokens, LARGE_TOKENS):
+        print("\n" + sizes(tokens), flush=True)
+    checks = [Figure(name, anyio.run(check, size), "ms", BAR_MS) for name, size in SIZES.items()]
+    print("\n" + table("The check of a result that stays whole, p50", checks), flush=True)
+    if arguments.before is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            figures = beside(
+                Workbench(Path(folder)), arguments.before.resolve(), arguments.rounds, arguments.calls
+            )
+        print("\n" + table("Added to calls whose results stay whole", figures))
+
+
+def sizes(most_tokens: int) -> str:
+    """A table of the tokens of each result before and after, shortened above a limit."""
+    count = TokenCounter().count
+    lines = [
+        f"### Shortened above {most_tokens:,} tokens",
+        "",
+        "| | before | after | left |",
+        "|---|--:|--:|--:|",
+    ]
+    before_all = after_all = 0
+    for name, result in recorded():
+        encoded = msgspec.json.encode(result)
+        shortened = None
+        if len(encoded) > most_tokens * BYTES_PER_TOKEN:
+            shortened = shorten(encoded, most_tokens * BYTES_PER_TOKEN, None)
+        shown = encoded if shortened is None else with_note(shortened.result, shortened.note)
+        before, after = count(said(encoded)), count(said(shown))
+        if before > LARGE_TOKENS:
+            before_all, after_all = before_all + before, after_all + after
+        lines.append(f"| {name} | {before:,} | {after:,} | {after / before:.1%} |")
+    left = after_all / before_all
+    verdict = "holds" if left <= BAR_LEFT else "**missed**"
+    together = f"those over {LARGE_TOKENS:,} tokens, bar {BAR_LEFT:.0%}: {verdict}"
+    lines.append(f"| {together} | {before_all:,} | {after_all:,} | {left:.1%} |")
+    return "\n".join(lines)
+
+
+def said(result: bytes) -> str:
+    """The texts of a result, as a host passes them on."""
+    return "\n".join(block.get("text", "") for block in json.loads(result)["content"])
+
+
+def recorded() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Results as servers of these kinds send them."""
+    chance = random.Random(7)
+
+    def words(number: int) -> str:
+        return " ".join(chance.choices(WORDS, k=number))
+
+    def path() -> str:
+        return "/".join(chance.choices(WORDS, k=chance.randint(2, 5))) + ".py"
+
+    def issue(number: int) -> dict[str, Any]:
+        labels = [{"id": chance.getrandbits(32), "name": word} for word in chance.choices(WORDS, k=3)]
+        user = {"login": chance.choice(WORDS), "id": chance.getrandbits(24), "type": "User"}
+        return {
+            "id": chance.getrandbits(40),
+            "number": number,
+            "title": words(7),
+            "user": user,
+            "labels": labels,
+            "state": "open",
+            "created_at": f"2026-0{chance.randint(1, 9)}-11T08:{chance.randint(10, 59)}:00Z",
+            "body": words(chance.randint(20, 150)),
+        }
+
+    def log(number: int) -> str:
+        level = chance.choice(("INFO", "INFO", "INFO", "WARN", "ERROR"))
+        return f"2026-11-02T10:{number // 60 % 60:02}:{number % 60:02}Z {level} [{path()}] {words(9)}"
+
+    def trace() -> str:
+        frames = (
+            f'  File "{path()}", line {chance.randint(1, 900)}, in {chance.choice(WORDS)}\n    {words(6)}'
+            for _ in range(25)
+        )
+        return "Traceback (most recent call last):\n" + "\n".join(frames) + f"\nValueError: {words(8)}"
+
+    def row(number: int) -> str:
+        return f"{number},{chance.choice(WORDS)},{chance.random():.6f},{chance.getrandbits(20)},{words(3)}"
+
+    def html() -> str:
+        cells = (
+            f'<div class="{chance.choice(WORDS)}"><a href="/{path()}">{words(4)}</a><p>{words(25)}</p></div>'
+            for _ in range(500)
+        )
+        return f"<!doctype html><html><body>{''.join(cells)}</body></html>"
+
+    def match() -> str:
+        return f"{path()}:{chance.randint(1, 900)}:    {words(11)}"
+
+    def record() -> dict[str, Any]:
+        return {
+            "url": f"https://example.com/{path()}",
+            "title": words(6),
+            "snippet": words(60),
+            "score": chance.random(),
+        }
+
+    issues = [issue(number) for number in range(250)]
+    tree = {
+        "name": "src",
+        "type": "directory",
+        "children": [{"name": path(), "type": "file", "size": chance.getrandbits(16)} for _ in range(3000)],
+    }
+    yield "a note (JSON)", _text(json.dumps(issue(1)))
+    yield "file listing, 400 lines", _text("\n".join(f"[FILE] {path()}" for _ in range(400)))
+    yield "search results, 120 (JSON)", _text(json.dumps([record() for _ in range(120)]))
+    yield "stack traces, 30", {**_text("\n\n".join(trace() for _ in range(30))), "isError": True}
+    yield "page of a site (HTML)", _text(html())
+    yield "directory tree (JSON)", _text(json.dumps(tree, indent=2))
+    yield "grep, 4,000 matches", _text("\n".join(match() for _ in range(4000)))
+    yield "issues, 250 (JSON)", _text(json.dumps(issues))
+    yield (
+        "issues, both forms",
+        {**_text(json.dumps({"items": issues})), "structuredContent": {"items": issues}},
+    )
+    yield "query, 8,000 rows (CSV)", _text("\n".join(row(number) for number in range(8000)))
+    yield "log of a build, 9,000 lines", _text("\n".join(log(number) for number in range(9000)))
+    yield (
+        "one record a block, 300",
+        {"content": [{"type": "text", "text": json.dumps(record(), indent=2)} for _ in range(300)]},
+    )
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}
+
+
+async def check(size: int) -> list[float]:
+    """The p50 in milliseconds of what is done for a result that stays whole, in several rounds."""
+    definition = {"name": "tool", "description": "Does it. " * 70, "inputSchema": {"type": "object"}}
+    tool = Tool("s", "tool", "s__tool", "", msgspec.json.encode(definition), "")
+    results = LargeResults(ResultsConfig(), KeptResults(None, 60.0))
+    server, params = ServerConfig(name="s", command="x"), {"_meta": Raw(b'{"progressToken":1}')}
+    client, result = Raw(b'{"name":"claude-code","version":"2"}'), msgspec.json.encode(_text("x" * size))
+    rounds = []
+    for _ in range(CHECK_ROUNDS):
+        times = []
+        for _ in range(CHECKED):
+            began = time.perf_counter()
+            if len(result) > SMALL_BYTES or b'"structuredContent"' in result:
+                call = Call(
+                    tool=tool, server=server, params=params, client_info=client, owner="one", direct=True
+                )
+                await results.fitted(call, result, None)
+            times.append(time.perf_counter() - began)
+        rounds.append(median(times) * 1e3)
+    return rounds
+
+
+def beside(bench: Workbench, before: Path, rounds: int, calls: int) -> list[Figure]:
+    """The p50 of calls with this version and with the one before, and the differences of pairs of turns."""
+    command = proxy_command(bench.config(servers=1))
+    log = bench.folder / "proxy.log"
+    # The same interpreter for both, and the folder before what is installed.
+    old = [*("env", f"PYTHONPATH={before}", "PYTHONSAFEPATH=1"), *command]
+    new = [*("env", f"PYTHONPATH={Path(__file__).parents[1]}", "PYTHONSAFEPATH=1"), *command]
+    clients = [StdioClient(each, "handshake", log) for each in (old, new)]
+    figures = []
+    try:
+        for client in clients:
+            client.open()
+            client.until(partial(answers, tool_name("proxy")))
+        for name, size in SIZES.items():
+            values: tuple[list[float], list[float]] = ([], [])
+            for number in range(rounds + 1):
+                for which in (0, 1) if number % 2 else (1, 0):
+                    params = call_params(tool_name("proxy"), size=size)
+                    p50 = median(clients[which].timed("tools/call", params, calls)) * 1e3
+                    if number:
+                        values[which].append(p50)
+            added = [after - before_ for before_, after in zip(*values, strict=True)]
+            figures += [
+                Figure(f"{name}, before: p50", values[0], "ms"),
+                Figure(f"{name}, this version: p50", values[1], "ms"),
+                Figure(f"{name}: added to the p50", added, "ms", BAR_MS),
+            ]
+    finally:
+        for client in clients:
+            client.close()
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+"""Takes large JSON apart without decoding it whole: its shape, a smaller copy of it, and parts by a path.
+
+Values stay the bytes that came, so that numbers and the order of members are those of the server. Each step
+goes through the JSON once, and takes apart no more than a bounded number of entries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.results.texts import cut
+
+ENTRIES: Final = 100_000
+"""Entries of an object or array, and values of an answer, that are taken apart: some 10 MB."""
+
+SHAPE_DEPTH: Final = 4
+SHAPE_MEMBERS: Final = 30
+SHAPE_SAMPLES: Final = 20
+"""Levels, members of an object, and elements of an array that a shape is made of."""
+
+KEY_CHARACTERS: Final = 60
+"""Characters of a member's name that a shape shows."""
+
+LONG_TEXT: Final = 2_000
+"""Bytes from which a shape tells the size of a text."""
+
+COPY_DEPTH: Final = 20
+"""Levels that a smaller copy goes into: each gets a part of the room of the one above."""
+
+LEAST_BYTES: Final = 40
+"""Room for a value under which nothing of it is worth showing."""
+
+PATH_CHARACTERS: Final = 1_000
+PATH_STEPS: Final = 32
+"""Longest path and most steps in it; no honest one has as many."""
+
+_INDEX: Final = re.compile(r"-?\d{1,9}", re.ASCII)
+_SLICE: Final = re.compile(r"(-?\d{1,9})? ?: ?(-?\d{1,9})?", re.ASCII)
+
+_list = msgspec.json.Decoder(list[Raw]).decode
+_any = msgspec.json.Decoder(Raw).decode
+
+
+class PathError(Exception):
+    """A path that cannot be followed; the text tells a model why, and what there is instead."""
+
+
+class NoSmallerCopyError(Exception):
+    """JSON of which no copy is small enough and still has the members and types that it had."""
+
+
+def parsed(text: bytes) -> Raw | None:
+    """Return the object or array that a text is; None if it is something else."""
+    stripped = text.strip()
+    if stripped[:1] not in (b"{", b"["):
+        return None
+    try:
+        return _any(stripped)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def members_of(value: bytes | Raw) -> Members | None:
+    """Return the members of an object; None of anything else, and of one that has too many."""
+    if not envelope.starts_with(value, b"{") or envelope.holds_a_flood(value, ENTRIES):
+        return None
+    return envelope.members(value)
+
+
+def elements_of(value: bytes | Raw) -> list[Raw] | None:
+    """Return the elements of an array; None of anything else, and of one that has too many."""
+    if not envelope.starts_with(value, b"[") or envelope.holds_a_flood(value, ENTRIES):
+        return None
+    return _list(value)
+
+
+def shape(value: bytes | Raw, depth: int = SHAPE_DEPTH) -> str:
+    """Return what JSON is made of: names of members, types, and numbers of elements."""
+    first = bytes(memoryview(value)[:1])
+    if first == b'"':
+        return "string" if len(value) < LONG_TEXT else f"string of {len(value):,} bytes"
+    if first not in (b"{", b"["):
+        return {b"t": "boolean", b"f": "boolean", b"n": "null"}.get(first, "number")
+    if first == b"[":
+        elements = elements_of(value)
+        if elements is None:
+            return f"array of more than {ENTRIES:,}"
+        inside = _shape_of_elements(elements[:SHAPE_SAMPLES], depth - 1)
+        return f"array of {len(elements):,}" + (f" {inside}" if inside else "")
+    members = members_of(value)
+    if members is None:
+        return f"object of more than {ENTRIES:,} members"
+    return _shape_of_members(members, depth)
+
+
+def _shape_of_members(members: Members, depth: int) -> str:
+    if depth <= 0:
+        return "object"
+    named = [
+        f"{one_line(name, KEY_CHARACTERS)}: {shape(value, depth - 1)}"
+        for name, value in list(members.items())[:SHAPE_MEMBERS]
+    ]
+    more = [f"... {len(members) - SHAPE_MEMBERS:,} more"] if len(members) > SHAPE_MEMBERS else []
+    return "{" + ", ".join([*named, *more]) + "}"
+
+
+def _shape_of_elements(samples: list[Raw], depth: int) -> str:
+    """Return the shape of what elements have in common: objects are told as one, with all their members."""
+    merged: Members = {}
+    for sample in samples:
+        for name, value in (members_of(sample) or {}).items():
+            if name not in merged or bytes(memoryview(merged[name])[:1]) == b"n":
+                merged[name] = value
+    if merged:
+        return _shape_of_members(merged, depth)
+    return shape(samples[0], depth) if samples and depth > 0 else ""
+
+
+def smaller(value: bytes | Raw, most: int, *, same_types: bool, depth: int = 0) -> bytes:
+    """Return a copy of JSON in about `most` bytes: the first elements of arrays, the beginning of texts.
+
+    What was left out is told in its place. With `same_types` every object keeps its members and every value
+    its type, so that a schema that fits the whole fits the copy, and only cut texts tell of it.
+
+    Raises:
+        NoSmallerCopyError: with `same_types` there is no such copy.
+    """
+    if len(value) <= most:
+        return bytes(value)
+    first = bytes(memoryview(value)[:1])
+    if first == b'"':
+        return _shorter_string(value, most)
+    copied = None
+    if depth < COPY_DEPTH and most >= LEAST_BYTES:
+        if first == b"[" and (elements := elements_of(value)) is not None:
+            copied = _fewer_elements(elements, most, same_types, depth)
+        elif first == b"{" and (members := members_of(value)) is not None:
+            copied = _smaller_members(members, most, same_types, depth)
+    if copied is None and same_types:
+        raise NoSmallerCopyError
+    return envelope.encode(f"... {len(value):,} bytes") if copied is None else copied
+
+
+def _shorter_string(value: bytes | Raw, most: int) -> bytes:
+    text = (envelope.text(value) or "").encode()
+    # Of a text with many escapes less fits.
+    room = max(0, most - LEAST_BYTES) * len(text) // max(1, len(value))
+    end = cut(text, 0, room) if room > LEAST_BYTES else 0
+    return envelope.encode(text[:end].decode() + f"... [{len(text) - end:,} more bytes]")
+
+
+def _fewer_elements(elements: list[Raw], most: int, same_types: bool, depth: int) -> bytes:
+    room, kept = most - LEAST_BYTES, list[bytes]()
+    for element in elements:
+        room -= len(element) + 1
+        if room < 0:
+            break
+        kept.append(bytes(element))
+    if not kept:
+        kept.append(smaller(elements[0], most - LEAST_BYTES, same_types=same_types, depth=depth + 1))
+    if not same_types and len(kept) < len(elements):
+        kept.append(envelope.encode(f"... {len(elements) - len(kept):,} more elements"))
+    return b"[" + b",".join(kept) + b"]"
+
+
+def _smaller_members(members: Members, most: int, same_types: bool, depth: int) -> bytes | None:
+    names = {name: envelope.encode(name) for name in members}
+    least = sum(len(names[name]) + 2 + min(len(value), LEAST_BYTES) for name, value in members.items())
+    left_out = 0
+    if least > most:
+        if same_types:
+            return None
+        members, left_out = _first_members(members, names, most - LEAST_BYTES)
+        most -= LEAST_BYTES
+    # The small ones take what they need, the large ones share the rest.
+    room = most - 2 - sum(len(names[name]) + 2 for name in members)
+    shares: dict[str, int] = {}
+    for left, name in enumerate(sorted(members, key=lambda name: len(members[name]))):
+        shares[name] = min(len(members[name]), max(LEAST_BYTES, room // (len(members) - left)))
+        room -= shares[name]
+    copied = [
+        names[name] + b":" + smaller(value, shares[name], same_types=same_types, depth=depth + 1)
+        for name, value in members.items()
+    ]
+    if left_out:
+        copied.append(b'"...":' + envelope.encode(f"{left_out:,} more members"))
+    return b"{" + b",".join(copied) + b"}"
+
+
+def _first_members(members: Members, names: dict[str, bytes], most: int) -> tuple[Members, int]:
+    first: Members = {}
+    for name, value in members.items():
+        most -= len(names[name]) + 2 + min(len(value), LEAST_BYTES)
+        if most < 0:
+            break
+        first[name] = value
+    return first, len(members) - len(first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """A slice of an array, or one element if `single`."""
+
+    which: slice
+    single: bool = False
+
+
+_Step: TypeAlias = _Member | _Fields | _Elements
+
+
+def project(value: Raw, path: str) -> bytes:
+    """Return the part of JSON that a path leads to: a value, or one value a line if it leads to several.
+
+    A path is a simple JSON path: ``items[0].title``, ``$.items[*].user.login``, ``items[10:20]``, and fields
+    of objects as ``items[*][id,title]``, or ``id,title`` alone. A member of an array is that of each of its
+    elements. A text alone is given as it is, without quotes.
+
+    Raises:
+        PathError: the path cannot be read or leads nowhere.
+    """
+    steps = _steps(path)
+    values, several = [value], False
+    for step in steps:
+        if isinstance(step, _Elements):
+            several = several or not step.single
+        elif any(envelope.starts_with(each, b"[") for each in values):
+            values, several = _all_elements(values, _Elements(slice(None))), True
+        before = values
+        values = _all_elements(values, step) if isinstance(step, _Elements) else _members(values, step)
+        if not values and not (several and isinstance(step, _Elements)):
+            raise PathError(_nowhere(step, before))
+    if several:
+        return b"\n".join(map(bytes, values))
+    (only,) = values
+    if envelope.starts_with(only, b'"'):
+        return (envelope.text(only) or "").encode()
+    return bytes(only)
+
+
+def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
+    found: list[Raw] = []
+    for value in values:
+        elements = elements_of(value)
+        if elements is None and envelope.starts_with(value, b"["):
+            raise PathError(f"an array has more than {ENTRIES:,} elements; read it by page or pattern")
+        found += (elements or [])[step.which]
+        if len(found) > ENTRIES:
+            raise PathError(f"it leads to more than {ENTRIES:,} values; take a part, such as [0:1000]")
+    return found
+
+
+def _members(values: list[Raw], step: _Member | _Fields) -> list[Raw]:
+    found: list[Raw] = []
+    for value in values:
+        members = members_of(value)
+        if members is None:
+            continue
+        if isinstance(step, _Fields):
+            fields = {name: members[name] for name in step.names if name in members}
+            if fields:
+                found.append(envelope.raw(fields))
+        elif step.name in members:
+            found.append(members[step.name])
+    return found
+
+
+def _nowhere(step: _Step, values: list[Raw]) -> str:
+    """Return why a step leads nowhere, with what there is instead."""
+    there = shape(values[0], 2) if values else "nothing"
+    if isinstance(step, _Elements):
+        wanted = "elements" if not step.single else f"element {step.which.start}"
+    else:
+        wanted = "member " + " or ".join(map(repr, step.names if isinstance(step, _Fields) else [step.name]))
+    return f"there is no {wanted}; what there is: {one_line(there, LONG_TEXT // 2)}"
+
+
+def _steps(path: str) -> list[_Step]:
+    """Read a path.
+
+    Raises:
+        PathError: it is none.
+    """
+    text = path.strip().removeprefix("$")
+    if len(text) > PATH_CHARACTERS:
+        raise PathError(f"a path has at most {PATH_CHARACTERS:,} characters")
+    if "," in text and not set(text) & set(".["):
+        text = f"[{text}]"
+    steps = list(_read_steps(text))
+    if len(steps) > PATH_STEPS:
+        raise PathError(f"a path has at most {PATH_STEPS} steps")
+    return steps
+
+
+def _read_steps(text: str) -> Iterator[_Step]:
+    at = 0
+    while at < len(text):
+        if text[at] == "[":
+            end = _closing(text, at)
+            yield _bracket(text[at + 1 : end].strip())
+            at = end + 1
+            continue
+        at += text[at] == "."
+        ends = (found for found in (text.find(".", at), text.find("[", at)) if found >= 0)
+        end = min(ends, default=len(text))
+        name = text[at:end].strip()
+        if not name:
+            if at < len(text) and text[at] == "[":
+                continue
+            raise PathError('it has an empty step; write it as items[*].title, or ["a name"] for odd names')
+        yield _Elements(slice(None)) if name == "*" else _Member(name)
+        at = end
+
+
+def _closing(text: str, at: int) -> int:
+    """Return the end of a bracket; a quoted name in it may have any characters but its own quote."""
+    quote = ""
+    for position in range(at + 1, len(text)):
+        character = text[position]
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "]":
+            return position
+    raise PathError("a bracket in it is not closed")
+
+
+def _bracket(inside: str) -> _Step:
+    if inside in ("*", ""):
+        return _Elements(slice(None))
+    if _INDEX.fullmatch(inside):
+        index = int(inside)
+        return _Elements(slice(index, index + 1 or None), single=True)
+    if bounds := _SLICE.fullmatch(inside):
+        return _Elements(slice(*(int(bound) if bound else None for bound in bounds.groups())))
+    names = tuple(_names(inside))
+    return _Member(names[0]) if len(names) == 1 else _Fields(names)
+
+
+def _names(inside: str) -> Iterator[str]:
+    """Yield the names between brackets, each with or without quotes."""
+    while inside:
+        quote = inside[0]
+        if quote in "'\"":
+            name, _, rest = inside[1:].partition(quote)
+            _, _, rest = rest.partition(",")
+        else:
+            name, _, rest = inside.partition(",")
+            name = name.strip()
+        if name:
+            yield name
+        inside = rest.strip()

@@ -1,0 +1,187 @@
+"""Keeps the whole of shortened results for those who were given them, within bounds and for a while.
+
+What does not fit in memory is in files that have no name: the system deletes them with the process, however
+it ends, so that nothing of a result outlives the proxy. A result belongs to the session that had it, or in
+the modern era to the principal; nobody else learns that it exists.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from mcp_context_proxy.system.process import make_private_folder
+from mcp_context_proxy.system.threads import in_thread
+
+RESULTS_KEPT: Final = 64
+"""Results that are kept for all sessions together; each may take a file descriptor."""
+
+RESULTS_KEPT_PER_SESSION: Final = 32
+"""Results that are kept for one session: more than a model returns to."""
+
+RESULTS_KEPT_BYTES: Final = 256 * 1024 * 1024
+"""Size of all kept results."""
+
+RESULTS_KEPT_SESSION_BYTES: Final = 64 * 1024 * 1024
+"""Size of those of one session: four of the largest messages."""
+
+RESULTS_MEMORY_BYTES: Final = 16 * 1024 * 1024
+"""Size of those in memory; without a data folder all are."""
+
+ID_BYTES: Final = 16
+"""Random bytes of an id: where callers have no sessions and no names, nothing else identifies the owner."""
+
+
+def new_id() -> str:
+    """Return an id that nobody can guess."""
+    return secrets.token_urlsafe(ID_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """The whole text of a result."""
+
+    text: bytes
+    server: str
+    """Server whose tool it came from."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    owner: str
+    server: str
+    size: int
+    text: bytes | None
+    """The text; None if it is in the file."""
+    file: BinaryIO | None
+    touched: float
+    readers: int = 0
+    """Threads that read the file; it is closed once there are none."""
+    dropped: bool = False
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the thread that reads."""
+
+    def read(self) -> bytes:
+        """Read the file. Blocks."""
+        assert self.file is not None
+        with self.turn:
+            self.file.seek(0)
+            return self.file.read()
+
+    def close_if_unused(self) -> None:
+        """Delete the file once nobody reads it any more and it has been forgotten."""
+        if self.file is not None and self.dropped and not self.readers:
+            self.file.close()
+
+
+class KeptResults:
+    """Kept results by id. Only the event loop may use it."""
+
+    def __init__(
+        self, folder: Path | None, idle_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Keep results; those that do not fit in memory in `folder`, if there is one.
+
+        The results of a session that uses none of them for `idle_seconds` are forgotten.
+        """
+        self._folder, self._idle_seconds, self._clock = folder, idle_seconds, clock
+        self.by_id: OrderedDict[str, _Entry] = OrderedDict()
+
+    def owns(self, owner: str) -> bool:
+        """Return whether results of an owner are kept."""
+        return any(entry.owner == owner for entry in self.by_id.values())
+
+    async def put(self, owner: str, result_id: str, kept: KeptText) -> None:
+        """Keep a text under an id; the oldest are forgotten where there are too many.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        self._forget_idle()
+        size = len(kept.text)
+        whole = RESULTS_MEMORY_BYTES if self._folder is None else RESULTS_KEPT_BYTES
+        if size > min(whole, RESULTS_KEPT_SESSION_BYTES):
+            raise OSError(errno.EFBIG, "the result is larger than what is kept for a session")
+        self._make_room(size, RESULTS_KEPT_PER_SESSION, RESULTS_KEPT_SESSION_BYTES, owner)
+        self._make_room(size, RESULTS_KEPT, whole)
+        in_memory = sum(entry.size for entry in self.by_id.values() if entry.file is None)
+        entry = _Entry(owner, kept.server, size, kept.text, None, self._clock())
+        if self._folder is not None and in_memory + size > RESULTS_MEMORY_BYTES:
+            entry.file = await in_thread(_written, self._folder, kept.text)
+            entry.text = None
+        self.by_id[result_id] = entry
+
+    async def get(self, owner: str, result_id: str) -> KeptText | None:
+        """Return a kept text; None if there is none with this id, or not for this owner."""
+        self._forget_idle()
+        entry = self.by_id.get(result_id)
+        if entry is None or entry.owner != owner:
+            return None
+        entry.touched = self._clock()
+        if entry.text is not None:
+            return KeptText(entry.text, entry.server)
+        entry.readers += 1
+        try:
+            return KeptText(await in_thread(entry.read), entry.server)
+        finally:
+            entry.readers -= 1
+            entry.close_if_unused()
+
+    def forget(self, owner: str) -> None:
+        """Forget the results of an owner."""
+        for result_id in [each for each, entry in self.by_id.items() if entry.owner == owner]:
+            self._drop(result_id)
+
+    def close(self) -> None:
+        """Forget all results."""
+        for result_id in list(self.by_id):
+            self._drop(result_id)
+
+    def _make_room(self, size: int, number: int, most: int, owner: str | None = None) -> None:
+        mine = {
+            result_id: entry.size
+            for result_id, entry in self.by_id.items()
+            if owner is None or entry.owner == owner
+        }
+        total, left = sum(mine.values()), len(mine)
+        for result_id, freed in mine.items():
+            if left < number and total + size <= most:
+                return
+            self._drop(result_id)
+            total, left = total - freed, left - 1
+
+    def _forget_idle(self) -> None:
+        since = self._clock() - self._idle_seconds
+        latest: dict[str, float] = {}
+        for entry in self.by_id.values():
+            latest[entry.owner] = max(entry.touched, latest.get(entry.owner, entry.touched))
+        for owner, touched in latest.items():
+            if touched < since:
+                self.forget(owner)
+
+    def _drop(self, result_id: str) -> None:
+        entry = self.by_id.pop(result_id)
+        entry.dropped = True
+        entry.close_if_unused()
+
+
+def _written(folder: Path, text: bytes) -> BinaryIO:
+    """Return a new file without a name, readable only by this user, that has the text. Blocks."""
+    make_private_folder(folder)
+    file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - open as long as it is kept
+    try:
+        view = memoryview(text)
+        while view:
+            view = view[file.write(view) :]
+    except OSError:
+        file.close()
+        raise
+    return file

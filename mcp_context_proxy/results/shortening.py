@@ -1,0 +1,435 @@
+"""Shortens results that are too large for a model, and sends what a result says twice only once.
+
+A result is measured by its bytes before anything of it is decoded, and is taken apart in a worker thread
+only if it is over its limit. Texts, also those of embedded resources, and structured content are shortened:
+JSON to its first elements and its shape, other text to its beginning and its end. A note says how much there
+is, and how to read it. Everything else in the result stays as it came: images, links, `isError`, `_meta`.
+
+Structured content of a tool that declares an output schema has to fit it, because clients check it. It is
+shortened only where a copy with the same members and types does, and a member may be added for the note.
+Elsewhere it is left out of a shortened result, since many hosts show a model nothing else (`content` says the
+same); see docs/results.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.config import ResultsConfig, ServerConfig
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.strangers import bounded
+from mcp_context_proxy.results import json_values
+from mcp_context_proxy.results.json_values import NoSmallerCopyError
+from mcp_context_proxy.results.kept import KeptResults, KeptText, new_id
+from mcp_context_proxy.results.reading import PAGE_BYTES
+from mcp_context_proxy.results.texts import excerpt, line_count
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+READ_RESULT: Final = "read_result"
+"""The meta tool that reads what was left out."""
+
+WHOLE_KEY: Final = eras.OWN_PREFIX + "whole"
+"""``_meta`` key with which a caller asks for a whole result, of whatever size: ``true``."""
+
+BYTES_PER_TOKEN: Final = 4
+"""Bytes in a token, about: results are measured before they are decoded."""
+
+SMALL_BYTES: Final = 4_000
+"""Size up to which no result is shortened: what would be saved is not worth a second call."""
+
+OWN_LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
+MOST_OWN_LIMIT: Final = 500_000
+"""The ``_meta`` key with which a tool states how many characters of its results a model should get, and the
+most that counts."""
+
+SHARE: Final = 10
+"""A shortened text has one part in so many of the whole."""
+
+LEAST_EXCERPT_BYTES: Final = 2_000
+MOST_EXCERPT_BYTES: Final = 8_000
+"""Size of a shortened text with its note: enough to see what it is, and at most what a page of it costs."""
+
+NOTE_BYTES: Final = 600
+"""Room for the note in it."""
+
+BLOCK_BYTES: Final = 400
+"""Least room for each of several texts; further ones are left out."""
+
+COMPARED_BYTES: Final = 1024 * 1024
+"""Size up to which the two forms of a result are compared by their values, if not the same byte for byte."""
+
+COMPARED_AT_ONCE: Final = 64 * 1024
+"""Size up to which they are compared without a worker thread: a millisecond."""
+
+NOTE_MEMBER: Final = "shortened"
+"""Member that is added to shortened structured content."""
+
+_DEMANDING: Final = re.compile(
+    rb'"(?:min(?:Items|Properties|Length|Contains)|pattern|format|contains|const|not|if|oneOf|prefixItems)"\s*:'
+)
+"""Keywords by which a schema may refuse fewer elements or shorter texts. Schemas are searched for words, and
+never resolved; a property of such a name only keeps a result whole."""
+
+_CLOSED: Final = re.compile(rb'"(?:additional|unevaluated)Properties"\s*:\s*(?!true)')
+"""Keywords by which a schema may refuse a further member."""
+
+POINTER: Final = "The result is in the structured content."
+
+_blocks = msgspec.json.Decoder(list[Raw]).decode
+_canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTraits:
+    """Habits of a client that matter for results."""
+
+    max_tokens: int | None = None
+    """Tokens of a result that reach the model; None if not known."""
+    forwards_both: bool = False
+    """True if the model gets both the content and the structured content."""
+
+
+def traits_of(client_info: Raw | None) -> ClientTraits:
+    """Return the habits of a client, by the name with which it introduces itself."""
+    try:
+        members = envelope.members(client_info) if client_info is not None else {}
+    except msgspec.DecodeError:
+        return ClientTraits()
+    name = (envelope.text(members.get("name")) or "").lower()
+    return next((traits for prefix, traits in _TRAITS if name.startswith(prefix)), ClientTraits())
+
+
+_TRAITS: Final = (
+    ("claude-code", ClientTraits(max_tokens=25_000)),
+    ("gemini-cli", ClientTraits(max_tokens=10_000)),
+    ("copilot-cli", ClientTraits(forwards_both=True)),
+    ("github-copilot", ClientTraits(forwards_both=True)),
+    ("jetbrains", ClientTraits(forwards_both=True)),
+)
+"""Clients by how their names begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Facts of a call that decide about its result."""
+
+    tool: Tool
+    server: ServerConfig
+    params: Members
+    """The params of the request."""
+    client_info: Raw | None
+    owner: str
+    """Key of the session or the principal that may read the whole."""
+    direct: bool
+    """True if the client called the tool by its own name, and so may check the result against its schema."""
+
+
+@dataclass(slots=True, eq=False)
+class LargeResults:
+    """Shortens results, and keeps what was left out."""
+
+    config: ResultsConfig
+    kept: KeptResults
+
+    async def fitted(self, call: Call, result: bytes, mark: Callable[[bytes], bytes] | None) -> bytes:
+        """Return a result as its caller gets it: whole, or shortened with a note.
+
+        `mark` marks the texts of a server as untrusted; the note is added after it.
+        """
+        traits, wanted = traits_of(call.client_info), self.config.duplicates
+        most = self._most_bytes(call, traits, len(result))
+        drops = wanted == "drop" or (wanted == "auto" and traits.forwards_both)
+        drops = drops and b'"structuredContent"' in result
+        if (most is None or len(result) <= most) and not drops:
+            return result if mark is None else mark(result)
+        schema = _output_schema(call.tool) if call.direct else None
+        if drops:
+            compare = partial(without_duplicate, result, schema is not None)
+            result = compare() if len(result) <= COMPARED_AT_ONCE else await in_thread(compare)
+        shortened = None
+        if most is not None and len(result) > most:
+            shortened = await in_thread(shorten, result, most, schema)
+        if shortened is None or not await self._keep(call, shortened):
+            return result if mark is None else mark(result)
+        return with_note(shortened.result if mark is None else mark(shortened.result), shortened.note)
+
+    def page_bytes(self, client_info: Raw | None) -> int:
+        """Return the size of a page for a client: no more than a result may have."""
+        limits = [self.config.max_tokens, traits_of(client_info).max_tokens]
+        return max(SMALL_BYTES, min([PAGE_BYTES, *(tokens * BYTES_PER_TOKEN for tokens in limits if tokens)]))
+
+    def _most_bytes(self, call: Call, traits: ClientTraits, size: int) -> int | None:
+        """Return the size from which a result of this size is shortened; None for never."""
+        own = call.server.results.max_tokens
+        tokens = self.config.max_tokens if own is None else own
+        if size <= SMALL_BYTES or not tokens:
+            return None
+        most = _own_limit(call.tool)
+        if most is None:
+            most = min(tokens, traits.max_tokens or tokens) * BYTES_PER_TOKEN
+        if size > most and bytes(eras.meta_of(call.params).get(WHOLE_KEY, b"")) == b"true":
+            return None
+        return max(most, SMALL_BYTES)
+
+    async def _keep(self, call: Call, shortened: Shortened) -> bool:
+        """Keep the whole texts; False if there is no room, and the result has to go out whole."""
+        try:
+            for result_id, text in shortened.texts:
+                await self.kept.put(call.owner, result_id, KeptText(text, call.tool.server))
+        except OSError as error:
+            logger.warning(
+                "a result of tool %r of server %r was not shortened, because it cannot be kept: %s",
+                call.tool.name,
+                call.tool.server,
+                error.strerror or error,
+            )
+            return False
+        return True
+
+
+def _own_limit(tool: Tool) -> int | None:
+    """Return the number of characters that a tool states for its results."""
+    if OWN_LIMIT_KEY.encode() not in tool.definition:
+        return None
+    stated = envelope.number(eras.meta_of(envelope.members(tool.definition)).get(OWN_LIMIT_KEY))
+    return None if stated is None or not stated > 0 else int(min(stated, MOST_OWN_LIMIT))
+
+
+def _output_schema(tool: Tool) -> Raw | None:
+    if b'"outputSchema"' not in tool.definition:
+        return None
+    return envelope.members(tool.definition).get("outputSchema")
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """A shortened result, and what it was made of."""
+
+    result: bytes
+    """The result without the note at its end."""
+    note: str
+    texts: tuple[tuple[str, bytes], ...]
+    """The whole texts, each with its id."""
+
+
+def with_note(result: bytes, note: str) -> bytes:
+    """Add a text of the proxy itself to the end of a result's content."""
+    parts = envelope.members(result)
+    blocks = _blocks(parts.get("content", b"[]"))
+    parts["content"] = envelope.raw([*blocks, {"type": "text", "text": note}])
+    return envelope.encode(parts)
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text in the content of a result, and the block that it is in."""
+
+    block: Members
+    text: bytes
+
+    def with_text(self, text: bytes) -> Raw:
+        """Return the block with another text."""
+        written = envelope.raw(text.decode())
+        if "resource" in self.block:
+            resource = {**envelope.members(self.block["resource"]), "text": written}
+            return envelope.raw({**self.block, "resource": resource})
+        return envelope.raw({**self.block, "text": written})
+
+
+def _text_of(raw: Raw) -> _Text | None:
+    """Return the text of a block; None of a block that has none, such as an image."""
+    block = json_values.members_of(raw)
+    holder = json_values.members_of(block["resource"]) if block is not None and "resource" in block else block
+    text = None if holder is None else envelope.text(holder.get("text"))
+    return None if block is None or text is None else _Text(block, text.encode())
+
+
+def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
+    """Shorten a result whose texts or structured content have more than `most` bytes; None if none has.
+
+    `schema` is the output schema that the client knows. Blocks.
+    """
+    parts = json_values.members_of(result) or {}
+    content = parts.get("content", Raw(b"[]"))
+    blocks = json_values.elements_of(content)
+    if blocks is None:
+        return None
+    texts = [_text_of(block) for block in blocks]
+    given = [text for text in texts if text is not None]
+    structured = parts.get("structuredContent")
+    large = sum(len(text.text) for text in given) > most
+    large_structured = structured is not None and len(structured) > most
+    if not large and not large_structured:
+        return None
+    same = structured is not None and _is_same(given, structured)
+    if same and schema is None:
+        large, structured = True, None
+        del parts["structuredContent"]
+    kept: list[tuple[str, bytes]] = []
+    notes: list[str] = []
+    if large:
+        whole = _joined(given)
+        kept.append((new_id(), whole))
+        shown = _shown(texts, _room(len(whole)))
+        left_out = sum(block is not None and not len(block) for block in shown)
+        first = f"these are the first {len(given) - left_out:,} of {len(given):,} texts of"
+        notes.append(_note(kept[-1][0], whole, first if left_out else "this is a part of"))
+        blocks = [old if new is None else new for old, new in zip(blocks, shown, strict=True)]
+        blocks = [block for block in blocks if len(block)]
+    if large_structured and structured is not None:
+        if not (same and kept):
+            kept.append((new_id(), bytes(structured)))
+            notes.append(_note(*kept[-1], "this is a part of the structured content of"))
+        fitting = None if schema is None else _fitting(structured, schema, notes[-1])
+        if schema is None:
+            del parts["structuredContent"]
+            excerpted = _excerpt(bytes(structured), _room(len(structured)))
+            blocks.append(envelope.raw({"type": "text", "text": excerpted.decode()}))
+        elif fitting is not None:
+            parts["structuredContent"] = fitting
+        elif not large:
+            return None
+    parts["content"] = envelope.raw(blocks)
+    return Shortened(envelope.encode(parts), "\n".join(notes), tuple(kept))
+
+
+def _room(size: int) -> int:
+    """Return the size of the excerpt of a text."""
+    return min(MOST_EXCERPT_BYTES, max(LEAST_EXCERPT_BYTES, size // SHARE)) - NOTE_BYTES
+
+
+def _joined(texts: list[_Text]) -> bytes:
+    """Return all texts as one: an array if each is JSON, else one after the other."""
+    if len(texts) > 1 and all(json_values.parsed(text.text) is not None for text in texts):
+        return b"[" + b",\n".join(text.text for text in texts) + b"]"
+    return b"\n".join(text.text for text in texts)
+
+
+def _shown(texts: list[_Text | None], room: int) -> list[Raw | None]:
+    """Return the blocks of shortened texts: None for one that stays, empty for one that is left out."""
+    sizes = {at: len(text.text) for at, text in enumerate(texts) if text is not None}
+    shares: dict[int, int] = {}
+    # Of many small ones the first that fit are shown whole; a few large ones share the room.
+    ends = list(accumulate(sizes.values()))
+    fitting = bisect_right(ends, room)
+    first = list(sizes)[: fitting if fitting > 1 else max(1, room // BLOCK_BYTES)]
+    for left, at in enumerate(sorted(first, key=lambda at: sizes[at])):
+        shares[at] = min(sizes[at], room // (len(first) - left))
+        room -= shares[at]
+    shown: list[Raw | None] = []
+    for at, text in enumerate(texts):
+        if text is None or shares.get(at) == sizes[at]:
+            shown.append(None)
+        else:
+            shown.append(text.with_text(_excerpt(text.text, shares[at])) if at in shares else Raw(b""))
+    return shown
+
+
+def _excerpt(text: bytes, most: int) -> bytes:
+    """Return what is shown of a text: of JSON a smaller copy and its shape."""
+    value = json_values.parsed(text)
+    apart = None if value is None else json_values.members_of(value) or json_values.elements_of(value)
+    if value is None or apart is None:
+        return excerpt(text, most)
+    shape = bounded(json_values.shape(value), most // 4)
+    copied = json_values.smaller(value, most - len(shape.encode()) - 30, same_types=False)
+    return copied + f"\n\nShape of the whole: {shape}".encode()
+
+
+def _note(result_id: str, whole: bytes, shown: str) -> str:
+    """Return how much there is of a result, and how to get it, in the words of the proxy."""
+    lines = line_count(whole)
+    size = f"{len(whole):,} bytes" + (f" in {lines:,} lines" if lines > 1 else "")
+    value = json_values.parsed(whole)
+    ways = ["page=1", 'pattern="words"']
+    if value is not None:
+        paths = '"[0:20]" or "[*][id,name]"' if whole.lstrip()[:1] == b"[" else '"items[0:20]" or "user.name"'
+        ways.insert(1, f"a path such as {paths}")
+    return (
+        f"[Shortened by the proxy: {shown} the result, about {len(whole) // BYTES_PER_TOKEN:,} tokens "
+        f"({size}). Nothing is lost. To read the rest, call {READ_RESULT} (directly, or through call_tool by "
+        f'this name) with id="{result_id}" and one of: {", ".join(ways)}.]'
+    )
+
+
+def _fitting(structured: Raw, schema: Raw, note: str) -> Raw | None:
+    """Return a smaller copy of structured content, with the note, that fits its schema, if there is one."""
+    if not envelope.starts_with(structured, b"{") or _DEMANDING.search(bytes(schema)):
+        return None
+    try:
+        copied = json_values.smaller(structured, _room(len(structured)), same_types=True)
+    except NoSmallerCopyError:
+        return None
+    members = envelope.members(copied)
+    if NOTE_MEMBER in members or _CLOSED.search(bytes(schema)):
+        return None
+    return envelope.raw({**members, NOTE_MEMBER: note})
+
+
+def without_duplicate(result: bytes, declared: bool) -> bytes:
+    """Leave out one of the two forms of a result if both say the same.
+
+    With a `declared` output schema the structured content stays, because the client checks it, and the text
+    points to it. Else the text stays, which every host shows. Blocks.
+    """
+    parts = json_values.members_of(result) or {}
+    structured = parts.get("structuredContent")
+    blocks = json_values.elements_of(parts.get("content", Raw(b"")))
+    if structured is None or blocks is None:
+        return result
+    texts = [_text_of(block) for block in blocks]
+    if not _is_same([text for text in texts if text is not None], structured):
+        return result
+    if declared:
+        shown = [
+            block if text is None or len(text.text) <= len(POINTER) else text.with_text(POINTER.encode())
+            for block, text in zip(blocks, texts, strict=True)
+        ]
+        parts["content"] = envelope.raw(shown)
+    else:
+        del parts["structuredContent"]
+    return envelope.encode(parts)
+
+
+def _is_same(texts: list[_Text], structured: Raw) -> bool:
+    """Return whether the only text says the same as the structured content, alone or as its ``result``."""
+    if len(texts) != 1 or "resource" in texts[0].block:
+        return False
+    text, forms = texts[0].text, [structured]
+    members = json_values.members_of(structured)
+    if members is not None and members.keys() == {"result"}:
+        forms.append(members["result"])
+    return any(
+        (envelope.text(form) or "").encode() == text
+        if envelope.starts_with(form, b'"')
+        else _is_same_json(text, form)
+        for form in forms
+    )
+
+
+def _is_same_json(text: bytes, form: Raw) -> bool:
+    value = json_values.parsed(text)
+    if value is None:
+        return False
+    if msgspec.json.format(bytes(value), indent=-1) == msgspec.json.format(bytes(form), indent=-1):
+        return True
+    if max(len(value), len(form)) > COMPARED_BYTES:
+        return False
+    try:
+        return _canonical(envelope.value(value)) == _canonical(envelope.value(form))
+    except (msgspec.DecodeError, RecursionError):
+        return False

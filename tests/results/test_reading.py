@@ -1,0 +1,141 @@
+"""Parts of a large result are found by words and by paths, in time that grows with its size and no faster."""
+
+import contextlib
+import json
+import time
+
+import pytest
+
+from mcp_context_proxy.results import ReadError, read
+from mcp_context_proxy.results.texts import PLACES
+
+LINES = [f"row {number}" for number in range(100)]
+
+
+def found(text: str, pattern: str) -> list[str]:
+    return read(text.encode(), 1, None, pattern, 1_000_000).text.decode().split("\n")
+
+
+def test_matches_that_are_near_share_the_lines_around_them() -> None:
+    assert found("\n".join(LINES), "row 1*") == [
+        *(f"{at + 1}{':' if at == 1 or at >= 10 else '-'} row {at}" for at in range(4)),
+        "--",
+        *(f"{at + 1}{':' if 10 <= at <= 19 else '-'} row {at}" for at in range(8, 22)),
+    ]
+
+
+def test_a_star_stands_for_anything_in_one_line() -> None:
+    assert found("error a\nfailed b\nerror and failed c\n", "Error*Failed") == [
+        "1- error a",
+        "2- failed b",
+        "3: error and failed c",
+    ]
+    with pytest.raises(ReadError, match="nothing matches"):
+        found("error\nfailed", "error*failed")
+
+
+def test_a_match_in_a_long_line_is_shown_with_what_surrounds_it() -> None:
+    line = "x" * 5000 + "needle" + "y" * 5000 + "needle" + "z" * 5000
+    first, second = found(line, "needle")
+
+    assert first.startswith("1: (at 5,000) ...xxx")
+    assert second.startswith("1: (at 10,006) ...yyy")
+    assert max(len(first), len(second)) < 400
+
+
+def test_a_search_tells_of_a_bounded_number_of_places() -> None:
+    reading = read(b"hit\n" * 10 * PLACES, 1, None, "hit", 1_000_000)
+
+    assert reading.note.startswith(f"[over {PLACES:,} places match")
+
+
+def test_a_path_and_a_pattern_together_search_the_part() -> None:
+    data = json.dumps({"a": ["apple", "pear"], "b": ["pear"]}).encode()
+
+    assert read(data, 1, "a[*]", "pear").text == b'1- "apple"\n2: "pear"'
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("a.b", "1"),
+        ("$['a']['b']", "1"),
+        ('["odd.name"][0]', "2"),
+        ("list[-1].id", "4"),
+        ("list.id", "3\n4"),
+        ("list[*][id, t]", '{"id":3,"t":"x"}\n{"id":4}'),
+        ("list[0:1]['id']", "3"),
+        ("list[0].t", "x"),
+        ("empty[*]", ""),
+    ],
+)
+def test_a_path_leads_to_a_part(path: str, value: str) -> None:
+    data = b'{"a":{"b":1},"odd.name":[2],"list":[{"id":3,"t":"x"},{"id":4}],"empty":[]}'
+
+    assert read(data, 1, path, None).text.decode() == value
+
+
+def test_the_fields_of_a_list_need_no_brackets() -> None:
+    assert read(b'[{"a":1,"b":2,"c":3},{"a":4}]', 1, "a,b", None).text == b'{"a":1,"b":2}\n{"a":4}'
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("a.c", "no member 'c'; what there is: {b: number}"),
+        ("list[9]", "no element 9; what there is: array of 1 number"),
+        ("a[", "not closed"),
+        ("a..b", "empty step"),
+        ("a" + ".a" * 40, "at most 32 steps"),
+    ],
+)
+def test_a_path_that_leads_nowhere_says_what_there_is(path: str, why: str) -> None:
+    with pytest.raises(ReadError) as refused:
+        read(b'{"a":{"b":1},"list":[1]}', 1, path, None)
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "pattern", "why"),
+    [
+        (3, None, None, "there is no page 3; the last one is 1"),
+        (1, "a", None, "no JSON"),
+        (1, None, "x" * 201, "at most 200 characters"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_words(
+    number: int, path: str | None, pattern: str | None, why: str
+) -> None:
+    with pytest.raises(ReadError, match=why):
+        read(b"plain text", number, path, pattern)
+
+
+@pytest.mark.parametrize(
+    ("unit", "path", "pattern"),
+    [
+        ("a", None, "a*b"),
+        ("ab", None, "aab*"),
+        ("\n", None, "x"),
+        ("a\n", None, "a*a"),
+        ("İ", None, "i"),
+        ("[", "[0][0]", None),
+        ('{"a":', "a.a.a", None),
+        ("0,", "[*]", None),
+    ],
+)
+def test_hostile_text_is_read_in_time_in_proportion_to_its_length(
+    unit: str, path: str | None, pattern: str | None
+) -> None:
+    def seconds(times: int) -> float:
+        text = (unit * times).encode()
+        if unit == "0,":
+            text = b"[" + text + b"0]"
+        began = time.process_time()
+        with contextlib.suppress(ReadError):
+            read(text, 1, path, pattern)
+        return time.process_time() - began
+
+    small = min(seconds(50_000) for _ in range(3))
+    large = min(seconds(800_000) for _ in range(3))
+    # Sixteen times the text; with its square it would be 256 times as much.
+    assert large < 80 * max(small, 0.001)

@@ -1,0 +1,426 @@
+"""A result that is too large for a model is shortened, and its session can read every byte of it."""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.results import KeptResults
+from mcp_context_proxy.results.kept import RESULTS_KEPT_PER_SESSION, KeptText
+
+pytestmark = pytest.mark.anyio
+
+OWN = "io.github.mcp-context-proxy/"
+LOG = "\n".join(
+    f"line {number}: request {number * 7919 % 1000} took {number % 91} ms" for number in range(5000)
+)
+ISSUES = [
+    {"id": number, "title": f"Issue {number}", "body": "It breaks. " * 40, "user": {"login": f"u{number}"}}
+    for number in range(400)
+]
+IMAGE = {"type": "image", "data": "A" * 200_000, "mimeType": "image/png"}
+LINK = {"type": "resource_link", "uri": "note://1", "name": "one"}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def results(workshop: Workshop, settings: dict[str, Any] | None = None, **given: dict[str, Any]) -> None:
+    """A server whose tools have these results."""
+    calls = {name: [{"result": result}] for name, result in given.items()}
+    tools = [tool(name) for name in given]
+    workshop.server("work", tools=tools, calls=calls, settings=settings or {})
+
+
+def note(result: dict[str, Any]) -> str:
+    said: str = result["content"][-1]["text"]
+    return said
+
+
+def id_in(result: dict[str, Any]) -> str:
+    return note(result).split('id="')[1].split('"')[0]
+
+
+async def read(host: Host, result_id: str, **wanted: Any) -> tuple[str, str]:
+    """The text of a page, and the note under it."""
+    answer = await host.call("read_result", {"id": result_id, **wanted})
+    assert not answer.get("isError"), answer
+    return answer["content"][0]["text"], answer["content"][1]["text"]
+
+
+async def pages(host: Host, result_id: str, **wanted: Any) -> AsyncIterator[str]:
+    number, following = 1, True
+    while following:
+        page, under = await read(host, result_id, page=number, **wanted)
+        assert len(page) + len(under) <= 20_000
+        yield page
+        following, number = "The next is" in under, number + 1
+
+
+async def whole(host: Host, result_id: str, **wanted: Any) -> str:
+    return "".join([page async for page in pages(host, result_id, **wanted)])
+
+
+async def test_a_long_text_is_shortened_at_line_ends_and_every_byte_can_be_read(
+    workshop: Workshop, era: str
+) -> None:
+    results(workshop, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        shown = await host.call("work__log")
+        read_again = await whole(host, id_in(shown))
+
+    first, last = shown["content"]
+    lines = first["text"].split("\n")
+    assert set(lines) - set(LOG.split("\n")) == {line for line in lines if "left out here" in line}
+    assert (lines[0], lines[-1]) == (LOG.split("\n")[0], LOG.split("\n")[-1])
+    assert len(json.dumps(shown["content"])) < len(LOG) / 10
+    assert "5,000 lines" in last["text"]
+    assert f"{len(LOG):,} bytes" in last["text"]
+    assert read_again == LOG
+
+
+async def test_a_long_list_of_json_is_shortened_to_whole_elements_and_its_shape(workshop: Workshop) -> None:
+    results(workshop, issues={"content": [text(json.dumps(ISSUES))]})
+    async with inside(workshop.config()) as proxy:
+        shown = await Host(proxy, "handshake").call("work__issues")
+
+    said, _, shape = shown["content"][0]["text"].partition("\n\n")
+    *elements, more = json.loads(said)
+    assert elements == ISSUES[: len(elements)] != []
+    assert more == f"... {400 - len(elements)} more elements"
+    assert "array of 400 {id: number, title: string, body: string, user: {login: string}}" in shape
+
+
+async def test_parts_of_json_are_read_by_a_path(workshop: Workshop) -> None:
+    results(workshop, issues={"content": [text(json.dumps({"items": ISSUES}))]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        result_id = id_in(await host.call("work__issues"))
+        one, _ = await read(host, result_id, path="items[7].user.login")
+        titles, under = await read(host, result_id, path="$.items[*].title")
+        fields, _ = await read(host, result_id, path="items[2:4][id,title]")
+        wrong = await host.call("read_result", {"id": result_id, "path": "items[0].author"})
+
+    assert one == "u7"
+    assert [json.loads(line) for line in titles.split("\n")] == [issue["title"] for issue in ISSUES]
+    assert "lines 1 to 400 of 400" in under
+    assert [json.loads(line) for line in fields.split("\n")] == [
+        {"id": number, "title": f"Issue {number}"} for number in (2, 3)
+    ]
+    assert wrong["isError"]
+    assert "no member 'author'" in wrong["content"][0]["text"]
+    assert "user: {login: string}" in wrong["content"][0]["text"]
+
+
+async def test_lines_that_match_a_pattern_are_found_with_numbers_and_what_surrounds_them(
+    workshop: Workshop,
+) -> None:
+    results(workshop, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        result_id = id_in(await host.call("work__log"))
+        found, under = await read(host, result_id, pattern="LINE 4321:")
+        none = await host.call("read_result", {"id": result_id, "pattern": "nothing like it"})
+
+    lines = LOG.split("\n")
+    expected = [f"{at + 1}{':' if at == 4321 else '-'} {lines[at]}" for at in range(4319, 4324)]
+    assert found.split("\n") == expected
+    assert "1 places match" in under
+    assert none["isError"]
+
+
+async def test_images_links_and_the_mark_of_an_error_stay_as_they_are(workshop: Workshop, era: str) -> None:
+    content = [IMAGE, text(LOG), LINK]
+    results(
+        workshop, fail={"content": content, "isError": True, "_meta": {"x": 1}}, draw={"content": [IMAGE]}
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        failed, drawn = await host.call("work__fail"), await host.call("work__draw")
+
+    assert failed["isError"] is True
+    assert failed["_meta"]["x"] == 1
+    assert [failed["content"][0], failed["content"][2]] == [IMAGE, LINK]
+    assert len(failed["content"][1]["text"]) < len(LOG) / 10
+    assert drawn["content"] == [IMAGE]
+
+
+async def test_the_text_of_an_embedded_resource_is_shortened_in_its_place(workshop: Workshop) -> None:
+    resource = {"uri": "file:///log", "mimeType": "text/plain", "text": LOG}
+    results(workshop, log={"content": [{"type": "resource", "resource": resource}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        shown = await host.call("work__log")
+        again = await whole(host, id_in(shown))
+
+    inside_it = shown["content"][0]["resource"]
+    assert {**inside_it, "text": ""} == {**resource, "text": ""}
+    assert len(inside_it["text"]) < len(LOG) / 10
+    assert again == LOG
+
+
+@pytest.mark.parametrize(
+    ("settings", "meta", "told"),
+    [
+        ({"results": {"max_tokens": 0}}, {}, {}),
+        ({}, {OWN + "whole": True}, {}),
+        ({}, {}, {"anthropic/maxResultSizeChars": 400_000}),
+    ],
+    ids=["the server is exempt", "the caller asks for everything", "the tool states a limit"],
+)
+async def test_a_long_result_stays_whole_where_that_is_asked_for(
+    workshop: Workshop, era: str, settings: dict[str, Any], meta: dict[str, Any], told: dict[str, Any]
+) -> None:
+    calls = {"log": [{"result": {"content": [text(LOG)]}}]}
+    workshop.server("work", tools=[tool("log", _meta=told)], calls=calls, settings=settings)
+    async with inside(workshop.config()) as proxy:
+        shown = await Host(proxy, era).call("work__log", **meta)
+
+    assert shown["content"] == [text(LOG)]
+
+
+async def test_a_tool_may_state_a_smaller_limit_than_the_general_one(workshop: Workshop) -> None:
+    said = LOG[:30_000]
+    calls = {"log": [{"result": {"content": [text(said)]}}]}
+    tools = [tool("log", _meta={"anthropic/maxResultSizeChars": 20_000})]
+    workshop.server("work", tools=tools, calls=calls)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        assert await whole(host, id_in(await host.call("work__log"))) == said
+
+
+async def test_a_client_with_a_smaller_limit_of_its_own_gets_no_more(workshop: Workshop) -> None:
+    results(workshop, log={"content": [text(LOG[:50_000])]})
+    async with inside(workshop.config()) as proxy:
+        plain, cutting = Host(proxy, "handshake"), Host(proxy, "handshake")
+        cutting.client_info = envelope.raw({"name": "gemini-cli-mcp-client", "version": "1"})
+        assert (await plain.call("work__log"))["content"] == [text(LOG[:50_000])]
+        assert "Nothing is lost" in note(await cutting.call("work__log"))
+
+
+async def test_results_are_shortened_and_read_through_call_tool_as_well(workshop: Workshop, era: str) -> None:
+    results(workshop, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        shown = await host.call("call_tool", {"name": "work__log"})
+        arguments = {"id": id_in(shown), "pattern": "line 77:"}
+        found = await host.call("call_tool", {"name": "read_result", "arguments": arguments})
+
+    assert "78: line 77:" in found["content"][0]["text"]
+
+
+async def test_read_result_is_listed_once_something_was_shortened_for_the_session(
+    workshop: Workshop, era: str
+) -> None:
+    results(workshop, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        host, other = Host(proxy, era, principal="a"), Host(proxy, era, principal="b")
+        before = await host.names()
+        await host.call("work__log")
+        after, of_other = await host.names(), await other.names()
+
+    assert "read_result" not in before
+    assert after == [*before, "read_result"]
+    assert of_other == before
+
+
+async def test_the_result_of_another_session_is_unknown(workshop: Workshop, era: str) -> None:
+    results(workshop, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        host, other = Host(proxy, era, principal="a"), Host(proxy, era, principal="b")
+        result_id = id_in(await host.call("work__log"))
+        refused = await other.call("read_result", {"id": result_id})
+        invented = await other.call("read_result", {"id": "x"})
+
+    assert refused["isError"]
+    assert refused["content"] == invented["content"]
+
+
+async def test_results_are_forgotten_with_their_session(workshop: Workshop) -> None:
+    results(workshop, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        result_id = id_in(await host.call("work__log"))
+        assert host.session is not None
+        host.leave()
+
+        assert not proxy.results.kept.owns(host.session.id)
+        assert (await host.call("read_result", {"id": result_id}))["isError"]
+
+
+def open_files(size: int) -> list[os.stat_result]:
+    """The open files of this process that have a size."""
+    found = []
+    for number in range(1024):
+        with contextlib.suppress(OSError):
+            found.append(os.fstat(number))
+    return [status for status in found if status.st_size == size]
+
+
+async def test_what_does_not_fit_in_memory_is_in_files_without_a_name_that_only_the_user_can_read(
+    workshop: Workshop,
+) -> None:
+    large = "\n".join(f"{number} " + "x" * 99 for number in range(100_000))
+    results(workshop, log={"content": [text(large)]})
+    folder = workshop.folder / "data"
+    folder.mkdir()
+    async with inside(workshop.config(store={"path": str(folder / "store.sqlite3")})) as proxy:
+        host = Host(proxy, "handshake")
+        before = set(folder.iterdir())
+        ids = [id_in(await host.call("work__log")) for _ in range(3)]
+        nameless = open_files(len(large))
+        assert {stat.S_IMODE(status.st_mode) for status in nameless} == {0o600}
+        assert {status.st_nlink for status in nameless} == {0}
+        assert set(folder.iterdir()) == before
+        found = [await read(host, each, path=None, page=500) for each in ids]
+
+    assert len({page for page, _ in found}) == 1
+    assert found[0][0] in large
+
+
+async def test_a_result_that_cannot_be_kept_is_not_shortened(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = "secret line\n" * 1_500_000
+    results(workshop, log={"content": [text(large)]})
+    # In memory only, and larger than what is kept there.
+    async with inside(workshop.config(limits={"message_bytes": 1 << 25})) as proxy:
+        shown = await Host(proxy, "handshake").call("work__log")
+
+    assert shown["content"] == [text(large)]
+    assert "a result of tool 'log' of server 'work' was not shortened" in caplog.text
+    assert "secret line" not in caplog.text
+
+
+async def test_results_are_kept_for_a_while_and_in_a_bounded_number() -> None:
+    now = 0.0
+    kept = KeptResults(None, 10.0, lambda: now)
+    for number in range(RESULTS_KEPT_PER_SESSION + 1):
+        await kept.put("one", f"a{number}", KeptText(b"x", "work"))
+    await kept.put("two", "b", KeptText(b"x", "work"))
+
+    assert await kept.get("one", "a0") is None
+    assert await kept.get("one", "a1") is not None
+    now = 9.0
+    assert await kept.get("one", "a2") is not None
+    now = 11.0
+    assert await kept.get("two", "b") is None
+    assert await kept.get("one", "a3") is not None
+
+
+async def test_an_untrusted_text_is_marked_also_where_it_is_shortened_and_read(workshop: Workshop) -> None:
+    results(workshop, {"spotlight": True}, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        shown = await host.call("work__log")
+        page, under = await read(host, id_in(shown))
+
+    assert shown["content"][0]["text"].startswith("\u27e6untrusted data from work")
+    assert page.startswith("\u27e6untrusted data from work")
+    assert "\u27e6" not in note(shown) + under
+
+
+DECLARED = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "object"}}}}
+
+
+def declared(workshop: Workshop, schema: dict[str, Any], result: dict[str, Any]) -> None:
+    workshop.server(
+        "work", tools=[tool("issues", outputSchema=schema)], calls={"issues": [{"result": result}]}
+    )
+
+
+async def test_structured_content_that_a_client_checks_is_shortened_within_its_schema(
+    workshop: Workshop, era: str
+) -> None:
+    data = {"items": ISSUES, "total": 400}
+    declared(workshop, DECLARED, {"content": [text(json.dumps(data))], "structuredContent": data})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        shown = await host.call("work__issues")
+        again = await whole(host, id_in(shown))
+        through = await host.call("call_tool", {"name": "work__issues"})
+
+    structured = shown["structuredContent"]
+    assert structured["items"] == ISSUES[: len(structured["items"])] != []
+    assert structured["total"] == 400
+    assert id_in(shown) in structured["shortened"]
+    assert len(json.dumps(structured)) < len(json.dumps(data)) / 10
+    assert json.loads(again) == data
+    assert "structuredContent" not in through
+
+
+@pytest.mark.parametrize(
+    "more", [{"additionalProperties": False}, {"minProperties": 2}], ids=["no further member", "a minimum"]
+)
+async def test_structured_content_stays_whole_where_its_schema_may_refuse_less(
+    workshop: Workshop, more: dict[str, Any]
+) -> None:
+    data = {"items": ISSUES}
+    declared(workshop, DECLARED | more, {"content": [text("400 issues")], "structuredContent": data})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        shown = await host.call("work__issues")
+        through = await host.call("call_tool", {"name": "work__issues"})
+        again = await whole(host, id_in(through))
+
+    assert shown["structuredContent"] == data
+    assert shown["content"] == [text("400 issues")]
+    assert through["content"][0] == text("400 issues")
+    assert json.loads(again) == data
+
+
+async def test_both_forms_of_a_small_result_are_sent_once_to_a_client_that_passes_on_both(
+    workshop: Workshop, era: str
+) -> None:
+    data = {"id": 7, "title": "Größe"}
+    same = {"content": [text(json.dumps(data, indent=2))], "structuredContent": data}
+    other = {"content": [text('{"id": 8}')], "structuredContent": data}
+    results(workshop, same=same, other=other)
+    async with inside(workshop.config()) as proxy:
+        plain, both = Host(proxy, era), Host(proxy, era)
+        both.client_info = envelope.raw({"name": "copilot-cli", "version": "1"})
+        once, whole_, different = [
+            await host.call(name)
+            for host, name in ((both, "work__same"), (plain, "work__same"), (both, "work__other"))
+        ]
+
+    assert once["content"] == same["content"]
+    assert "structuredContent" not in once
+    assert whole_["structuredContent"] == different["structuredContent"] == data
+
+
+@pytest.mark.parametrize(("wanted", "once"), [("drop", True), ("keep", False)])
+async def test_the_configuration_says_whether_both_forms_are_sent(
+    workshop: Workshop, wanted: str, once: bool
+) -> None:
+    data = {"items": ISSUES[:2]}
+    declared(workshop, DECLARED, {"content": [text(json.dumps(data))], "structuredContent": data})
+    async with inside(workshop.config(results={"duplicates": wanted})) as proxy:
+        host = Host(proxy, "handshake")
+        host.client_info = envelope.raw({"name": "copilot-cli", "version": "1"})
+        shown = await host.call("work__issues")
+
+    assert shown["structuredContent"] == data
+    assert (shown["content"][0]["text"] != json.dumps(data)) is once
+
+
+async def test_statistics_count_the_size_that_a_result_had(workshop: Workshop) -> None:
+    results(workshop, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        usage = proxy.statistics.usage
+        assert usage is not None
+        host = Host(proxy, "handshake")
+        await host.call("work__log")
+        await usage.flush()
+        counted = [row.result_bytes for row in proxy.store.statistics.tools()]
+
+    assert counted == [len(json.dumps({"content": [text(LOG)]}, separators=(",", ":")))]
