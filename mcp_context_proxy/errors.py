@@ -30,12 +30,23 @@ class ConfigProblem:
     """Dotted key, such as ``servers.github.command``; empty for the file as a whole."""
     message: str
     """One sentence, without a full stop, about the mistake and the allowed values."""
+    remedy: str = ""
+    """The thing to do, where the message does not say it."""
+    variable: str = ""
+    """The environment variable that is not set, if that is the mistake."""
 
     def __str__(self) -> str:
         place = str(self.file) if self.file is not None else "configuration"
         if self.line is not None:
             place += f":{self.line}"
-        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+        message = f"{self.message}; {self.remedy}" if self.remedy else self.message
+        return f"{place}: {self.key}: {message}" if self.key else f"{place}: {message}"
+
+    @property
+    def place(self) -> str:
+        """The name of the file, without its folder, and the line."""
+        name = self.file.name if self.file is not None else "configuration"
+        return name if self.line is None else f"{name}:{self.line}"
 
 
 class ConfigError(ContextProxyError):

@@ -98,18 +98,27 @@ def check_command(ctx: click.Context, config_path: Path | None, strict: bool) ->
     """
     console = results()
     try:
-        config = load_config(ctx, config_path)
+        config = load_config(ctx, config_path, complain=False)
     except ConfigError as error:
         _show(console, [Verdict(Level.PROBLEM, "config", str(problem)) for problem in error.problems])
         console.say()
         console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
         ctx.exit(1)
-    verdicts = [Verdict(Level.OK, "config", str(config.path)), _model(config), _store(config)]
+    verdicts = [*_configuration(config), _model(config), _store(config)]
     verdicts += _folders(config)
     _show(console, verdicts)
     found = run(_check_proxy, config)
     _show(console, found)
     ctx.exit(_summary(console, [*verdicts, *found], config, strict))
+
+
+def _configuration(config: Config) -> Iterator[Verdict]:
+    yield Verdict(Level.OK, "config", str(config.path))
+    for problem in config.mistakes:
+        yield Verdict(Level.PROBLEM, "config", str(problem), remedy="until then, it counts as not given")
+    for name, off in config.off.items():
+        for problem in off.problems:
+            yield Verdict(Level.PROBLEM, name, f"off: {problem}")
 
 
 def _model(config: Config) -> Verdict:
@@ -171,7 +180,7 @@ async def _check_proxy(config: Config) -> list[Verdict]:
             else:
                 remedy = "until then, search alone orders the tools"
                 verdicts.append(Verdict(Level.WARNING, "rerank", reranking.reason, remedy=remedy))
-    if not config.servers:
+    if not config.servers and not config.off:
         verdicts.append(Verdict(Level.WARNING, "servers", "none is configured: add one under [servers.NAME]"))
     return verdicts
 

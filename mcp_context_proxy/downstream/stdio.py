@@ -26,6 +26,7 @@ from typing import IO, TypeAlias, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.environment import environment_of
 from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
@@ -36,9 +37,6 @@ from mcp_context_proxy.system.process import descriptor_shortage
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
-
-INHERITED_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-"""Variables that a child inherits, the SDK's list; others are named in its ``env``."""
 
 EXIT_POLL_SECONDS = 0.02
 """Time between two polls of a child that is expected to exit, where the kernel does not report the exit."""
@@ -92,8 +90,7 @@ async def open_stdio(
 
 
 def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
-    inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-    environment = {**inherited, **config.env}
+    environment = environment_of(config, os.environ)
     command, folder = config.command or "", _folder(config)
     program = _program(command, environment.get("PATH"), folder)
     if program is None:
@@ -346,7 +343,10 @@ async def open_sdk_channel(
     from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415
 
     parameters = StdioServerParameters(
-        command=config.command or "", args=list(config.args), env=dict(config.env), cwd=config.folder
+        command=config.command or "",
+        args=list(config.args),
+        env=environment_of(config, os.environ),
+        cwd=config.folder,
     )
     channel = QueuedChannel()
     async with stdio_client(parameters) as (reader, writer), anyio.create_task_group() as group:

@@ -26,6 +26,12 @@ from mcp_context_proxy.retrieval.results import Result
 
 HOW_TO_CALL = "Call a tool by its name, or through call_tool with its name and arguments."
 
+MISSING_NAMED = 5
+"""Servers without a connection that a note names; `check` names all."""
+
+CAUSE_CHARACTERS = 80
+"""Length to which a note cuts the reason why one has none."""
+
 DESCRIPTION_CHARACTERS = 600
 """Length to which the text cuts a tool's description; the whole is in its definition."""
 
@@ -69,9 +75,13 @@ def search_result(
     notes = [note for note in (found.tools.note, found.filter_note) if note]
     if context.dropped:
         notes.append(f"{over_budget(context)}.")
-    if missing := fleet.unlisted:
-        named = ", ".join(f"{client.name} ({client.state})" for client in missing)
-        notes.append(f"Not searched, because not connected: {named}.")
+    missing = [f"{name} (off: {one_line(off.reason, CAUSE_CHARACTERS)})" for name, off in fleet.off.items()]
+    for client in fleet.unlisted:
+        cause = f": {one_line(client.cause, CAUSE_CHARACTERS)}" if client.cause else ""
+        missing.append(f"{client.name} ({client.state}{cause})")
+    if missing:
+        more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
+        notes.append(f"Not searched: {', '.join(missing[:MISSING_NAMED])}{more}.")
     if fleet.stale:
         notes.append(f"Searched as last known, because their lists cannot be had: {', '.join(fleet.stale)}.")
     if notes:

@@ -76,7 +76,16 @@ def test_every_problem_of_a_broken_configuration_is_reported_with_its_line(run: 
     told = done.stdout.replace("\n", "").replace(" ", "")
     assert f"{config}:2:expose.mode" in told
     assert f"{config}:4:servers.a.comand" in told
-    assert "to fix. No server was started." in done.stdout
+    assert "3 problems to fix" in done.stdout
+
+
+def test_a_configuration_that_cannot_be_read_starts_no_server(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[servers.a\n", encoding="utf-8")
+    done = run("check", "--config", config)
+
+    assert done.returncode == 1
+    assert "1 problem to fix. No server was started." in done.stdout
 
 
 def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
