@@ -716,6 +716,10 @@ README = (
 """Promises of README.md, as plain text: without emphasis, and links without their targets."""
 
 README_REMARKS = (
+    "Put the servers back into the host's file, remove this proxy from it, and run `pip uninstall "
+    "mcp-context-proxy`.",
+    "What it kept is in the folders `mcp-context-proxy` of your configuration folder and your data folder: "
+    "delete them.",
     "A host started from the desktop may not have the variables of your shell: set them for the proxy in the "
     'host\'s `"env"`.',
     "docs/how-it-works.md explains the rest.",

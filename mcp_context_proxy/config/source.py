@@ -239,7 +239,15 @@ def read(file: Path) -> ConfigSource:
     Raises:
         ConfigError: the file cannot be read, or is neither TOML nor JSON.
     """
-    text = _text(file)
+    return parse(file, _text(file))
+
+
+def parse(file: Path, text: str) -> ConfigSource:
+    """Parse the text of `file`, as TOML or JSON.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     is_json = file.suffix.lower() in _JSON_SUFFIXES or (
         file.suffix.lower() != ".toml" and text.lstrip().startswith("{")
     )

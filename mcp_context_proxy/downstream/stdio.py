@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +31,7 @@ from mcp_context_proxy.config.environment import environment_of
 from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
+from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, Oversized, PipeReader, write_line
 from mcp_context_proxy.system import process_groups
@@ -77,7 +79,7 @@ async def open_stdio(
     """Start the server as a child process; end it on the way out.
 
     Raises:
-        ConnectionError: it cannot be started; the message says why and what to do.
+        StartError: it cannot be started; the message says why and what to do.
     """
     process = await in_thread(_spawn, config)
     channel = StdioChannel(process, output, receive, limits.message_bytes)
@@ -94,11 +96,9 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
     command, folder = config.command or "", _folder(config)
     program = _program(command, environment.get("PATH"), folder)
     if program is None:
-        raise ConnectionError(
-            f"cannot start: no program {command!r} on its PATH; install it or give its full path as 'command'"
-        )
+        raise _no_program(command, folder)
     if refusal := descriptor_shortage():
-        raise ConnectionError(f"cannot start {program}: {refusal}")
+        raise StartError(Fault.NO_START, f"cannot start {program}: {refusal}")
     process_groups.guard()
     stdin, writing = os.pipe()
     try:
@@ -116,7 +116,8 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
             process_groups.started(process.pid)
     except OSError as error:
         os.close(writing)
-        raise ConnectionError(f"cannot start {program}: {error.strerror or error}") from error
+        reason = error.strerror or type(error).__name__
+        raise StartError(Fault.NOT_RUNNABLE, f"cannot start {program}: {reason}") from error
     finally:
         os.close(stdin)
     process.stdin = os.fdopen(writing, "wb", 0)
@@ -128,10 +129,37 @@ def _folder(config: ServerConfig) -> Path:
         folder = config.folder
     except OSError as error:
         message = f"cannot start: the folder in which the proxy was started cannot be used: {error.strerror}"
-        raise ConnectionError(message) from error
-    if not folder.is_dir():
-        raise ConnectionError(f"cannot start: there is no folder {str(folder)!r}; create it or correct 'cwd'")
+        raise StartError(Fault.NO_START, message) from error
+    try:
+        there = stat.S_ISDIR(folder.stat().st_mode)
+    except PermissionError:
+        message = f"cannot start: the folder {str(folder)!r} may not be entered; allow it or correct 'cwd'"
+        raise StartError(Fault.NO_START, message) from None
+    except OSError:
+        there = False
+    if not there:
+        message = f"cannot start: there is no folder {str(folder)!r}; create it or correct 'cwd'"
+        raise StartError(Fault.NO_START, message)
     return folder
+
+
+def _no_program(command: str, folder: Path) -> StartError:
+    """Return the error about a command that leads to no program; a path says more than a name."""
+    if Path(command).name == command:
+        reason = f"no program {command!r} on its PATH; install it or give its full path as 'command'"
+        return StartError(Fault.NO_PROGRAM, f"cannot start: {reason}")
+    program = folder / command
+    try:
+        mode = program.stat().st_mode
+    except PermissionError:
+        reason = f"{program} lies in a folder that may not be entered; allow it or correct 'command'"
+        return StartError(Fault.NO_ACCESS, f"cannot start: {reason}")
+    except (OSError, ValueError):
+        reason = f"there is no program {program}; install it or correct 'command'"
+        return StartError(Fault.NO_PROGRAM, f"cannot start: {reason}")
+    if stat.S_ISDIR(mode):
+        return StartError(Fault.NO_START, f"cannot start: {program} is a folder; correct 'command'")
+    return StartError(Fault.NOT_RUNNABLE, f"cannot start: {program} is no file that you may run")
 
 
 def _program(command: str, path: str | None, folder: Path) -> str | None:
@@ -153,6 +181,7 @@ class StdioChannel(Channel):
         self, process: subprocess.Popen[bytes], output: Output, receive: Receive, message_bytes: int
     ) -> None:
         self._process, self._output, self._receive = process, output, receive
+        self.process_group = process.pid
         self._pipes = [cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)]
         self._message_bytes = message_bytes
         self._framer = LineFramer(message_bytes)

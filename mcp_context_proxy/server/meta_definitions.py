@@ -171,7 +171,7 @@ def definitions(setup: Setup) -> list[Raw]:
         "name": SEARCH,
         "title": "Search available tools",
         "description": (
-            f"Find tools across all connected servers ({_names(setup)}). Most of their tools may not be "
+            f"Find tools across all servers ({_names(setup)}). Most of their tools may not be "
             "listed: search before you conclude that something cannot be done. Say in plain words what you "
             "want to do, one sentence per need; the best matching tools come back with their parameters, "
             "ready to call." + documents
@@ -184,7 +184,7 @@ def definitions(setup: Setup) -> list[Raw]:
         "name": CALL,
         "title": "Call a tool",
         "description": (
-            f"Call any tool of the connected servers by its name, listed or not. Use {SEARCH} first to learn "
+            f"Call any tool of these servers by its name, listed or not. Use {SEARCH} first to learn "
             "its name and parameters."
         ),
         "inputSchema": input_schema(CallArguments),

@@ -7,6 +7,9 @@ import pytest
 from support.chat import chat_service
 from support.servers import Workshop, tool
 
+from mcp_context_proxy.cli.pins import unpinned
+from mcp_context_proxy.config import ServerConfig
+
 from .conftest import Run
 
 
@@ -100,7 +103,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
 ) -> None:
     workshop.server("gone").settings = {"command": "no-such-program"}
     workshop.server("node").settings = {"command": "npx", "args": ["x@1.0"], "env": {"PATH": "/none"}}
-    workshop.server("dies", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
+    workshop.server("dies", at_start=[{"stderr": "no SECRET_OF_SHELL given\n"}, {"exit": 3}])
     workshop.server("silent", settings={"connect_timeout": 0.5}, on={"initialize": [{"wait": "/never"}]})
     workshop.server("closed").settings = {"url": forbidding_url}
     workshop.server("refuses", on={"initialize": [{"error": {"code": -32000, "message": "no"}}]})
@@ -109,13 +112,13 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     complains = {"command": "sh", "args": ["-c", "while read line; do echo 'no licence key'; done"]}
     workshop.server("complains").settings = {**complains, "connect_timeout": 0.5}
     workshop.server("echo").settings = {"command": "cat"}
-    done = run("check", "--config", workshop.config())
+    done = run("check", "--config", workshop.config(), SECRET_OF_SHELL="hidden-value")
 
     told = flat(done.stdout)
     assert done.returncode == 1
     assert "gone: cannot start: no program 'no-such-program' on its PATH" in told
     assert "-> install Node.js" in told
-    assert "dies: it exited (code 3) | no key given -> run it by hand to see why" in told
+    assert "dies: it exited (code 3) | no SECRET_OF_SHELL given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
     assert "raise connect_timeout under servers.silent, now 0.5 s" in told
     assert "(HTTP status 401) -> it needs credentials" in told
@@ -123,7 +126,13 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
     assert "| stdout: unknown option -> its output on stdout is no MCP message" in told
     assert "complains: it was not ready within 0.5 s | stdout: no licence key ->" in told
-    assert "echo: it answered with what it was sent, so it is no MCP server -> correct the command" in told
+    assert (
+        "echo: it answered with what it was sent, so it is no MCP server -> "
+        "if it is no MCP server, correct the command" in told
+    )
+    assert "It does not get these variables of this shell" in told
+    assert "SECRET_OF_SHELL" in told
+    assert "hidden-value" not in told
     assert "\x1b" not in done.stdout
     assert "9 problems to fix" in told
 
@@ -183,7 +192,8 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop
         ("npx", ["-p", "server", "run"], "server"),
         ("/usr/bin/npx", ["--package=server", "run"], "server"),
         ("uvx", ["some-server"], "some-server"),
-        ("uvx", ["--python", "3.12", "some-server>=1"], "some-server>=1"),
+        ("uvx", ["--python", "3.12", "some-server>=1"], "some-server"),
+        ("npx", ["-y", "@scope/server@^1.0"], "@scope/server"),
         ("npx", ["-y", "@scope/server@1.2.3"], None),
         ("uvx", ["some-server==1.2"], None),
         ("uvx", ["--from", "git+https://example.com/x", "x"], None),
@@ -200,14 +210,10 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop
 def test_a_runner_without_a_version_is_warned_about(
     command: str, args: list[str], package: str | None
 ) -> None:
-    from mcp_context_proxy.cli.check import unpinned
-    from mcp_context_proxy.config import ServerConfig
+    found = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
 
-    warning = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
-
-    assert (warning is None) == (package is None)
-    assert package is None or f"newest version of {package};" in str(warning)
-    assert "1.2.3" not in str(warning), "nobody knows whether there is such a version"
+    assert (found is None) == (package is None)
+    assert found is None or found.package == package
 
 
 @pytest.mark.parametrize(
@@ -224,13 +230,10 @@ def test_a_runner_without_a_version_is_warned_about(
     ],
 )
 def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | None) -> None:
-    from mcp_context_proxy.cli.check import unpinned
-    from mcp_context_proxy.config import ServerConfig
+    found = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
 
-    warning = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
-
-    assert (warning is None) == (image is None)
-    assert image is None or f"docker runs the current {image}:latest;" in str(warning)
+    assert (found is None) == (image is None)
+    assert found is None or found.package == image
 
 
 def test_the_reranker_model_is_tried(run: Run, workshop: Workshop) -> None:

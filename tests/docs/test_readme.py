@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.cli.check import unpinned
 from mcp_context_proxy.cli.main import COMMANDS
+from mcp_context_proxy.cli.pins import unpinned
 from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig, Limits
 from mcp_context_proxy.front.auth import TOKEN_VARIABLE
