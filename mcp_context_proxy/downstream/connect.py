@@ -25,6 +25,7 @@ from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
+    DisconnectedError,
     DownstreamError,
     Fault,
     RemoteError,
@@ -243,7 +244,7 @@ def fault_of(error: BaseException) -> Fault:
     match innermost(error):
         case StartError(fault=fault):
             return fault
-        case CallInterruptedError() | ServerUnavailableError():
+        case CallInterruptedError() | DisconnectedError():
             return Fault.EXITED
         case CallTimeoutError():
             return Fault.SILENT
