@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from heapq import nlargest
 from itertools import islice
 from pathlib import Path
@@ -30,12 +31,23 @@ class ConfigProblem:
     """Dotted key, such as ``servers.github.command``; empty for the file as a whole."""
     message: str
     """One sentence, without a full stop, about the mistake and the allowed values."""
+    remedy: str = ""
+    """The thing to do, where the message does not say it."""
+    variable: str = ""
+    """The environment variable that is not set, if that is the mistake."""
 
     def __str__(self) -> str:
         place = str(self.file) if self.file is not None else "configuration"
         if self.line is not None:
             place += f":{self.line}"
-        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+        message = f"{self.message}; {self.remedy}" if self.remedy else self.message
+        return f"{place}: {self.key}: {message}" if self.key else f"{place}: {message}"
+
+    @property
+    def place(self) -> str:
+        """The name of the file, without its folder, and the line."""
+        name = self.file.name if self.file is not None else "configuration"
+        return name if self.line is None else f"{name}:{self.line}"
 
 
 class ConfigError(ContextProxyError):
@@ -171,6 +183,39 @@ class UnknownFilterError(ContextProxyError):
         more = f" and {len(known) - self.NAMED:,} more" if len(known) > self.NAMED else ""
         there = f"There are: {', '.join(known[: self.NAMED])}{more}" if known else "There is none"
         super().__init__(f"there is no {kind} {value!r}.{hint} {there}")
+
+
+class Fault(StrEnum):
+    """Kind of a failed connection to a server, for those who say what to do about it."""
+
+    NO_PROGRAM = "no program"
+    """There is no program of that name."""
+    NOT_RUNNABLE = "not runnable"
+    """There is such a file, and it cannot be run."""
+    NO_ACCESS = "no access"
+    """The program lies in a folder that may not be entered."""
+    NO_START = "no start"
+    """The program cannot be started for another reason, which the cause states with its remedy."""
+    EXITED = "exited"
+    """The program has ended or closed its output, or the connection to a URL was lost."""
+    SILENT = "silent"
+    """There was no response in time."""
+    NO_MCP = "no MCP"
+    """There was a response that is none of the protocol."""
+    REFUSED = "refused"
+    """There was a response with an error."""
+    LOGIN = "login"
+    """The server needs a token, and there is none."""
+    UNREACHABLE = "unreachable"
+    """There was no connection."""
+
+
+class StartError(ContextProxyError, ConnectionError):
+    """The program of a server cannot be started; the message says why and what to do."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        self.fault = fault
+        super().__init__(message)
 
 
 class DownstreamError(ContextProxyError):

@@ -187,10 +187,14 @@ SECURITY = (
         ),
     ),
     Promise(
-        "A server inherits HOME, LOGNAME, PATH, SHELL, TERM, USER and the variables in its own entry; "
-        "no file descriptor except its three standard streams; and its arguments as they are, never "
-        "through a shell.",
+        "A server inherits the variables for the user, folders, language, certificates and network proxies "
+        "([docs/configuration.md](docs/configuration.md#environment-of-servers) lists them), those that "
+        "`inherit` names, and those of `env`; no file descriptor except its three standard streams; and its "
+        "arguments as they are, never through a shell. The password in the URL of a network proxy reaches "
+        "servers, which need it, and no log.",
         (
+            "config/test_environment.py::test_a_server_inherits_what_programs_need_here_and_no_secret",
+            "config/test_environment.py::test_the_password_of_a_network_proxy_is_a_secret_of_each_server",
             "faults/test_every_mode.py::test_a_server_inherits_only_a_few_variables_and_its_configured_ones",
             "downstream/test_processes.py::test_arguments_are_passed_as_they_are_and_never_to_a_shell",
         ),
@@ -522,10 +526,13 @@ README = (
         ),
     ),
     Promise(
-        "Servers behind the proxy inherit only `HOME`, `LOGNAME`, `PATH`, `SHELL`, `TERM` and `USER`. Put "
-        "any other variable a server needs (`GITHUB_TOKEN`, `HTTPS_PROXY`, ...) into its `env`.",
+        "Servers behind the proxy inherit only the variables for the user, folders, language, certificates "
+        "and network proxies. Put any other variable a server needs (`GITHUB_TOKEN`, ...) into its `env`, or "
+        "name it in `inherit`.",
         (
             "faults/test_every_mode.py::test_a_server_inherits_only_a_few_variables_and_its_configured_ones",
+            "config/test_environment.py::test_a_server_inherits_what_programs_need_here_and_no_secret",
+            "config/test_environment.py::test_further_variables_are_inherited_by_name_or_pattern",
             "downstream/test_processes.py::"
             "test_a_child_gets_a_short_environment_and_its_configured_variables",
         ),
@@ -819,6 +826,10 @@ README = (
 """Promises of README.md, as plain text: without emphasis, and links without their targets."""
 
 README_REMARKS = (
+    "Put the servers back into the host's file, remove this proxy from it, and run `pip uninstall "
+    "mcp-context-proxy`.",
+    "What it kept is in the folders `mcp-context-proxy` of your configuration folder and your data folder: "
+    "delete them.",
     "A host started from the desktop may not have the variables of your shell: set them for the proxy in the "
     'host\'s `"env"`.',
     "docs/how-it-works.md explains the rest.",

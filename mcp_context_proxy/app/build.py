@@ -54,7 +54,8 @@ def build(config: Config, store: Store) -> Proxy:
 
     # The catalog: servers, documents, and the task that keeps it current.
     stale = asyncio.Event()
-    fleet = Fleet(config.servers.values(), config.limits, stale.set, on_server_event, store.listings)
+    servers = config.servers.values()
+    fleet = Fleet(servers, config.limits, stale.set, on_server_event, store.listings, config.off)
     library = DocumentLibrary(config.documents, config.limits)
     reserved = meta_definitions.RESERVED | {prompts.NAME}
     catalog = Catalog(

@@ -15,6 +15,7 @@ from mcp_context_proxy.app.parts import InteractionParts, SearchParts, Statistic
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
 from mcp_context_proxy.context.background_indexing import Indexed
@@ -127,7 +128,7 @@ class Proxy:
         changed = {table for table in Config.model_fields if getattr(config, table) != getattr(before, table)}
         redact_logs(all_secrets_of(config))
         self.redact.know(all_secrets_of(config))
-        difference = self.fleet.apply(config.servers.values(), config.limits)
+        difference = self.fleet.apply(config.servers.values(), config.limits, config.off)
         self.searcher.config = config
         self.results.config = config.results
         recalls = self.interactions is not None and self.interactions.recall_tool
@@ -197,8 +198,13 @@ class Proxy:
 
     def health(self) -> dict[str, Any]:
         """Return the body of ``/healthz``: the status, and problems that a person should know."""
-        standing = Standing() if self.reloader is None else self.reloader.standing
+        standing = Standing(tuple(complaints(self.config)))
+        if self.reloader is not None:
+            standing = self.reloader.standing
         problems = [*standing.problems]
+        for client in self.fleet.clients.values():
+            if client.cause:
+                problems.append(f"server {client.name}: not connected: {client.cause}")
         if (model := self.search.model.error) is not None:
             problems.append(f"{model}. Search uses words alone")
         if self.store.warning is not None:

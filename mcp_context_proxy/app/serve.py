@@ -16,6 +16,7 @@ import anyio
 from mcp_context_proxy.app.build import build
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
 from mcp_context_proxy.protocol.strangers import shown_json
@@ -76,6 +77,8 @@ large one goes on while hosts are served."""
 
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or a signal stops the process; follow the configuration file meanwhile."""
+    for complaint in complaints(config):
+        logger.warning("%s", complaint)
     raise_file_limit()
     limit_malloc_arenas()
     sys.setswitchinterval(SWITCH_SECONDS)

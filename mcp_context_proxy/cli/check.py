@@ -7,18 +7,19 @@ pinned version, which becomes another program whenever its author publishes one.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import terminal
+from mcp_context_proxy.cli import pins, terminal
 from mcp_context_proxy.cli.options import config_option, load_config, open_configured_store, run
+from mcp_context_proxy.cli.pins import Unpinned, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import (
     Terminal,
     address,
@@ -32,8 +33,11 @@ from mcp_context_proxy.cli.terminal import (
     working_folder,
 )
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.errors import ConfigError, ModelError
+from mcp_context_proxy.config.environment import differs_from_shell
+from mcp_context_proxy.config.source import read
+from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -41,6 +45,9 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
+
+VARIABLES_NAMED: Final = 8
+"""Variables that a remedy names; a shell has dozens."""
 
 STATUS_SECONDS: Final = 5.0
 """Time limit of the request for the HTTP status of a failed server."""
@@ -99,9 +106,17 @@ class Verdict:
     metavar="NAME",
     help="Name of the proxy in the settings of that host, if it is another.",
 )
+@click.option("--pin", is_flag=True, help="Write the versions that just ran into the configuration.")
+@click.option("--host-file", is_flag=True, help="With --pin: also into a file that belongs to a host.")
 @click.pass_context
 def check_command(
-    ctx: click.Context, config_path: Path | None, strict: bool, host: str | None, server_name: str | None
+    ctx: click.Context,
+    config_path: Path | None,
+    strict: bool,
+    host: str | None,
+    server_name: str | None,
+    pin: bool,
+    host_file: bool,
 ) -> None:
     """Check the configuration, the model, the store and the documents, and start each server once.
 
@@ -110,16 +125,18 @@ def check_command(
     """
     console, profile = results(), _profile(host, server_name)
     try:
-        config = load_config(ctx, config_path)
+        config = load_config(ctx, config_path, complain=False)
     except ConfigError as error:
         _show(console, [Verdict(Level.PROBLEM, "config", str(problem)) for problem in error.problems])
         console.say()
         console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
         ctx.exit(1)
-    verdicts = [Verdict(Level.OK, "config", str(config.path)), _model(config), _store(config)]
+    verdicts = [*_configuration(config), _model(config), _store(config)]
     verdicts += _folders(config)
     _show(console, verdicts)
-    found = run(_check_proxy, config, profile)
+    versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
+    found = run(_check_proxy, config, profile, versions)
+    found += _pins(console, config, versions, writing=pin, host_file=host_file)
     _show(console, found)
     ctx.exit(_summary(console, [*verdicts, *found], config, strict))
 
@@ -136,6 +153,55 @@ def _profile(host: str | None, server_name: str | None) -> HostProfile | None:
     if profile is None:
         raise click.BadParameter(f"{host!r} is not known; known are {', '.join(HOSTS)}", param_hint="--host")
     return profile if server_name is None else replace(profile, server=server_name)
+
+
+def _pins(
+    console: Terminal,
+    config: Config,
+    versions: Mapping[str, tuple[Unpinned, ServerConfig, str]],
+    *,
+    writing: bool,
+    host_file: bool,
+) -> list[Verdict]:
+    """Write the `versions` that ran if that is wanted; return what is left to tell about pins."""
+    open_ended = [name for name, server in config.servers.items() if server.enabled and unpinned(server)]
+    if not open_ended:
+        return []
+    told = [f"{name} (now {versions[name][2]})" if name in versions else name for name in open_ended]
+    remedy = "mcp-context-proxy check --pin writes the versions that just ran into the configuration"
+    warning = "not pinned, so that the newest version runs at each start"
+    if not writing or config.path is None:
+        return [Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(told)}", remedy=remedy)]
+    try:
+        pinning = pins.pin(config.path, versions)
+        of_host = read(config.path).is_json and not host_file
+        backup = None if of_host or pinning.after == pinning.before else pins.write(config.path, pinning)
+    except (OSError, ConfigError) as error:
+        reason = error.strerror or "it cannot be written" if isinstance(error, OSError) else str(error)
+        return [Verdict(Level.PROBLEM, "pins", f"{config.path}: {reason}")]
+    for line in pinning.difference():
+        console.say(Text(line.strip("\r"), style="green" if line.startswith("+") else "red"))
+    if of_host and pinning.after != pinning.before:
+        remedy = "change these lines yourself, or add --host-file"
+        return [
+            Verdict(Level.WARNING, "pins", f"{config.path} belongs to a host: nothing written", (), remedy)
+        ]
+    verdicts = []
+    if backup is not None:
+        verdicts.append(Verdict(Level.OK, "pins", f"written; the file as it was: {backup}"))
+    if by_hand := [name for name in open_ended if name not in versions or name in pinning.by_hand]:
+        remedy = "its version cannot be told or written: pin it by hand"
+        verdicts.append(Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(by_hand)}", (), remedy))
+    return verdicts
+
+
+def _configuration(config: Config) -> Iterator[Verdict]:
+    yield Verdict(Level.OK, "config", str(config.path))
+    for problem in config.mistakes:
+        yield Verdict(Level.PROBLEM, "config", str(problem), remedy="until then, it counts as not given")
+    for name, off in config.off.items():
+        for problem in off.problems:
+            yield Verdict(Level.PROBLEM, name, f"off: {problem}")
 
 
 def _model(config: Config) -> Verdict:
@@ -169,7 +235,10 @@ def _folders(config: Config) -> Iterator[Verdict]:
         yield Verdict(Level.OK, "folder", f"{', '.join(names)} {verb} in {folder}")
 
 
-async def _check_proxy(config: Config, host: HostProfile | None) -> list[Verdict]:
+async def _check_proxy(
+    config: Config, host: HostProfile | None, versions: dict[str, tuple[Unpinned, ServerConfig, str]]
+) -> list[Verdict]:
+    """Start every server once; fill in the `versions` of those that run without a pinned one."""
     from mcp_context_proxy import app
     from mcp_context_proxy.cli import host_check
 
@@ -186,8 +255,11 @@ async def _check_proxy(config: Config, host: HostProfile | None) -> list[Verdict
                 continue
             offered = sum(tool.server == name for tool in proxy.catalog.snapshot.tools.values())
             verdicts.append(await _server(client, offered, seconds[name]))
-            if warning := unpinned(server):
-                verdicts.append(Verdict(Level.WARNING, name, warning))
+            if (missing := unpinned(server)) is not None and client.connected is not None:
+                group = client.connected.process_group
+                version = await in_thread(partial(version_that_runs, server, missing, group))
+                if version is not None:
+                    versions[name] = (missing, server, version)
         for name, message in findings(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += _suspected(proxy)
@@ -201,7 +273,7 @@ async def _check_proxy(config: Config, host: HostProfile | None) -> list[Verdict
             else:
                 remedy = "until then, search alone orders the tools"
                 verdicts.append(Verdict(Level.WARNING, "rerank", reranking.reason, remedy=remedy))
-    if not config.servers:
+    if not config.servers and not config.off:
         verdicts.append(Verdict(Level.WARNING, "servers", "none is configured: add one under [servers.NAME]"))
     return verdicts
 
@@ -221,7 +293,9 @@ async def _server(client: DownstreamClient, offered: int, seconds: float) -> Ver
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
         shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = remedy_for(config, cause, status, bool(stray))
+        remedy = remedy_for(config, client.fault, status, bool(stray))
+        if config.command is not None and client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED}:
+            remedy += f". {_unlike_the_shell(config, client.stderr)}"
         return Verdict(Level.PROBLEM, client.name, shown, (*last_output(client), *stray), remedy)
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -283,7 +357,27 @@ def _counts(problems: int, warnings: int) -> str:
     return f"{found}, {counted(warnings, 'warning')}" if warnings else found
 
 
-def remedy_for(config: ServerConfig, cause: str, status: int | None = None, strays: bool = False) -> str:
+def _unlike_the_shell(config: ServerConfig, output: Iterable[str]) -> str:
+    """Return a sentence that names the variables of this shell that a server does not get, or gets otherwise.
+
+    Those that its output mentions come first. Values are not shown.
+    """
+    missing, other = differs_from_shell(config, os.environ)
+    said = " ".join(output)
+    missing.sort(key=lambda name: name not in said)
+    more = f" and {len(missing) - VARIABLES_NAMED} more" if len(missing) > VARIABLES_NAMED else ""
+    differing = f", and {', '.join(other[:VARIABLES_NAMED])} with other values" if other else ""
+    if not missing:
+        return f"It gets all variables of this shell{differing}"
+    return (
+        f"It does not get these variables of this shell{differing}: {', '.join(missing[:VARIABLES_NAMED])}"
+        f"{more}; name those that it needs in inherit"
+    )
+
+
+def remedy_for(
+    config: ServerConfig, fault: Fault | None, status: int | None = None, strays: bool = False
+) -> str:
     """Return the remedy for a failed server; empty if the cause says it already.
 
     `status` is the HTTP status of its URL. With `strays`, it printed something to stdout that is no message.
@@ -295,26 +389,21 @@ def remedy_for(config: ServerConfig, cause: str, status: int | None = None, stra
             "its output on stdout is no MCP message. If it is a help text or an error, correct command and "
             f"args: {address(config)}. If this is an MCP server, it must print such lines to stderr"
         )
-    if cause.startswith("cannot start"):
-        command = Path(config.command or "")
-        if command.is_absolute() and os.path.isfile(command):  # noqa: PTH113 - no error
-            return f"the file cannot be run: chmod +x {command}, or name the interpreter as command"
-        return _INSTALL.get(command.name, "")
-    if "exited (code" in cause or "was killed" in cause or "closed its output" in cause:
-        return (
-            f"run it by hand to see why: {address(config)}. Started by the proxy, it gets only PATH, HOME "
-            "and the like, and the variables of its env setting"
-        )
-    if "not ready within" in cause:
-        return (
-            "if it starts slowly, such as with a download at its first start, raise connect_timeout under "
-            f"servers.{config.name}, now {config.connect_timeout:g} s. If it is no MCP server, correct the "
-            "command"
-        )
-    if "is no MCP server" in cause and config.command is not None:
-        return "correct the command"
-    if "answered with error" in cause and config.command is not None:
-        return "if it is no MCP server, correct the command"
+    match fault:
+        case Fault.NO_PROGRAM:
+            return _INSTALL.get(PurePath(config.command or "").name, "")
+        case Fault.NOT_RUNNABLE:
+            return f"the file cannot be run: chmod +x {config.command}, or name the interpreter as command"
+        case Fault.EXITED if config.command is not None:
+            return f"run it by hand to see why: {address(config)}"
+        case Fault.SILENT:
+            return (
+                "if it starts slowly, such as with a download at its first start, raise connect_timeout "
+                f"under servers.{config.name}, now {config.connect_timeout:g} s. If it is no MCP server, "
+                "correct the command"
+            )
+        case Fault.NO_MCP | Fault.REFUSED if config.command is not None:
+            return "if it is no MCP server, correct the command"
     return "check that it is running and that the URL is right" if config.url is not None else ""
 
 
@@ -361,95 +450,3 @@ async def http_status(config: ServerConfig) -> int | None:
             return response.status_code
     except (httpx2.HTTPError, httpx2.InvalidURL):
         return None
-
-
-_RUNNERS: Final = {
-    ("npx",): "@",
-    ("npm", "exec"): "@",
-    ("npm", "x"): "@",
-    ("pnpm", "dlx"): "@",
-    ("yarn", "dlx"): "@",
-    ("bunx",): "@",
-    ("bun", "x"): "@",
-    ("uvx",): "==",
-    ("uv", "tool", "run"): "==",
-    ("pipx", "run"): "==",
-}
-"""Programs that download the package they run, each with its mark before a version."""
-
-_CONTAINERS: Final = {"docker", "podman", "nerdctl"}
-_WITHOUT_VALUE: Final = {
-    *("--rm", "--interactive", "--tty", "--detach", "--init", "--privileged", "--read-only", "--quiet"),
-    *("--publish-all", "--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--replace"),
-}
-"""Options of their ``run`` without a value; all others have one."""
-
-_PACKAGE_FLAGS: Final = {"-p", "--package", "--from"}
-_FLAGS_WITH_VALUE: Final = {"--python", "--with", "--index-url", "--index", "--registry", "--directory"}
-_PINNED: Final = re.compile(r".+(?:==|@)v?\d[^,<>~^*]*")
-_RANGE: Final = re.compile(r"[<>=~!^]")
-"""Beginning of a range of versions."""
-_ELSEWHERE: Final = re.compile(r"[./~]|[a-z+]+://|git\+|[A-Za-z]:\\")
-"""Beginning of a path or a URL: those are the user's own to pin."""
-
-
-def unpinned(config: ServerConfig) -> str | None:
-    """Return a warning about a server without a pinned version; None if it has one, or needs none."""
-    program = PurePath(config.command or "").name.removesuffix(".cmd").removesuffix(".exe")
-    if program in _CONTAINERS:
-        return _unpinned_image(program, config.args)
-    words = (program, *config.args)
-    found = next((one for one in _RUNNERS if words[: len(one)] == one), None)
-    if found is None:
-        return None
-    runner, package = " ".join(found), _package(words[len(found) :])
-    if package is None or _PINNED.fullmatch(package) or _ELSEWHERE.match(package):
-        return None
-    name = package.removesuffix("@latest")
-    pin = f"{_RANGE.split(name)[0]}{_RUNNERS[found]}VERSION"
-    return f"not pinned: {runner} runs the newest version of {name}; pin one that you trust: {pin}"
-
-
-def _unpinned_image(program: str, args: tuple[str, ...]) -> str | None:
-    image = _image(args)
-    if image is None or "@" in image:
-        return None
-    name, colon, tag = image.rpartition(":")
-    if colon and "/" not in tag and tag != "latest":
-        return None
-    name = name if colon and "/" not in tag else image
-    return (
-        f"not pinned: {program} runs the current {name}:latest; pin one that you trust: {name}:TAG or "
-        f"{name}@sha256:DIGEST"
-    )
-
-
-def _image(args: tuple[str, ...]) -> str | None:
-    """Return the image of a ``run`` command; None for other commands."""
-    words = iter(args)
-    if "run" not in words:  # also moves on behind it
-        return None
-    for word in words:
-        if not word.startswith("-"):
-            return word
-        if word.startswith("--"):
-            has_value = word not in _WITHOUT_VALUE and "=" not in word
-        else:
-            has_value = word[-1] not in "itdPq" and len(word) == 2
-        if has_value:
-            next(words, None)
-    return None
-
-
-def _package(args: tuple[str, ...]) -> str | None:
-    """Return the package that a runner downloads: after a flag for it, else the first word."""
-    words = iter(args)
-    for word in words:
-        flag, _, value = word.partition("=")
-        if flag in _PACKAGE_FLAGS:
-            return value or next(words, None)
-        if flag in _FLAGS_WITH_VALUE and not value:
-            next(words, None)
-        elif not word.startswith("-"):
-            return word
-    return None

@@ -40,6 +40,8 @@ def login_command(config: Config, server: str, no_browser: bool) -> None:
 
 def _remote(config: Config, name: str) -> ServerConfig:
     server = config.servers.get(name)
+    if name in config.off:
+        raise click.ClickException(f"server {name!r} is off: {config.off[name]}")
     if server is None:
         known = ", ".join(name for name, server in config.servers.items() if server.url is not None)
         there = f"those with a URL are: {known}" if known else "none of its servers has a URL"

@@ -71,7 +71,15 @@ SESSION_ID = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
 
 def main() -> None:
     """Run the command line."""
-    cli(prog_name="mcp-context-proxy", args=sys.argv[1:])
+    try:
+        status = cli.main(prog_name="mcp-context-proxy", args=sys.argv[1:], standalone_mode=False)
+    except click.UsageError as error:
+        path = "mcp-context-proxy" if error.ctx is None else error.ctx.command_path
+        click.echo(f"mcp-context-proxy: {shown(error.format_message())}\nHelp: {path} --help", err=True)
+        status = error.exit_code
+    except click.Abort:
+        status = EXIT_INTERRUPTED
+    sys.exit(status if isinstance(status, int) else 0)
 
 
 class LazyGroup(click.Group):

@@ -13,6 +13,7 @@ import anyio
 import click
 
 from mcp_context_proxy.config import Config, load
+from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.protocol.text import clean
 
@@ -59,13 +60,22 @@ def open_group(ctx: click.Context, config_path: Path | None, default: click.Comm
 
 
 def load_config(
-    ctx: click.Context, config_path: Path | None, overrides: Mapping[str, Any] | None = None
+    ctx: click.Context,
+    config_path: Path | None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    complain: bool = True,
 ) -> Config:
-    """Load the configuration named on the command line, or the user's own; raises `ConfigError`."""
+    """Load the configuration named on the command line, or the user's own; raises `ConfigError`.
+
+    With `complain`, mistakes that cost only a part of it are printed on stderr.
+    """
     root = ctx.find_root().obj
     path = config_path or (root if isinstance(root, Path) else None)
     config = load(path, overrides=overrides or {})
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
+    for complaint in complaints(config) if complain else ():
+        click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
     return config
 
 

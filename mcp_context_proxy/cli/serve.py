@@ -58,7 +58,8 @@ def serve_command(
         "http.auth": False if no_auth else None,
         "http.api_port": api_port,
     }
-    config = load_config(ctx, config_path, overrides)
+    # The log has what is wrong with it.
+    config = load_config(ctx, config_path, overrides, complain=False)
     # The first reading of the file gave its warnings.
     load_again = partial(load, config.path, overrides=overrides, warn=lambda _message: None)
     if not http and sys.stdin.isatty():
@@ -85,7 +86,7 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     """
     from mcp_context_proxy.front.auth import credentials_for
 
-    settings = load_config(ctx, config_path).http
+    settings = load_config(ctx, config_path, complain=False).http
     if port is not None:
         settings = settings.model_copy(update={"port": port, "api_port": None})
     name = EVERY_ADDRESS.get(settings.host, settings.host)

@@ -38,7 +38,13 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.retrieval.item_metadata import described
 
-STYLES: Final = {"ready": "green", "asleep": "cyan", "failed": "bold red", "disabled": "dim"}
+STYLES: Final = {
+    "ready": "green",
+    "asleep": "cyan",
+    "failed": "bold red",
+    "off": "bold red",
+    "disabled": "dim",
+}
 
 ADDRESS_CELLS: Final = 40
 """With fewer, a cut command line or URL does not show which server it is."""
@@ -66,12 +72,17 @@ async def _collect_servers(config: Config) -> list[dict[str, Any]]:
     async with app.open_proxy(config) as proxy:
         seconds = await terminal.settle(proxy)
         clients, found = proxy.fleet.clients, list(findings(proxy))
-        return [
+        servers = [
             _facts(clients[name], seconds[name], [message for one, message in found if one == name])
             if name in clients
             else {"name": name, "state": "disabled", "address": address(server), **_folder(server)}
             for name, server in config.servers.items()
         ]
+        off = [
+            {"name": name, "state": "off", "address": "", "cause": str(why), "stderr": (), "stdout": ()}
+            for name, why in config.off.items()
+        ]
+        return [*servers, *off]
 
 
 def _folder(config: ServerConfig) -> dict[str, str]:
@@ -117,7 +128,7 @@ def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
         rows.append([name, state, *map(Text, plain), Text(facts["address"], style="dim")])
     console.columns(rows, right=(4, 5, 6, 7), useful=ADDRESS_CELLS)
     for facts in servers:
-        if facts["state"] == "failed":
+        if "cause" in facts:
             console.say()
             console.prose(Text(f"{facts['name']}: {facts['cause']}", style="red"), hanging=2)
             for line in (*facts["stderr"], *marked(facts["stdout"])):

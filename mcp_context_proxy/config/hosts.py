@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import ConfigSource, KeyPath, dotted
+from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
 Warn: TypeAlias = Callable[[str], None]
@@ -53,45 +53,53 @@ _OURSELVES: Final = re.compile(
 a file in a folder that happens to have our name."""
 
 
-def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[ConfigProblem]]:
-    """Convert the servers of a host's file to our tables; also return problems with their shape.
+def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mistake]]:
+    """Convert the servers of a host's file to our tables; also return the mistakes in their shape.
 
     Raises:
-        ConfigError: the file has no server entries.
+        ConfigError: the file has no server entries, or has them twice.
     """
     place = next((place for place in _PLACES if isinstance(_at(source.tables, place), dict)), None)
     if place is None:
         message = 'has neither "mcpServers" nor "servers"; it must be a host\'s MCP settings, or config.toml'
-        raise ConfigError([source.problem((), message)])
+        raise ConfigError([source.problem(Mistake((), message))])
     entries = _at(source.tables, place)
-    problems = _given_twice(source, place)
     names = names_for(entries)
+    mistakes = _given_twice(source, place, names)
     servers: dict[str, Any] = {}
     for written, entry in entries.items():
         path = (*place, written)
+        source.origins["servers", names[written]] = path
         if not isinstance(entry, dict):
-            problems.append(source.problem(path, "must be an object with a command or a url"))
+            message = "must be an object with a command or a url"
+            mistakes.append(Mistake(("servers", names[written]), message))
         elif _is_ourselves(entry):
             warn(f"{source.file}: server {written!r} is this proxy itself and is skipped")
         else:
             name = names[written]
-            source.origins["servers", name] = path
-            servers[name] = _entry(source, ("servers", name), path, entry, problems)
+            servers[name] = _entry(source, ("servers", name), path, entry, mistakes)
             if "envFile" in entry:
                 warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
-    return replace(source, tables={"servers": servers}), problems
+    return replace(source, tables={"servers": servers}), mistakes
 
 
-def _given_twice(source: ConfigSource, place: KeyPath) -> list[ConfigProblem]:
-    """Return a problem for each repeated key of the servers, but not for keys inside a repeated one."""
+def _given_twice(source: ConfigSource, place: KeyPath, names: Mapping[str, str]) -> list[Mistake]:
+    """Return a mistake for each repeated key of the servers, but not for keys inside a repeated one.
+
+    Raises:
+        ConfigError: the servers as a whole are given twice.
+    """
     told: list[KeyPath] = []
-    problems = []
+    mistakes = []
+    message = "is given twice; keep one of them"
     for path, line in source.duplicates:
+        if place[: len(path)] == path:
+            raise ConfigError([ConfigProblem(source.file, line, dotted(path), message)])
         if path[: len(place)] == place and not any(path[: len(outer)] == outer for outer in told):
             told.append(path)
-            message = "is given twice; keep one of them"
-            problems.append(ConfigProblem(source.file, line, dotted(path), message))
-    return problems
+            written, *inner = path[len(place) :]
+            mistakes.append(Mistake(("servers", names[str(written)], *inner), message, line=line))
+    return mistakes
 
 
 def names_for(written: Iterable[str]) -> dict[str, str]:
@@ -121,7 +129,7 @@ def _entry(
     path: KeyPath,
     place: KeyPath,
     entry: Mapping[str, Any],
-    problems: list[ConfigProblem],
+    mistakes: list[Mistake],
 ) -> dict[str, Any]:
     server: dict[str, Any] = {}
     for key, value in entry.items():
@@ -130,20 +138,18 @@ def _entry(
             source.origins[*path, ours] = (*place, key)
     if isinstance(entry.get("disabled"), bool) or isinstance(entry.get("enabled"), bool):
         server["enabled"] = entry.get("enabled") is not False and entry.get("disabled") is not True
-    _transport(source, path, server, problems)
+    _transport(path, server, mistakes)
     return server
 
 
-def _transport(
-    source: ConfigSource, path: KeyPath, server: dict[str, Any], problems: list[ConfigProblem]
-) -> None:
+def _transport(path: KeyPath, server: dict[str, Any], mistakes: list[Mistake]) -> None:
     """Convert the name of the transport, which hosts spell in many ways or leave out."""
     written = server.pop("transport", None)
     if written is None:
         return
     known = _TRANSPORTS.get(re.sub(r"[^a-z]", "", written.lower())) if isinstance(written, str) else None
     if known is None:
-        problems.append(source.problem((*path, "transport"), "must be stdio, http or sse"))
+        mistakes.append(Mistake((*path, "transport"), "must be stdio, http or sse"))
     else:
         server["transport"] = known
 

@@ -5,9 +5,9 @@ variables, resolve paths, validate. Loading starts nothing and changes nothing o
 is never searched for a configuration, and no server starts there unless its ``cwd`` says so: a repository
 that somebody opens must not be able to start programs.
 
-Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
-literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
-the variable is unset or empty.
+A mistake costs what it stands in, and no more. A server with a mistake is off. Another key has its default,
+or its table the cautious values of `_CAUTIOUS`. Only a file that cannot be read, or that others can change,
+and a mistake in what protects the proxy (`_NEEDED`) or on the command line leave nothing to start with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -27,16 +27,24 @@ from urllib.parse import urlsplit
 from platformdirs import user_config_path
 from pydantic import ValidationError
 
+from mcp_context_proxy.config.environment import expand, inherited_secrets
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.settings import (
     LAUNCH,
     SERVER_NAME,
     SERVER_NAME_CHARACTERS,
     Config,
-    Limits,
     ServerConfig,
+    ServerOff,
 )
-from mcp_context_proxy.config.source import ConfigSource, KeyPath, changeable_by_others, dotted, read
+from mcp_context_proxy.config.source import (
+    ConfigSource,
+    KeyPath,
+    Mistake,
+    changeable_by_others,
+    dotted,
+    read,
+)
 from mcp_context_proxy.config.validation_messages import mistakes, unknown_key
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
@@ -49,6 +57,20 @@ _MODEL_TABLES: Final = ("embedding", "rerank")
 """Tables that name a model, in a folder or behind an endpoint."""
 _EXPANDED_MODEL_KEYS: Final = ("endpoint", "api_key")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
+_NEEDED: Final = frozenset({"http"})
+"""Tables without which nothing starts: who may connect is not decided by a default."""
+_CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "context": {"keep_requests": False},
+    "learning": {"enabled": False},
+    "statistics": {"enabled": False},
+    "interactions": {"enabled": False},
+    "store": {"path": "memory"},
+    "embedding": {},
+    "rerank": {},
+}
+"""Tables of which nothing is used if there is a mistake in them, with what is used instead. The mistake may
+be in a key that keeps data from being stored, or without which the others name another model. Keys of the
+other tables have their defaults one by one."""
 _TO_BEGIN: Final = "create it: a table [servers.NAME] with a command or a url is enough"
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -75,16 +97,29 @@ def load(
         warn: Receives notes on entries that are skipped without being a mistake.
 
     Raises:
-        ConfigError: the configuration cannot be used; it holds every mistake, in file order.
+        ConfigError: nothing can be started with the configuration; it holds every mistake, in file order.
     """
     source = read(_file(path, environ))
-    problems = changeable_by_others(source.file, environ)
+    refused = changeable_by_others(source.file, environ)
+    found: list[Mistake] = []
     if source.is_json:
-        source, of_host = from_host(source, warn)
-        problems += of_host
-    draft = _Draft(source, environ, _copied(source.tables), problems)
+        source, found = from_host(source, warn)
+    draft = _Draft(source, environ, _copied(source.tables), found)
     draft.override(overrides)
-    return draft.config()
+    return draft.config(refused)
+
+
+def complaints(config: Config, instead: str = "has a default or more cautious value") -> Iterator[str]:
+    """Yield a line for each server that is off because of a mistake, and for each other mistake.
+
+    `instead` says what becomes of something else that has a mistake: the end of a sentence.
+    """
+    others = sum(server.enabled for server in config.servers.values())
+    rest = "no other starts" if others == 0 else "1 other starts" if others == 1 else f"{others} others start"
+    for name, off in config.off.items():
+        yield f"server {name}: off: {off}; {rest}"
+    for problem in config.mistakes:
+        yield f"{problem}; until that is corrected, it {instead}"
 
 
 def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
@@ -134,21 +169,64 @@ class _Draft:
     source: ConfigSource
     environ: Mapping[str, str]
     tables: dict[str, Any]
-    problems: list[ConfigProblem]
+    found: list[Mistake] = field(default_factory=list)
     overridden: set[KeyPath] = field(default_factory=set)
-    secrets: dict[str, dict[str, str]] = field(default_factory=dict)
+    secrets: dict[KeyPath, dict[str, str]] = field(default_factory=dict)
+    """Variables that may be secrets, by the table that has them."""
 
-    def config(self) -> Config:
-        self._expand_servers()
-        self._expand_models()
+    def config(self, refused: Sequence[ConfigProblem]) -> Config:
+        """Return the configuration without what has a mistake.
+
+        Raises:
+            ConfigError: the file was `refused`, or a mistake leaves nothing to start with.
+        """
+        self._expand()
         self._resolve_paths()
         self._resolve_documents()
-        for path, message in contradictions(self.tables):
-            self._add(path, message)
-        config = self._validated()
-        if self.problems or config is None:
-            raise ConfigError(sorted(self.problems, key=lambda problem: problem.line or 0))
-        return config
+        unexpanded = {mistake.path for mistake in self.found if mistake.variable}
+        config, found = self._validated()
+        # An unknown value has no other mistakes.
+        self.found += [one for one in found if not any(one.path[: len(p)] == p for p in unexpanded)]
+        problems = [(mistake.path, self._problem(mistake)) for mistake in self.found]
+        fatal = bool(refused) or any(path[0] in _NEEDED or not p.file for path, p in problems)
+        dropped = not fatal and self._drop(self.found)
+        while dropped:
+            # What is left may contradict itself only now, which is a consequence and no further mistake.
+            config, found = self._validated()
+            dropped = self._drop(found)
+        if fatal or config is None:
+            raise ConfigError(_in_file_order([*refused, *(problem for _, problem in problems)]))
+        return config.model_copy(update={"off": self._servers_off(problems), "mistakes": _others(problems)})
+
+    def _servers_off(self, problems: Iterable[tuple[KeyPath, ConfigProblem]]) -> dict[str, ServerOff]:
+        of_server: dict[str, list[ConfigProblem]] = {}
+        for path, problem in problems:
+            if path[0] == "servers" and len(path) > 1:
+                of_server.setdefault(str(path[1]), []).append(problem)
+        return {name: self._server_off(name, _in_file_order(found)) for name, found in of_server.items()}
+
+    def _server_off(self, name: str, problems: Sequence[ConfigProblem]) -> ServerOff:
+        first = problems[0]
+        key = first.key.removeprefix(dotted(self.source.written(("servers", name)))).removeprefix(".")
+        stands_alone = first.variable or not key
+        return ServerOff(first.message if stands_alone else f"{key}: {first.message}", tuple(problems))
+
+    def _drop(self, found: Iterable[Mistake]) -> bool:
+        """Remove what has a mistake, or replace it as `_CAUTIOUS` says; return whether there was anything."""
+        dropped = [self._drop_unit(unit) for unit in _units(found)]
+        return any(dropped)
+
+    def _drop_unit(self, unit: KeyPath) -> bool:
+        holder: Any = self.tables
+        for part in unit[:-1]:
+            holder = holder.get(part) if isinstance(holder, dict) else None
+        last: Any = unit[-1]
+        there = last in holder if isinstance(holder, dict) else isinstance(holder, list)
+        if there and len(unit) == 1 and last in _CAUTIOUS:
+            there, holder[last] = holder[last] != _CAUTIOUS[last], dict(_CAUTIOUS[last])
+        elif there:
+            del holder[last]
+        return there
 
     def override(self, overrides: Mapping[str, Any]) -> None:
         for path, value in _leaves(overrides):
@@ -160,20 +238,19 @@ class _Draft:
             table[str(path[-1])] = value
             self.overridden.add(path)
 
-    def _expand_servers(self) -> None:
-        # A server that is disabled needs no variables.
+    def _expand(self) -> None:
         for name, server in _tables(self.tables.get("servers")):
+            # A server that is disabled needs no variables.
             if server.get("enabled") is not False:
-                for key in _EXPANDED_SERVER_KEYS:
-                    if key in server:
-                        server[key] = self._expanded(("servers", name, key), server[key])
-
-    def _expand_models(self) -> None:
+                self._expand_keys(("servers", name), server, _EXPANDED_SERVER_KEYS)
         for name in _MODEL_TABLES:
-            table = self.tables.get(name)
-            for key in _EXPANDED_MODEL_KEYS:
-                if isinstance(table, dict) and key in table:
-                    table[key] = self._expanded((name, key), table[key])
+            self._expand_keys((name,), self.tables.get(name), _EXPANDED_MODEL_KEYS)
+        self._expand_keys((), self.tables, ("env",))
+
+    def _expand_keys(self, path: KeyPath, table: Any, keys: Iterable[str]) -> None:
+        for key in keys:
+            if isinstance(table, dict) and key in table:
+                table[key] = self._expanded((*path, key), table[key])
 
     def _expanded(self, path: KeyPath, value: Any) -> Any:
         if isinstance(value, list):
@@ -183,10 +260,11 @@ class _Draft:
         if not isinstance(value, str):
             return value
         result = expand(value, self.environ)
-        for problem in result.problems:
-            self._add(path, problem)
-        if path[0] == "servers" and path[2] in _MAY_BE_SECRET:
-            self.secrets.setdefault(str(path[1]), {}).update(result.variables)
+        self.found += [Mistake(path, one.message, one.remedy, one.variable) for one in result.problems]
+        if path[0] == "env":
+            self.secrets.setdefault(("env",), {}).update(result.variables)
+        elif path[0] == "servers" and path[2] in _MAY_BE_SECRET:
+            self.secrets.setdefault(path[:2], {}).update(result.variables)
         return result.text
 
     def _resolve_paths(self) -> None:
@@ -213,7 +291,7 @@ class _Draft:
             self._resolve(path, document, "path")
             text = document.get("path") if isinstance(document, dict) else None
             if isinstance(text, str) and (reason := _unreadable(Path(text))):
-                self._add(path, f"{text}: {reason}")
+                self.found.append(Mistake(path, f"{text}: {reason}"))
 
     def _resolve(self, path: KeyPath, table: Any, key: str) -> None:
         # Paths are relative to the file; those of command-line options to the working directory.
@@ -225,33 +303,73 @@ class _Draft:
         base = Path.cwd() if path in self.overridden else self.source.file.parent
         table[key] = str(base / expand_home(value, self.environ))
 
-    def _validated(self) -> Config | None:
+    def _validated(self) -> tuple[Config | None, list[Mistake]]:
+        """Return the configuration, if the tables give one, and the mistakes in them."""
+        found = [Mistake(*mistake) for mistake in contradictions(self.tables)]
         servers = self.tables.get("servers")
-        complete = dict(self.tables)
-        complete.pop("path", None)
+        complete = {key: value for key, value in self.tables.items() if key not in Config.derived}
         if isinstance(servers, dict):
             complete["servers"] = {name: self._complete(name, server) for name, server in servers.items()}
         try:
             config = Config.model_validate(complete)
         except ValidationError as error:
-            for path, message in mistakes(error):
-                self._add(path, message)
-            return None
-        servers_with_limits = {name: _with_limits(s, config.limits) for name, s in config.servers.items()}
-        return config.model_copy(update={"path": self.source.file, "servers": servers_with_limits})
+            return None, [*found, *(Mistake(*mistake) for mistake in mistakes(error))]
+        servers = {name: self._with_general(server, config) for name, server in config.servers.items()}
+        return config.model_copy(update={"path": self.source.file, "servers": servers}), found
 
     def _complete(self, name: str, server: Any) -> Any:
         if not isinstance(server, dict):
             return server
-        given = server | {"name": name, "secrets": tuple(self.secrets.get(name, {}).items())}
+        secrets = self.secrets.get(("servers", name), {})
+        given = server | {"name": name, "secrets": tuple(secrets.items())}
         # Never where the host was started: a repository that somebody opens would decide what a server runs.
         return {"cwd": str(self.source.file.parent)} | given if "command" in server else given
 
-    def _add(self, path: KeyPath, message: str) -> None:
-        if any(path[: len(overridden)] == overridden for overridden in self.overridden):
-            self.problems.append(ConfigProblem(None, None, dotted(path), message))
-        else:
-            self.problems.append(self.source.problem(path, message))
+    def _with_general(self, server: ServerConfig, config: Config) -> ServerConfig:
+        """Give a server the general timeouts and variables where it has none of its own."""
+        limits = config.limits
+        defaults = {"connect_timeout": limits.connect_seconds, "call_timeout": limits.call_seconds}
+        update: dict[str, Any] = {
+            key: value for key, value in defaults.items() if key not in server.model_fields_set
+        }
+        if server.command is not None:
+            update["env"] = {**config.env, **server.env}
+            update["inherit"] = tuple(dict.fromkeys((*config.inherit, *server.inherit)))
+            server = server.model_copy(update=update)
+            general = self.secrets.get(("env",), {}).items()
+            secrets = (*server.secrets, *general, *inherited_secrets(server, self.environ))
+            update = {"secrets": tuple(dict.fromkeys(secrets))}
+        return server.model_copy(update=update)
+
+    def _problem(self, mistake: Mistake) -> ConfigProblem:
+        if any(mistake.path[: len(overridden)] == overridden for overridden in self.overridden):
+            return ConfigProblem(None, None, dotted(mistake.path), mistake.message, mistake.remedy)
+        return self.source.problem(mistake)
+
+
+def _units(found: Iterable[Mistake]) -> list[KeyPath]:
+    """Return what is dropped for mistakes.
+
+    The later entries of a list come first, so that the earlier ones keep their places.
+    """
+
+    def unit(path: KeyPath) -> KeyPath:
+        if path[0] in ("servers", "documents"):
+            return path[:2]
+        if path[0] in _CAUTIOUS:
+            return path[:1]
+        return path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
+
+    units = {unit(mistake.path) for mistake in found}
+    return sorted(units, key=lambda one: [part for part in one if isinstance(part, int)], reverse=True)
+
+
+def _others(problems: Iterable[tuple[KeyPath, ConfigProblem]]) -> tuple[ConfigProblem, ...]:
+    return _in_file_order(problem for path, problem in problems if path[0] != "servers" or len(path) == 1)
+
+
+def _in_file_order(problems: Iterable[ConfigProblem]) -> tuple[ConfigProblem, ...]:
+    return tuple(sorted(problems, key=lambda problem: problem.line or 0))
 
 
 def _unreadable(path: Path) -> str | None:
@@ -260,13 +378,6 @@ def _unreadable(path: Path) -> str | None:
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", error)).lower()
     return None
-
-
-def _with_limits(server: ServerConfig, limits: Limits) -> ServerConfig:
-    """Give a server the general timeouts where it has none of its own."""
-    defaults = {"connect_timeout": limits.connect_seconds, "call_timeout": limits.call_seconds}
-    unset = {key: value for key, value in defaults.items() if key not in server.model_fields_set}
-    return server.model_copy(update=unset)
 
 
 def _tables(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -291,68 +402,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list) else value
-
-
-_REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
-_VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
-_HOST_VARIABLE: Final = re.compile(
-    r"workspaceFolder\w*|userHome|cwd|pathSeparator|file([A-Z]\w*)?|config:.*|command:.*"
-)
-"""References that only VS Code can replace."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandedValue:
-    """A text with expanded variables, or the problems in it."""
-
-    text: str
-    variables: tuple[tuple[str, str], ...]
-    """Name and value of each variable that was used."""
-    problems: tuple[str, ...]
-
-
-def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
-    """Expand every variable in a text."""
-    variables: list[tuple[str, str]] = []
-    problems: list[str] = []
-
-    def value_of(match: re.Match[str]) -> str:
-        if match["escape"]:
-            return "${"
-        if match["open"]:
-            problems.append("'${' has no matching '}'; write '$${' for a literal '${'")
-            return ""
-        return _lookup(match["body"], environ, variables, problems)
-
-    return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))
-
-
-def _lookup(
-    body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[str]
-) -> str:
-    found = _VARIABLE.fullmatch(body)
-    if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
-        problems.append(_foreign(body))
-        return ""
-    name, default = found["name"], found["default"]
-    value = environ.get(name)
-    if value or (value is not None and default is None):
-        variables.append((name, value))
-        return value
-    if default is None:
-        problems.append(f"environment variable {name} is not set; set it, or write ${{{name}:-default}}")
-    return default or ""
-
-
-def _foreign(body: str) -> str:
-    if body.startswith("input:"):
-        return (
-            f"${{{body}}} asks the user in VS Code, which is not possible here; "
-            f"put the value in an environment variable and write ${{env:NAME}}"
-        )
-    if _HOST_VARIABLE.fullmatch(body):
-        return f"${{{body}}} is known only to the editor; write the value, or use an environment variable"
-    return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"
 
 
 _COMMAND_KEYS: Final = ("args", "env", "cwd")

@@ -1,4 +1,4 @@
-"""Follows the configuration file while the proxy runs; an invalid file changes nothing.
+"""Follows the configuration file while the proxy runs; what has a mistake in it stays as it was.
 
 The watcher watches the folders on the way to the file rather than the file itself, because editors replace a
 file, and a mounted configuration changes when a link is turned to another folder. After each report, and at
@@ -13,17 +13,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 import msgspec
 import watchfiles
 from pydantic import BaseModel
 
+from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.config.settings import LAUNCH, Config, Reload, ServerConfig
 from mcp_context_proxy.errors import ConfigError
@@ -135,6 +137,9 @@ def connection_key(server: ServerConfig) -> str:
     live = {name for name, field in ServerConfig.model_fields.items() if Reload.LIVE in field.metadata}
     facts = server.model_dump(mode="json", exclude=live)
     # In 0.1.0 no folder meant that of the launch; what was stored then for such a server still counts.
+    # Nor was there `inherit`.
+    if not facts["inherit"]:
+        del facts["inherit"]
     facts["cwd"] = {LAUNCH: None, None: "~"}.get(facts["cwd"], facts["cwd"])
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
 
@@ -174,12 +179,32 @@ Apply = Callable[[Config], Awaitable[None]]
 """Applies a configuration to the running proxy."""
 
 
+def without_mistakes(config: Config, running: Config) -> Config:
+    """Return an edited configuration in which everything with a mistake is as it is in the `running` one.
+
+    A server or table that works must not stop in the middle of an edit; a new server with a mistake is off.
+    """
+    kept = config.off.keys() & running.servers.keys()
+    tables = {re.split(r"[.\[]", problem.key)[0] for problem in config.mistakes} & set(Config.keys())
+    # Each server has its share of what is set for all.
+    same = running.servers.keys() if tables & {"inherit", "env", "limits"} else kept
+    named = [name for name in running.servers if name in kept or name in config.servers]
+    of_kept = [problem for name in kept for problem in config.off[name].problems]
+    update: dict[str, Any] = {
+        "servers": config.servers
+        | {name: running.servers[name] if name in same else config.servers[name] for name in named},
+        "off": {name: off for name, off in config.off.items() if name not in kept},
+        "mistakes": tuple(sorted([*config.mistakes, *of_kept], key=lambda problem: problem.line or 0)),
+    }
+    return config.model_copy(update=update | {table: getattr(running, table) for table in tables})
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Differences between the running configuration and the file."""
 
     problems: tuple[str, ...] = ()
-    """Reasons why the present file is not used, each with file, line and key."""
+    """Mistakes in the present file, each with its file and line."""
     needs_restart: tuple[str, ...] = ()
     """Dotted keys that were changed since the start and need a restart."""
 
@@ -196,7 +221,7 @@ class Reloader:
         """
         self._started, self._current, self._load = started, started, load
         self._asked = anyio.Event()
-        self.standing = Standing()
+        self.standing = Standing(tuple(complaints(started)))
 
     def ask(self) -> None:
         """Request a reload, whether or not the file has changed."""
@@ -222,21 +247,27 @@ class Reloader:
         except ConfigError as error:
             self._refuse(error)
             return
-        if self.standing.problems:
-            logger.log(NOTICE, "%s can be used again", config.path)
-            self.standing = replace(self.standing, problems=())
-        if config == self._current:
-            return
-        await apply(config)
-        self._current = config
-        self._tell_needs_restart(config)
+        if config != self._current:
+            await apply(config)
+            self._current = config
+            self._tell_needs_restart(config)
+        self._tell_problems(config)
 
     async def _loaded(self) -> Config:
         config = await in_thread(self._load)
-        if self._current.servers.keys() - config.servers.keys():
+        if self._current.servers.keys() - config.servers.keys() - config.off.keys():
             await anyio.sleep(SECOND_LOOK_SECONDS)
             config = await in_thread(self._load)
-        return config
+        return without_mistakes(config, self._current)
+
+    def _tell_problems(self, config: Config) -> None:
+        problems = tuple(complaints(config, "stays as it was"))
+        if self.standing.problems and not problems:
+            logger.log(NOTICE, "%s has no mistakes any more", config.path)
+        for problem in problems:
+            if problem not in self.standing.problems:
+                logger.warning("%s", problem)
+        self.standing = replace(self.standing, problems=problems)
 
     def _refuse(self, error: ConfigError) -> None:
         problems = tuple(map(str, error.problems))

@@ -236,14 +236,14 @@ def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:
     if server.oauth is not None and server.oauth.client_secret is not None:
         yield "oauth.client_secret", server.oauth.client_secret
     for name, value in (*server.env.items(), *server.headers.items()):
-        if _TELLING.search(name):
+        if names_secret(name):
             yield name, value
             yield name, _SCHEME.sub("", value)
     for position, name, value in secret_arguments(server.args):
         del position
         yield name, value
     for text in (server.url or "", *server.args, *server.env.values()):
-        yield from _in_url(text)
+        yield from secrets_in_url(text)
 
 
 def secret_arguments(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
@@ -257,13 +257,18 @@ def secret_arguments(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]
         before = argument
 
 
-def _in_url(text: str) -> Iterator[tuple[str, str]]:
+def names_secret(name: str) -> bool:
+    """Return whether the value of a variable, header or parameter of this name is a secret."""
+    return _TELLING.search(name) is not None
+
+
+def secrets_in_url(text: str) -> Iterator[Secret]:
     """Yield passwords and secret parameters of a URL, as written and decoded."""
     for user, password in _USER_INFO.findall(text):
         # A user without a password is a token of some services.
         yield "password", password or user
         yield "password", unquote(password or user)
     for name, value in _PARAMETER.findall(text) if "://" in text else ():
-        if _TELLING.search(name):
+        if names_secret(name):
             yield name, value
             yield name, unquote_plus(value)

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapVali
 from pydantic_core import PydanticCustomError
 
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
+from mcp_context_proxy.errors import ConfigProblem
 from mcp_context_proxy.items import IncludeMode, ToolClass
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -278,6 +279,8 @@ class ServerConfig(Table):
     command: Text | None = None
     args: tuple[str, ...] = Field(default=(), repr=False)
     env: dict[str, str] = Field(default={}, repr=False)
+    inherit: tuple[Text, ...] = ()
+    """Variables that it inherits beside the usual ones: names, or patterns such as ``AWS_*``."""
     cwd: Path | Literal["launch"] | None = None
     """Working folder, by default the folder of the configuration. The folder in which a host starts the proxy
     is often a repository, whose files would decide what ``npx`` or ``python -m`` run."""
@@ -596,10 +599,29 @@ class DocumentsConfig(Table):
     """Include mode of documents that have none of their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerOff:
+    """The reason why a server is off although nobody switched it off: mistakes in its settings."""
+
+    reason: str
+    """The first mistake, in words that stand for themselves."""
+    problems: tuple[ConfigProblem, ...]
+
+    def __str__(self) -> str:
+        more = len(self.problems) - 1
+        place = self.problems[0].place + (f", and {more} more" if more else "")
+        return f"{self.reason} ({place})"
+
+
 class Config(Table):
     """The whole configuration."""
 
-    derived: ClassVar[frozenset[str]] = frozenset({"path"})
+    derived: ClassVar[frozenset[str]] = frozenset({"path", "off", "mistakes"})
+
+    inherit: Annotated[tuple[Text, ...], Reload.LIVE] = ()
+    """Variables that all servers inherit beside the usual ones: names, or patterns such as ``AWS_*``."""
+    env: Annotated[dict[str, str], Reload.LIVE] = Field(default={}, repr=False)
+    """Variables of all servers; those of a server's own ``env`` come before them."""
 
     expose: Annotated[ExposeConfig, Reload.LIVE] = ExposeConfig()
     search: Annotated[SearchConfig, Reload.LIVE] = SearchConfig()
@@ -618,3 +640,7 @@ class Config(Table):
     documents: Annotated[tuple[DocumentsConfig, ...], Reload.LIVE] = ()
     path: Annotated[Path | None, Reload.LIVE] = None
     """The file that the configuration was loaded from."""
+    off: Annotated[dict[str, ServerOff], Reload.LIVE] = Field(default={})
+    """Servers that are off because of mistakes in their settings, by name."""
+    mistakes: Annotated[tuple[ConfigProblem, ...], Reload.LIVE] = ()
+    """Mistakes outside of the servers. What they stand in has its default, or a more cautious value."""

@@ -175,6 +175,18 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
+class Mistake:
+    """A mistake at a path; the texts are those of `ConfigProblem`."""
+
+    path: KeyPath
+    message: str
+    remedy: str = ""
+    variable: str = ""
+    line: int | None = None
+    """The line, where it is not that of the key."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigSource:
     """The tables of one file, before validation."""
 
@@ -188,10 +200,13 @@ class ConfigSource:
     duplicates: tuple[tuple[KeyPath, int], ...] = ()
     """Keys given more than once, with the line of the repetition."""
 
-    def problem(self, path: KeyPath, message: str) -> ConfigProblem:
-        """Return a problem at `path`, with the line of the nearest key in the file."""
-        written = self.written(path)
-        return ConfigProblem(self.file, self._line(written), dotted(written), message)
+    def problem(self, mistake: Mistake) -> ConfigProblem:
+        """Return a mistake as a problem with its file, and with the line of the nearest key in it."""
+        written = self.written(mistake.path)
+        line = mistake.line or self._line(written)
+        return ConfigProblem(
+            self.file, line, dotted(written), mistake.message, mistake.remedy, mistake.variable
+        )
 
     def written(self, path: KeyPath) -> KeyPath:
         """Return the path as it stands in the file."""
@@ -224,7 +239,15 @@ def read(file: Path) -> ConfigSource:
     Raises:
         ConfigError: the file cannot be read, or is neither TOML nor JSON.
     """
-    text = _text(file)
+    return parse(file, _text(file))
+
+
+def parse(file: Path, text: str) -> ConfigSource:
+    """Parse the text of `file`, as TOML or JSON.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     is_json = file.suffix.lower() in _JSON_SUFFIXES or (
         file.suffix.lower() != ".toml" and text.lstrip().startswith("{")
     )

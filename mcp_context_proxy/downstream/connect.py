@@ -25,9 +25,12 @@ from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
     CallTimeoutError,
+    DisconnectedError,
     DownstreamError,
+    Fault,
     RemoteError,
     ServerUnavailableError,
+    StartError,
 )
 from mcp_context_proxy.system.threads import load_sdk
 
@@ -60,6 +63,8 @@ class Connected:
     loss: Loss
     server_requests: ServerRequests | None = None
     """Open requests of the server; None where it cannot make any."""
+    process_group: int | None = None
+    """See `Channel`."""
 
     async def wait_for_first_requests(self, seconds: float) -> None:
         """Wait, no longer than `seconds`, until the server's requests on connecting are answered.
@@ -135,7 +140,7 @@ async def _connect_duplex(
                 else:
                     introduction = await era_negotiation.negotiate(peer, config, limits, inbound.capabilities)
                 channel.version = introduction.version
-                yield Connected(peer, introduction, loss, peer.server_requests)
+                yield Connected(peer, introduction, loss, peer.server_requests, channel.process_group)
         finally:
             peer.close("was stopped")
             group.cancel_scope.cancel()
@@ -234,6 +239,24 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
+def fault_of(error: BaseException) -> Fault:
+    """Return the kind of a failed connection."""
+    match innermost(error):
+        case StartError(fault=fault):
+            return fault
+        case CallInterruptedError() | DisconnectedError():
+            return Fault.EXITED
+        case CallTimeoutError():
+            return Fault.SILENT
+        case AuthorizationError():
+            return Fault.LOGIN
+        case RemoteError():
+            return Fault.REFUSED
+        case BadAnswerError():
+            return Fault.NO_MCP
+    return Fault.UNREACHABLE
+
+
 def describe(error: BaseException) -> str:
     """Describe the cause of a failed connection in one line."""
     error = innermost(error)
@@ -245,4 +268,7 @@ def describe(error: BaseException) -> str:
         return f"it answered with error {error.code}: {error.remote_message}"
     if isinstance(error, BadAnswerError):
         return f"it answered {error.what}"
+    if isinstance(error, OSError) and error.strerror:
+        # Without its number, which tells a person nothing.
+        return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
     return str(error) or type(error).__name__

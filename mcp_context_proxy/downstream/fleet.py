@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import same_connection
+from mcp_context_proxy.config.settings import SERVER_NAME, ServerOff
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import Unprobed
 from mcp_context_proxy.downstream.inbound import OnEvent
@@ -29,6 +30,11 @@ class Clients(dict[str, DownstreamClient]):
         raise ServerUnavailableError(name, "removed", "it is no longer configured")
 
 
+def _names(configs: Iterable[ServerConfig], off: Iterable[str]) -> frozenset[str]:
+    # A name that is itself the mistake could be part of the names of another server's tools.
+    return frozenset((*(config.name for config in configs), *filter(SERVER_NAME.fullmatch, off)))
+
+
 class Fleet:
     """The clients of all downstream servers, by name, in the order of the configuration.
 
@@ -45,11 +51,17 @@ class Fleet:
         on_change: Callable[[], None],
         on_event: OnEvent,
         store: ListingStore,
+        off: Mapping[str, ServerOff] = MappingProxyType({}),
     ) -> None:
-        """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments."""
+        """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments.
+
+        `off` has the servers with mistakes in their settings, which are not started.
+        """
         configs = list(configs)
-        self._configured = frozenset(config.name for config in configs)
-        """Names of all servers, also of those that are switched off."""
+        self.off = off
+        """Servers that are off because of a mistake, with the mistake."""
+        self._configured = _names(configs, off)
+        """Names of all servers, also of those that are off."""
         self._limits, self._on_change, self._on_event, self._store = limits, on_change, on_event, store
         self._unprobed = Unprobed(store)
         self._log_level: str | None = None
@@ -104,7 +116,7 @@ class Fleet:
         self._successors.clear()
 
     def configured(self) -> frozenset[str]:
-        """Return the names of all servers in the configuration, also of those that are switched off."""
+        """Return the names of all servers in the configuration, also of those that are off."""
         return self._configured
 
     def serving(self) -> tuple[DownstreamClient, ...]:
@@ -130,10 +142,12 @@ class Fleet:
             self._on_change()
 
     def raise_if_unavailable(self, name: str | None) -> None:
-        """Raise `ServerUnavailableError` if a configured server is switched off or was never connected."""
+        """Raise `ServerUnavailableError` if a configured server is off or was never connected."""
         client = self.clients.get(name or "")
         if client in self.unlisted:
             raise client.unavailable()
+        if name is not None and name in self.off:
+            raise ServerUnavailableError(name, "off", str(self.off[name]))
         if client is None and name in self._configured:
             raise ServerUnavailableError(name, "switched off", "its configuration says enabled = false")
 
@@ -164,7 +178,12 @@ class Fleet:
         for client in self.clients.values():
             client.end(party)
 
-    def apply(self, configs: Iterable[ServerConfig], limits: Limits) -> str:
+    def apply(
+        self,
+        configs: Iterable[ServerConfig],
+        limits: Limits,
+        off: Mapping[str, ServerOff] = MappingProxyType({}),
+    ) -> str:
         """Follow a changed configuration, without waiting; return a description of the changes.
 
         A server whose connection settings are the same keeps its connection. A server with other settings
@@ -172,7 +191,8 @@ class Fleet:
         replaced may finish.
         """
         configs = list(configs)
-        self._configured = frozenset(config.name for config in configs)
+        self.off = off
+        self._configured = _names(configs, off)
         wanted = {config.name: config for config in configs if config.enabled}
         limits_changed, self._limits = limits != self._limits, limits
         stopped = [name for name in self.clients if name not in wanted]

@@ -21,13 +21,13 @@ import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
-from mcp_context_proxy.downstream.connect import Connected, connect, describe, innermost
+from mcp_context_proxy.downstream.connect import Connected, connect, describe, fault_of, innermost
 from mcp_context_proxy.downstream.era_negotiation import EraMemory, Introduction, Unprobed
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import ListingCache, Lists
 from mcp_context_proxy.downstream.subscriptions import ClientSubscriptions
-from mcp_context_proxy.errors import LoginRequiredError, ServerUnavailableError
+from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError
 from mcp_context_proxy.oauth.credentials import CredentialFile
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
@@ -84,6 +84,8 @@ class ServerLifecycle:
         """The open connection that all share; None while there is none. Changes with the state alone."""
         self.cause = ""
         """Cause of the latest failure; empty once the server is ready."""
+        self.fault: Fault | None = None
+        """The kind of that failure."""
         self.introduction: Introduction | None = None
         """Latest introduction of the server; None before it was ever connected."""
         self.restarts = 0
@@ -123,7 +125,12 @@ class ServerLifecycle:
             self._called.set()
 
     def _transition(
-        self, state: ServerState, *, connected: Connected | None = None, cause: str | None = None
+        self,
+        state: ServerState,
+        *,
+        connected: Connected | None = None,
+        cause: str | None = None,
+        fault: Fault | None = None,
     ) -> None:
         """Enter a state, and wake everybody who waits for it.
 
@@ -132,12 +139,12 @@ class ServerLifecycle:
         """
         self.connected = connected
         if connected is not None:
-            self.introduction, self.cause = connected.introduction, ""
+            self.introduction, self.cause, self.fault = connected.introduction, "", None
         if cause is not None:
             cause = one_line(said(cause, self._redact, LINE_CHARACTERS))
             if cause != self.cause:
                 logger.warning("server %s: %s", self.name, cause)
-            self.cause = cause
+            self.cause, self.fault = cause, fault
             self._stderr_at_failure = self.output.stderr_lines()
         self.state = state
         self._on_state()
@@ -222,17 +229,21 @@ class ServerLifecycle:
                     free_slot()
                     ready_at = self._idle.ready_at = anyio.current_time()
                     self._transition(ServerState.READY, connected=connected)
+                    tools = len(self._lists.current.tools)
+                    logger.info("server %s ready: %d tool%s", self.name, tools, "" if tools == 1 else "s")
                     await self._serve(connected)
                     while_idle = connected.loss.while_idle
             if scope.cancelled_caught:
-                self._transition(ServerState.FAILED, cause=f"it was not ready within {seconds:g} s")
+                cause = f"it was not ready within {seconds:g} s"
+                self._transition(ServerState.FAILED, cause=cause, fault=Fault.SILENT)
             elif self.state is not ServerState.ASLEEP:
-                self._transition(ServerState.FAILED, cause=f"it {connected.loss.cause}")
+                cause = f"it {connected.loss.cause}"
+                self._transition(ServerState.FAILED, cause=cause, fault=Fault.EXITED)
         except Exception as error:
             # boundary: a downstream server and its transport can raise anything, which stays with this server
             self._login_wanted = isinstance(innermost(error), LoginRequiredError)
             self._era_memory.failed(innermost(error))
-            self._transition(ServerState.FAILED, cause=describe(error))
+            self._transition(ServerState.FAILED, cause=describe(error), fault=fault_of(error))
         finally:
             free_slot()
         if self.state is ServerState.ASLEEP:

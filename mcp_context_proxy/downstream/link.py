@@ -118,6 +118,8 @@ class Channel(ABC):
 
     version: str | None = None
     """The negotiated protocol revision, once it is known; some transports name it in headers."""
+    process_group: int | None = None
+    """The process group of the server; None where this proxy did not start one."""
     _ended: anyio.Event
     _cause = "closed the connection"
 

@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -26,10 +27,12 @@ from typing import IO, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.environment import environment_of
 from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
+from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, MessageReader, PipeReader, write_line
 from mcp_context_proxy.system import process_groups
@@ -37,9 +40,6 @@ from mcp_context_proxy.system.process import descriptor_shortage
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
-
-INHERITED_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-"""Variables that a child inherits, the SDK's list; others are named in its ``env``."""
 
 EXIT_POLL_SECONDS = 0.02
 """Time between two polls of a child that is expected to exit, where the kernel does not report the exit."""
@@ -78,7 +78,7 @@ async def open_stdio(
     """Start the server as a child process; end it on the way out.
 
     Raises:
-        ConnectionError: it cannot be started; the message says why and what to do.
+        StartError: it cannot be started; the message says why and what to do.
     """
     process = await in_thread(_spawn, config)
     channel = StdioChannel(process, output, peer, limits.message_bytes)
@@ -91,16 +91,13 @@ async def open_stdio(
 
 
 def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
-    inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-    environment = {**inherited, **config.env}
+    environment = environment_of(config, os.environ)
     command, folder = config.command or "", _folder(config)
     program = _program(command, environment.get("PATH"), folder)
     if program is None:
-        raise ConnectionError(
-            f"cannot start: no program {command!r} on its PATH; install it or give its full path as 'command'"
-        )
+        raise _no_program(command, folder)
     if refusal := descriptor_shortage():
-        raise ConnectionError(f"cannot start {program}: {refusal}")
+        raise StartError(Fault.NO_START, f"cannot start {program}: {refusal}")
     process_groups.guard()
     stdin, writing = os.pipe()
     try:
@@ -118,7 +115,8 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
             process_groups.started(process.pid)
     except OSError as error:
         os.close(writing)
-        raise ConnectionError(f"cannot start {program}: {error.strerror or error}") from error
+        reason = error.strerror or type(error).__name__
+        raise StartError(Fault.NOT_RUNNABLE, f"cannot start {program}: {reason}") from error
     finally:
         os.close(stdin)
     process.stdin = os.fdopen(writing, "wb", 0)
@@ -130,15 +128,37 @@ def _folder(config: ServerConfig) -> Path:
         folder = config.folder
     except OSError as error:
         message = f"cannot start: the folder in which the proxy was started cannot be used: {error.strerror}"
-        raise ConnectionError(message) from error
+        raise StartError(Fault.NO_START, message) from error
     try:
-        exists = folder.is_dir()
-    except OSError as error:
-        message = f"cannot start: its folder {str(folder)!r} cannot be used: {error.strerror}"
-        raise ConnectionError(message) from error
-    if not exists:
-        raise ConnectionError(f"cannot start: there is no folder {str(folder)!r}; create it or correct 'cwd'")
+        there = stat.S_ISDIR(folder.stat().st_mode)
+    except PermissionError:
+        message = f"cannot start: the folder {str(folder)!r} may not be entered; allow it or correct 'cwd'"
+        raise StartError(Fault.NO_START, message) from None
+    except OSError:
+        there = False
+    if not there:
+        message = f"cannot start: there is no folder {str(folder)!r}; create it or correct 'cwd'"
+        raise StartError(Fault.NO_START, message)
     return folder
+
+
+def _no_program(command: str, folder: Path) -> StartError:
+    """Return the error about a command that leads to no program; a path says more than a name."""
+    if Path(command).name == command:
+        reason = f"no program {command!r} on its PATH; install it or give its full path as 'command'"
+        return StartError(Fault.NO_PROGRAM, f"cannot start: {reason}")
+    program = folder / command
+    try:
+        mode = program.stat().st_mode
+    except PermissionError:
+        reason = f"{program} lies in a folder that may not be entered; allow it or correct 'command'"
+        return StartError(Fault.NO_ACCESS, f"cannot start: {reason}")
+    except (OSError, ValueError):
+        reason = f"there is no program {program}; install it or correct 'command'"
+        return StartError(Fault.NO_PROGRAM, f"cannot start: {reason}")
+    if stat.S_ISDIR(mode):
+        return StartError(Fault.NO_START, f"cannot start: {program} is a folder; correct 'command'")
+    return StartError(Fault.NOT_RUNNABLE, f"cannot start: {program} is no file that you may run")
 
 
 def _program(command: str, path: str | None, folder: Path) -> str | None:
@@ -160,6 +180,7 @@ class StdioChannel(Channel):
         self, process: subprocess.Popen[bytes], output: Output, peer: Peer, message_bytes: int
     ) -> None:
         self._process, self._output = process, output
+        self.process_group = process.pid
         self._pipes = [cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)]
         self._message_bytes = message_bytes
         self._framer = LineFramer(message_bytes)
@@ -355,7 +376,10 @@ async def open_sdk_channel(
     from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415
 
     parameters = StdioServerParameters(
-        command=config.command or "", args=list(config.args), env=dict(config.env), cwd=config.folder
+        command=config.command or "",
+        args=list(config.args),
+        env=environment_of(config, os.environ),
+        cwd=config.folder,
     )
     channel = QueuedChannel()
     async with stdio_client(parameters) as (reader, writer), anyio.create_task_group() as group:

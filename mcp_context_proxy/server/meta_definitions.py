@@ -270,7 +270,7 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
     search = {
         "name": SEARCH,
         "description": (
-            "Find tools of all connected servers. Most are not listed: search before you conclude that "
+            "Find tools of all servers. Most are not listed: search before you conclude that "
             "something cannot be done. What fits comes with its parameters, ready to call."
             f"{documents} Servers: {_names(setup, NAMES_BYTES)}."
         ),
@@ -281,7 +281,7 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
     call_schema = input_schema(CallArguments, without)
     call = {
         "name": CALL,
-        "description": f"Call a tool of any connected server, listed or not, by its name from {SEARCH}.",
+        "description": f"Call a tool of any server, listed or not, by its name from {SEARCH}.",
         "inputSchema": call_schema,
         "annotations": {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
         **ALWAYS_LOAD,

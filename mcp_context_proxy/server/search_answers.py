@@ -55,6 +55,9 @@ SIGNED: Final = 3
 NEAREST: Final = 3
 """Items that are named if nothing fits."""
 
+CAUSE_CHARACTERS: Final = 80
+"""Length to which a note cuts the reason why a server has no connection."""
+
 NOTED: Final = 5
 """Names in a note; the others are counted."""
 
@@ -112,9 +115,12 @@ def search_notes(answer: SearchAnswer, fleet: Fleet) -> list[str]:
     notes = [note for note in (found.tools.note, found.filter_note) if note]
     if answer.context.dropped:
         notes.append(f"{over_budget(answer.context)}.")
-    if missing := fleet.unlisted:
-        named = _names([f"{client.name} ({client.state})" for client in missing])
-        notes.append(f"Not searched, because not connected: {named}.")
+    missing = [f"{name} (off: {one_line(off.reason, CAUSE_CHARACTERS)})" for name, off in fleet.off.items()]
+    for client in fleet.unlisted:
+        cause = f": {one_line(client.cause, CAUSE_CHARACTERS)}" if client.cause else ""
+        missing.append(f"{client.name} ({client.state}{cause})")
+    if missing:
+        notes.append(f"Not searched: {_names(missing)}.")
     if fleet.stale:
         notes.append(f"Searched as last known, because their lists cannot be had: {_names(fleet.stale)}.")
     return notes

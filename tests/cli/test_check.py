@@ -7,6 +7,8 @@ import pytest
 from support.chat import chat_service
 from support.servers import Workshop, tool
 
+from mcp_context_proxy.cli.pins import unpinned
+from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.host_profiles import HOSTS
 
 from .conftest import Run
@@ -78,7 +80,16 @@ def test_every_problem_of_a_broken_configuration_is_reported_with_its_line(run: 
     told = done.stdout.replace("\n", "").replace(" ", "")
     assert f"{config}:2:expose.mode" in told
     assert f"{config}:4:servers.a.comand" in told
-    assert "to fix. No server was started." in done.stdout
+    assert "3 problems to fix" in done.stdout
+
+
+def test_a_configuration_that_cannot_be_read_starts_no_server(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[servers.a\n", encoding="utf-8")
+    done = run("check", "--config", config)
+
+    assert done.returncode == 1
+    assert "1 problem to fix. No server was started." in done.stdout
 
 
 def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
@@ -93,7 +104,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
 ) -> None:
     workshop.server("gone").settings = {"command": "no-such-program"}
     workshop.server("node").settings = {"command": "npx", "args": ["x@1.0"], "env": {"PATH": "/none"}}
-    workshop.server("dies", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
+    workshop.server("dies", at_start=[{"stderr": "no SECRET_OF_SHELL given\n"}, {"exit": 3}])
     workshop.server("silent", settings={"connect_timeout": 0.5}, on={"initialize": [{"wait": "/never"}]})
     workshop.server("closed").settings = {"url": forbidding_url}
     workshop.server("refuses", on={"initialize": [{"error": {"code": -32000, "message": "no"}}]})
@@ -102,13 +113,13 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     complains = {"command": "sh", "args": ["-c", "while read line; do echo 'no licence key'; done"]}
     workshop.server("complains").settings = {**complains, "connect_timeout": 0.5}
     workshop.server("echo").settings = {"command": "cat"}
-    done = run("check", "--config", workshop.config())
+    done = run("check", "--config", workshop.config(), SECRET_OF_SHELL="hidden-value")
 
     told = flat(done.stdout)
     assert done.returncode == 1
     assert "gone: cannot start: no program 'no-such-program' on its PATH" in told
     assert "-> install Node.js" in told
-    assert "dies: it exited (code 3) | no key given -> run it by hand to see why" in told
+    assert "dies: it exited (code 3) | no SECRET_OF_SHELL given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
     assert "raise connect_timeout under servers.silent, now 0.5 s" in told
     assert "(HTTP status 401) -> it needs credentials" in told
@@ -116,7 +127,13 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
     assert "| stdout: unknown option -> its output on stdout is no MCP message" in told
     assert "complains: it was not ready within 0.5 s | stdout: no licence key ->" in told
-    assert "echo: it answered with what it was sent, so it is no MCP server -> correct the command" in told
+    assert (
+        "echo: it answered with what it was sent, so it is no MCP server -> "
+        "if it is no MCP server, correct the command" in told
+    )
+    assert "It does not get these variables of this shell" in told
+    assert "SECRET_OF_SHELL" in told
+    assert "hidden-value" not in told
     assert "\x1b" not in done.stdout
     assert "9 problems to fix" in told
 
@@ -272,7 +289,8 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop
         ("npx", ["-p", "server", "run"], "server"),
         ("/usr/bin/npx", ["--package=server", "run"], "server"),
         ("uvx", ["some-server"], "some-server"),
-        ("uvx", ["--python", "3.12", "some-server>=1"], "some-server>=1"),
+        ("uvx", ["--python", "3.12", "some-server>=1"], "some-server"),
+        ("npx", ["-y", "@scope/server@^1.0"], "@scope/server"),
         ("npx", ["-y", "@scope/server@1.2.3"], None),
         ("uvx", ["some-server==1.2"], None),
         ("uvx", ["--from", "git+https://example.com/x", "x"], None),
@@ -289,14 +307,10 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop
 def test_a_runner_without_a_version_is_warned_about(
     command: str, args: list[str], package: str | None
 ) -> None:
-    from mcp_context_proxy.cli.check import unpinned
-    from mcp_context_proxy.config import ServerConfig
+    found = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
 
-    warning = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
-
-    assert (warning is None) == (package is None)
-    assert package is None or f"newest version of {package};" in str(warning)
-    assert "1.2.3" not in str(warning), "nobody knows whether there is such a version"
+    assert (found is None) == (package is None)
+    assert found is None or found.package == package
 
 
 @pytest.mark.parametrize(
@@ -313,13 +327,10 @@ def test_a_runner_without_a_version_is_warned_about(
     ],
 )
 def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | None) -> None:
-    from mcp_context_proxy.cli.check import unpinned
-    from mcp_context_proxy.config import ServerConfig
+    found = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
 
-    warning = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
-
-    assert (warning is None) == (image is None)
-    assert image is None or f"docker runs the current {image}:latest;" in str(warning)
+    assert (found is None) == (image is None)
+    assert found is None or found.package == image
 
 
 def test_the_reranker_model_is_tried(run: Run, workshop: Workshop) -> None:

@@ -57,4 +57,25 @@ def test_an_unknown_command_gets_a_suggestion(run: Run, given: str, told: str) -
     done = run(given)
 
     assert done.returncode == 2
-    assert f"No such command {given!r}.{told}\n" in done.stderr
+    assert (
+        done.stderr
+        == f"mcp-context-proxy: No such command {given!r}.{told}\nHelp: mcp-context-proxy --help\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("serve", "--port", "none"), "Invalid value for '--port'"),
+        (("search", ""), "QUERY is empty"),
+        (("serve", "--host", "h"), "--host and --port need --http"),
+    ],
+)
+def test_an_error_in_the_arguments_begins_like_every_other_and_names_the_help(
+    run: Run, given: tuple[str, ...], told: str
+) -> None:
+    done = run(*given)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"mcp-context-proxy: {told}")
+    assert done.stderr.endswith(f"\nHelp: mcp-context-proxy {given[0]} --help\n")

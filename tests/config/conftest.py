@@ -32,11 +32,19 @@ def load_text(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def problems(load_text: Load, tmp_path: Path) -> Problems:
-    """The problems of a text as ``LINE KEY: MESSAGE``, in order."""
+    """The problems of a text as ``LINE KEY: MESSAGE``, in order, whether or not they stop everything."""
 
     def problems(*args: Any, **kwargs: Any) -> list[str]:
-        with pytest.raises(ConfigError) as caught:
-            load_text(*args, **kwargs)
-        return [f"{p.line} {p.key}: {p.message}".replace(str(tmp_path), "TMP") for p in caught.value.problems]
+        try:
+            config = load_text(*args, **kwargs)
+            found = [*config.mistakes, *(one for off in config.off.values() for one in off.problems)]
+        except ConfigError as error:
+            found = [*error.problems]
+        assert found, "there is a problem"
+        in_order = sorted(found, key=lambda one: one.line or 0)
+        told = [
+            f"{one.line} {one.key}: {'; '.join(filter(None, (one.message, one.remedy)))}" for one in in_order
+        ]
+        return [text.replace(str(tmp_path), "TMP") for text in told]
 
     return problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_context_proxy.config.load import expand
+from mcp_context_proxy.config.environment import expand
 
 ENVIRON = {"TOKEN": "t0ken", "EMPTY": "", "userHome": "mine", "NESTED": "${TOKEN}"}
 
@@ -37,13 +37,13 @@ def test_a_variable_reference_is_replaced_by_its_value(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("${GONE}", "environment variable GONE is not set; set it, or write ${GONE:-default}"),
+        ("${GONE}", "GONE is not set; set this environment variable, or write ${GONE:-default}"),
         ("${TOKEN", "'${' has no matching '}'; write '$${' for a literal '${'"),
         ("${a b}", "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"),
         ("${}", "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"),
         (
             "${workspaceFolder}",
-            "${workspaceFolder} is known only to the editor; write the value, or use an environment variable",
+            "only the editor knows ${workspaceFolder}; write the value, or use an environment variable",
         ),
         (
             "${input:key}",
@@ -53,7 +53,9 @@ def test_a_variable_reference_is_replaced_by_its_value(text, expected):
     ],
 )
 def test_a_reference_to_an_unset_variable_is_a_problem(text, expected):
-    assert expand(text, ENVIRON).problems == (expected,)
+    (problem,) = expand(text, ENVIRON).problems
+
+    assert "; ".join(filter(None, (problem.message, problem.remedy))) == expected
 
 
 def test_only_expanded_variables_are_listed():

@@ -46,8 +46,8 @@ path = "nowhere"
         "because it becomes part of its tools' names",
         '11 servers."my server": has neither command nor url; a server needs one of them',
         "13 servers.remote.url: must begin with http:// or https:// and name a host",
-        "14 servers.remote.env.TOKEN: environment variable NOT_THERE is not set; "
-        "set it, or write ${NOT_THERE:-default}",
+        "14 servers.remote.env.TOKEN: NOT_THERE is not set; "
+        "set this environment variable, or write ${NOT_THERE:-default}",
         "14 servers.remote.env: has no effect on a server with a url",
         '16 documents[0].kind: must be "rule" or "reference", not "rules"',
         "17 documents[0].path: TMP/nowhere: no such file or directory",
@@ -113,7 +113,7 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
         ),
         pytest.param(
             "path = 'x'",
-            "1 path: unknown key; allowed here: expose, search, context, results, learning, "
+            "1 path: unknown key; allowed here: inherit, env, expose, search, context, results, learning, "
             "statistics, interactions, store, http, embedding, rerank, limits, servers, documents",
             id="derived",
         ),
@@ -188,7 +188,7 @@ def test_a_wrong_value_is_reported_with_the_allowed_ones(problems, text, expecte
         ),
         pytest.param(
             "command = 'x'\nsecrets = []",
-            "3 servers.s.secrets: unknown key; allowed here: command, args, env, cwd, url, headers, "
+            "3 servers.s.secrets: unknown key; allowed here: command, args, env, inherit, cwd, url, headers, "
             "transport, era, isolation, enabled, include, tools, tags, category, connect_timeout, "
             "call_timeout, start, idle_timeout, spotlight, results, oauth",
             id="secrets",
@@ -389,7 +389,7 @@ def test_settings_without_effect_in_rerank_and_learning_are_reported(problems, t
         ('model = "m"\nfitting_cosine = 2', "3 fitting_cosine: must be at most 1"),
         (
             'model = "m"\nendpoint = "http://h/v1"\napi_key = "${NOT_THERE}"',
-            "4 api_key: environment variable NOT_THERE is not set; set it, or write ${NOT_THERE:-default}",
+            "4 api_key: NOT_THERE is not set; set this environment variable, or write ${NOT_THERE:-default}",
         ),
     ],
 )

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.cli.check import unpinned
 from mcp_context_proxy.cli.main import COMMANDS
+from mcp_context_proxy.cli.pins import unpinned
 from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig, Limits
-from mcp_context_proxy.downstream.stdio import INHERITED_VARIABLES
 from mcp_context_proxy.front.auth import TOKEN_VARIABLE
 from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.server import meta_definitions
@@ -81,7 +80,7 @@ def test_the_tools_of_the_proxy_are_listed(readme):
 
 @pytest.mark.parametrize(
     "name",
-    [eras.QUERY_KEY, eras.CONTEXT_KEY, TOKEN_VARIABLE, *INHERITED_VARIABLES, "http.token_file", "/healthz"],
+    [eras.QUERY_KEY, eras.CONTEXT_KEY, TOKEN_VARIABLE, "http.token_file", "/healthz"],
 )
 def test_names_are_those_of_the_code(readme, name):
     assert f"`{name}`" in readme.text

@@ -183,7 +183,7 @@ async def test_an_edit_without_visible_changes_announces_nothing(workshop: Works
             assert starts(one) == 1
 
 
-async def test_an_invalid_file_changes_nothing_and_is_reported_with_file_line_and_key(
+async def test_a_mistake_or_an_invalid_file_changes_nothing_and_is_reported_with_file_line_and_key(
     workshop: Workshop,
 ) -> None:
     one, two = two_servers(workshop)
@@ -203,7 +203,7 @@ async def test_an_invalid_file_changes_nothing_and_is_reported_with_file_line_an
             config.write_text("[servers.two\n")
             await until(said(log, f"{config}:1"))
             config.write_text(good)
-            await until(said(log, "can be used again"))
+            await until(said(log, "has no mistakes any more"))
             assert (await http.get(f"{proxy.base}/healthz")).json() == {"status": "ok"}
 
         assert [starts(one), starts(two)] == [1, 1]

@@ -1,0 +1,127 @@
+"""``check --pin`` writes the versions that ran, and nothing else, into the configuration."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from support.servers import PROGRAM, Server, Workshop, tool
+
+from mcp_context_proxy.cli.pins import pin, unpinned, version_that_runs, write
+from mcp_context_proxy.config import load
+
+from .conftest import Run
+
+TEXT = """# My servers
+[servers.node]   # from npm
+command = 'npx'
+args = ['-y', '@scope/desk@latest', "@scope/desk@latest"]
+
+[servers.python]
+command = "uvx"
+args = [
+  "--from",
+  "some-desk",  # no version
+  "desk",
+]
+"""
+
+
+def run_by(server: Server, folder: Path, runner: str, package: str, program: Path) -> None:
+    """Have a runner start a server from its cache, as `npx` and `uvx` do."""
+    program.parent.mkdir(parents=True)
+    text = f"import runpy\nrunpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
+    program.write_text(text, encoding="utf-8")
+    command = [server.command[0], "-I", "-S", str(program), str(server.path)]
+    script = folder / runner
+    script.write_text(f"#!/bin/sh\nexec {shlex.join(command)}\n", encoding="utf-8")
+    script.chmod(0o755)
+    server.settings = {"command": str(script), "args": ["-y", package] if runner == "npx" else [package]}
+
+
+@pytest.fixture
+def runners(workshop: Workshop) -> Workshop:
+    """A server from npm and one from PyPI, both without a version, and one of which nothing is known."""
+    npx, uvx = workshop.folder / "cache" / "_npx" / "0a1b", workshop.folder / "cache" / "archive-v0" / "x"
+    info = {"serverInfo": {"name": "liar", "version": "9.9.9"}}
+    node = workshop.server("node", tools=[tool("a")], **info)
+    run_by(node, workshop.folder, "npx", "@scope/desk@latest", npx / "node_modules" / ".bin" / "desk")
+    described = npx / "node_modules" / "@scope" / "desk" / "package.json"
+    described.parent.mkdir(parents=True)
+    described.write_text(json.dumps({"name": "@scope/desk", "version": "2026.8.31"}), encoding="utf-8")
+    python = workshop.server("python", tools=[tool("b")], **info)
+    run_by(python, workshop.folder, "uvx", "some-desk", uvx / "bin" / "desk")
+    (uvx / "lib" / "python3.12" / "site-packages" / "some_desk-1.4.0.dist-info").mkdir(parents=True)
+    (workshop.folder / "other").mkdir()
+    other = workshop.server("other", tools=[tool("c")], **info)
+    run_by(other, workshop.folder / "other", "npx", "unknown", workshop.folder / "elsewhere" / "desk")
+    return workshop
+
+
+def test_check_tells_what_is_not_pinned_in_one_line_and_pins_what_ran(run: Run, runners: Workshop) -> None:
+    config = runners.config()
+    before = config.read_text(encoding="utf-8")
+    warned = run("check", "--config", config, COLUMNS="1000")
+    pinned = run("check", "--config", config, "--pin", COLUMNS="1000")
+
+    told = "the newest version runs at each start: node (now 2026.8.31), python (now 1.4.0), other"
+    assert told in warned.stdout, warned.stdout
+    assert warned.stdout.count("pinned,") == 1
+    after = before.replace("@scope/desk@latest", "@scope/desk@2026.8.31").replace(
+        "some-desk", "some-desk==1.4.0"
+    )
+    assert config.read_text(encoding="utf-8") == after
+    assert config.with_name("config.toml.bak").read_text(encoding="utf-8") == before
+    assert '+args = ["-y", "@scope/desk@2026.8.31"]' in pinned.stdout
+    assert "at each start: other" in pinned.stdout
+    assert "9.9.9" not in warned.stdout + pinned.stdout
+
+
+def test_the_file_of_a_host_is_pinned_only_if_that_is_said(run: Run, runners: Workshop) -> None:
+    config = runners.folder / "mcp.json"
+    text = json.dumps(
+        {"mcpServers": {"My Node": runners.servers["node"].settings}, "theme": "dark"}, indent=4
+    )
+    config.write_text(text, encoding="utf-8")
+    shown = run("check", "--config", config, "--pin", COLUMNS="1000")
+    untouched = config.read_text(encoding="utf-8")
+    run("check", "--config", config, "--pin", "--host-file", COLUMNS="1000")
+
+    assert untouched == text
+    assert '+                "@scope/desk@2026.8.31"' in shown.stdout
+    assert "belongs to a host: nothing written" in shown.stdout
+    assert config.read_text(encoding="utf-8") == text.replace("@latest", "@2026.8.31")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_comments_quotes_and_other_strings_stay_as_they_are(tmp_path: Path, newline: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(TEXT.replace("\n", newline).encode())
+    file.chmod(0o600)
+    pins = {
+        name: (found, one, "1.2.3")
+        for name, one in load(file, {}).servers.items()
+        if (found := unpinned(one))
+    }
+    first = pin(file, pins)
+    backup = write(file, first)
+    again = write(file, first)
+
+    wanted = TEXT.replace("'@scope/desk@latest'", "'@scope/desk@1.2.3'").replace(
+        '"some-desk"', '"some-desk==1.2.3"'
+    )
+    assert file.read_bytes() == wanted.replace("\n", newline).encode()
+    assert [place.name for place in (backup, again)] == ["config.toml.bak", "config.toml.bak2"]
+    assert {place.stat().st_mode & 0o777 for place in (file, backup, again)} == {0o600}
+
+
+def test_an_argument_with_a_variable_is_left_to_its_owner(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[servers.s]\ncommand = 'npx'\nargs = ['${PACKAGE}']\n", encoding="utf-8")
+    server = load(file, {"PACKAGE": "desk"}).servers["s"]
+    found = unpinned(server)
+    assert found is not None
+    pinning = pin(file, {"s": (found, server, "1.0.0")})
+
+    assert (pinning.after, pinning.by_hand) == (pinning.before, ("s",))
+    assert version_that_runs(server, found, None) is None

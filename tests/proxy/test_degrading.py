@@ -1,0 +1,132 @@
+"""One server that cannot be used never keeps the others from working, and everybody is told why it is off."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from support.ledger import until
+from support.proxies import Host, command, http_proxy, inside
+from support.raw_client import RawClient
+from support.servers import Workshop, tool
+from support.shop import TOKEN, environment
+from support.wires import stdio
+
+pytestmark = pytest.mark.anyio
+
+KNOWN = {"authorization": f"Bearer {TOKEN}"}
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "unset variable": ({"command": "x", "env": {"T": "${GITHUB_TOKEN}"}}, "off: GITHUB_TOKEN is not set"),
+    "missing program": ({"command": "no-such-program"}, "cannot start: no program 'no-such-program'"),
+    "bad URL": ({"url": "htp://h"}, "off: url: must begin with http:// or https://"),
+    "bad URL of SSE": ({"url": "http://:1/sse", "transport": "sse"}, "off: url: must begin with"),
+    "unknown field": ({"command": "x", "denny": ["y"]}, "off: denny: unknown key"),
+    "wrong type": ({"command": "x", "args": "y"}, "off: args: must be a list, not text"),
+}
+
+
+@pytest.fixture(params=BROKEN)
+def broken(request: pytest.FixtureRequest, workshop: Workshop) -> str:
+    """A configuration with a good server, and one that cannot be used; why it cannot."""
+    settings, reason = BROKEN[request.param]
+    workshop.server("good", tools=[tool("echo", "Say something again")])
+    workshop.server("github").settings = settings
+    return reason
+
+
+async def test_the_others_serve_and_search_calls_and_health_say_why_one_does_not(
+    workshop: Workshop, broken: str, era: str
+) -> None:
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        found = await host.call("search_available_tools", {"query": "say something again"})
+        refused = await host.call("github__create_issue")
+        other = await host.call("good__echo")
+        health = proxy.health()
+
+    told = broken[:60]
+    assert "isError" not in other
+    note = found["content"][0]["text"].split("Not searched: github (")[1]
+    assert told in note
+    assert refused["isError"]
+    assert "server 'github' is not available (" in refused["content"][0]["text"]
+    assert told in refused["content"][0]["text"]
+    (problem,) = health["problems"] or [""]
+    assert problem.startswith("server github: ")
+    assert told in problem
+
+
+async def test_serve_logs_the_reason_in_one_line_and_check_exits_with_1(workshop: Workshop) -> None:
+    good = workshop.server("good", tools=[tool("echo")])
+    workshop.server("github").settings = {"command": "x", "env": {"T": "${GITHUB_TOKEN}"}}
+    config = workshop.config()
+    with http_proxy(config, auth=True, env=environment()) as proxy:
+        await until(lambda: bool(good.ledger.entries("start")))
+        async with httpx2.AsyncClient(base_url=proxy.base) as http:
+            anybody = (await http.get("/healthz")).json()
+            known = (await http.get("/healthz", headers=KNOWN)).json()
+    (line,) = config.with_suffix(".log").read_text().splitlines()[:1]
+    number = config.read_text().splitlines().index("[servers.github]") + 3
+
+    complaint = f"server github: off: GITHUB_TOKEN is not set (config.toml:{number}); 1 other starts"
+    assert line == f"mcp-context-proxy: WARNING: {complaint}"
+    assert anybody == {"status": "ok"}
+    assert known == {"status": "ok", "problems": [complaint]}
+
+
+async def test_an_edit_that_breaks_one_server_is_applied_without_it_and_its_last_good_state_stays(
+    workshop: Workshop,
+) -> None:
+    one = workshop.server("one", tools=[tool("first")])
+    workshop.server("two", tools=[tool("second")])
+    config = workshop.config()
+    log = workshop.folder / "stderr"
+    with log.open("w") as stderr:
+        async with stdio(command(config), stderr=stderr) as client:
+            await client.until_listed("one__first", "two__second")
+            workshop.server("three", tools=[tool("third")])
+            good = workshop.config().read_text()
+            config.write_text(good.replace("[servers.one]", "[servers.one]\nkommand = 'x'"))
+            await client.until_listed("one__first", "two__second", "three__third")
+            kept = await client.call("one__first")
+            config.write_text(good)
+            await until(lambda: "has no mistakes any more" in log.read_text())
+
+    assert "isError" not in kept
+    assert len(one.ledger.entries("start")) == 1
+    assert (
+        "servers.one.kommand: unknown key; did you mean command?; until that is corrected, it stays as it was"
+        in (log.read_text())
+    )
+
+
+async def until_refused(client: RawClient, name: str) -> str:
+    """The refusal of a call, once the catalog knows the server."""
+    with anyio.fail_after(20):
+        while "unknown tool" in (text := (await client.call(name))["content"][0]["text"]):  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.01)
+    return str(text)
+
+
+async def test_a_server_that_is_added_with_a_mistake_is_off_until_the_mistake_is_corrected(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    one = workshop.server("one", tools=[tool("first")])
+    host_file = tmp_path / "mcp.json"
+    host_file.write_text(json.dumps({"mcpServers": {"one": one.settings}}))
+    log = workshop.folder / "stderr"
+    two = workshop.server("two", tools=[tool("second")])
+    with log.open("w") as stderr:
+        async with stdio(command(host_file), stderr=stderr) as client:
+            await client.until_listed("one__first")
+            wrong = {**two.settings, "args": "x"}
+            host_file.write_text(json.dumps({"mcpServers": {"one": one.settings, "two": wrong}}))
+            await until(lambda: "server two: off: args: must be a list, not text" in log.read_text())
+            refused = await until_refused(client, "two__second")
+            host_file.write_text(json.dumps({"mcpServers": {"one": one.settings, "two": two.settings}}))
+            await client.until_listed("one__first", "two__second")
+
+    assert "is not available (off: args: must be a list, not text (mcp.json:1))" in refused
