@@ -1,5 +1,6 @@
 """Configuration: loaded from one file, validated as a whole, frozen afterwards."""
 
+from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.load import default_path, find, load
 from mcp_context_proxy.config.settings import (
     Config,
@@ -12,7 +13,6 @@ from mcp_context_proxy.config.settings import (
     HttpConfig,
     InteractionsConfig,
     LearningConfig,
-    Limits,
     OAuthConfig,
     RerankConfig,
     ResultsConfig,

@@ -25,9 +25,10 @@ import msgspec
 import watchfiles
 from pydantic import BaseModel
 
+from mcp_context_proxy.config.limits import Reload
 from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.secrets import NOTICE
-from mcp_context_proxy.config.settings import LAUNCH, Config, Reload, ServerConfig
+from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 

@@ -22,8 +22,8 @@ from typing import TypeAlias
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config.limits import KIB
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.config.settings import KIB
 from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
 from mcp_context_proxy.downstream.link import Outgoing, Party

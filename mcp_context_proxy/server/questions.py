@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.config.settings import KIB
+from mcp_context_proxy.config.limits import KIB
 from mcp_context_proxy.downstream.inbound import CAPABILITY_OF
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.errors import BadAnswerError, InputMissingError, RemoteError
