@@ -37,7 +37,7 @@ RESERVED = NAMES | {SET_CONTEXT, MANAGE, RECALL, READ_RESULT}
 READ_MARK = "[r]"
 """Marks a found tool that says it is read-only."""
 
-NAMES_BYTES = 120
+NAMES_BYTES = 80
 """Bytes for the names of servers in the description of the search, which hosts put into every request."""
 
 INSTRUCTIONS_BYTES = 2000
@@ -69,7 +69,7 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
     query: Annotated[str, Meta(min_length=1, description="What to do, in plain words; one sentence per need")]
     top_n: Number | None = None
     """By default those that fit."""
-    include_schema: Annotated[bool, Meta(description="True: all about each tool")] = False
+    include_schema: Annotated[bool, Meta(description="All about each tool")] = False
     kinds: tuple[KindName, ...] | None = None
     """By default all."""
     filters: Annotated[SearchFilters, Meta(extra_json_schema={"type": "object"})] = NO_FILTERS
@@ -278,19 +278,19 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
         "annotations": {"readOnlyHint": True, "openWorldHint": False},
         **ALWAYS_LOAD,
     }
-    call_schema = input_schema(CallArguments, without)
     call = {
         "name": CALL,
         "description": f"Call a tool of any server, listed or not, by its name from {SEARCH}.",
-        "inputSchema": call_schema,
-        "annotations": {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
+        "inputSchema": input_schema(CallArguments, without),
+        "annotations": {"readOnlyHint": False, "destructiveHint": True},
         **ALWAYS_LOAD,
     }
     call_read_only = {
         "name": CALL_READ_ONLY,
         "description": f"{CALL} for tools that only read, which {SEARCH} marks {READ_MARK}.",
-        "inputSchema": call_schema,
-        "annotations": {"readOnlyHint": True, "openWorldHint": True},
+        # The purpose of a read tells little, and is understood all the same.
+        "inputSchema": input_schema(CallArguments, without | {"goal"}),
+        "annotations": {"readOnlyHint": True},
         **ALWAYS_LOAD,
     }
     set_context = {

@@ -88,7 +88,7 @@ async def test_the_first_three_tools_show_every_required_parameter_with_type_and
 async def test_an_answer_has_no_scores(real: Proxy) -> None:
     text = await text_of(Host(real, "modern"), "make a bar chart of the sales by month")
 
-    assert text.startswith("The 5 best matches of 130 tools:\n\nexcel__create_chart(")
+    assert text.startswith("The 4 best matches of 130 tools:\n\nexcel__create_chart(")
     assert "score" not in text
     assert text.endswith("Search for its exact name to see all about it.")
 

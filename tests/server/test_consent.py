@@ -370,7 +370,7 @@ async def test_a_modern_client_that_cannot_be_asked_finds_the_tool_in_the_list_o
     server(workshop)
     async with inside(workshop.config(expose={"mode": "search"})) as proxy:
         host = Host(proxy, "modern")
-        handle = (await host.call("set_context", {"query": "quite something else"}))["structuredContent"]
+        handle = await host.data("set_context", {"query": "quite something else"})
         context = {"io.github.mcp-context-proxy/context": handle["context_id"]}
         plain = await host.call("call_tool", {"name": "s__pay"})
         arguments = {"name": "s__pay", "context_id": handle["context_id"]}

@@ -121,19 +121,24 @@ async def test_the_meta_of_a_result_is_unchanged(host: Host, through: str | None
     assert all(key in RESULT_META or key.startswith("io.modelcontextprotocol/") for key in result["_meta"])
 
 
-async def test_the_call_tools_say_what_they_may_do(host: Host) -> None:
-    listed = {entry["name"]: entry for entry in (await host.request("tools/list"))["tools"]}
-
-    assert listed[CALL]["annotations"] == {
-        "readOnlyHint": False,
-        "destructiveHint": True,
-        "openWorldHint": True,
-    }
-    assert listed[CALL_READ_ONLY]["annotations"] == {"readOnlyHint": True, "openWorldHint": True}
+async def own_tools(workshop: Workshop, tools: list[dict[str, Any]], era: str) -> dict[str, Any]:
+    """The definitions of the proxy's own tools where the catalog is not listed."""
+    workshop.server("s", tools=tools)
+    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
+        return {entry["name"]: entry for entry in (await Host(proxy, era).request("tools/list"))["tools"]}
 
 
-async def test_the_call_tools_keep_results_as_long_as_the_longest_of_their_tools(host: Host) -> None:
-    listed = {entry["name"]: entry for entry in (await host.request("tools/list"))["tools"]}
+async def test_the_call_tools_say_what_they_may_do(workshop: Workshop, era: str) -> None:
+    listed = await own_tools(workshop, [tool("one")], era)
+
+    assert listed[CALL]["annotations"] == {"readOnlyHint": False, "destructiveHint": True}
+    assert listed[CALL_READ_ONLY]["annotations"] == {"readOnlyHint": True}
+
+
+async def test_the_call_tools_keep_results_as_long_as_the_longest_of_their_tools(
+    workshop: Workshop, era: str
+) -> None:
+    listed = await own_tools(workshop, [tool(name, **marker) for name, marker in MARKERS.items()], era)
 
     assert listed[CALL]["_meta"][RESULT_SIZE] == 200_000
     assert listed[CALL_READ_ONLY]["_meta"][RESULT_SIZE] == 150_000
@@ -146,12 +151,9 @@ async def test_the_call_tools_keep_results_as_long_as_the_longest_of_their_tools
 async def test_the_length_of_kept_results_is_bounded_and_absent_where_no_tool_wants_it(
     workshop: Workshop, size: Any, kept: int | None
 ) -> None:
-    workshop.server("s", tools=[tool("one", _meta={RESULT_SIZE: size})])
-    async with inside(workshop.config()) as proxy:
-        own = (await Host(proxy, "modern").request("tools/list"))["tools"]
+    listed = await own_tools(workshop, [tool("one", _meta={RESULT_SIZE: size})], "modern")
 
-    (call,) = (entry for entry in own if entry["name"] == CALL)
-    assert call.get("_meta", {}).get(RESULT_SIZE) == kept
+    assert listed[CALL]["_meta"].get(RESULT_SIZE) == kept
 
 
 async def test_a_changed_length_of_kept_results_is_announced(workshop: Workshop) -> None:
@@ -197,14 +199,15 @@ async def test_call_read_only_tool_calls_those_of_the_proxys_own_tools_that_only
 
 
 async def test_a_search_marks_read_only_tools_and_says_how_to_call_them(host: Host) -> None:
-    found = await host.call("search_available_tools", {"query": "s__read_only", "top_n": 20})
+    wanted = {"query": "tools that only read", "top_n": 20}
+    found = await host.call("search_available_tools", wanted)
 
     signatures = [line for line in text(found).splitlines() if line.startswith("s__")]
     marked = {line.partition("(")[0].removeprefix("s__") for line in signatures if line.endswith(" [r]")}
     assert "read_only" in marked
     assert marked <= READ_ONLY | {"meta"}
     assert "through call_read_only_tool if it is marked [r], else through call_tool." in text(found)
-    for one in found["structuredContent"]["results"]:
+    for one in (await host.data("search_available_tools", wanted))["results"]:
         read_only = one["name"].removeprefix("s__") in READ_ONLY | {"meta"}
         assert one.get("call_through") == (CALL_READ_ONLY if read_only else None)
 
