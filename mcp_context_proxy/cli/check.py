@@ -32,7 +32,8 @@ from mcp_context_proxy.cli.terminal import (
 )
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.errors import ConfigError, ModelError
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, TurnedOffTool
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
+
+NAMED: Final = 5
+"""Tools turned off that a line names."""
 
 STATUS_SECONDS: Final = 5.0
 """Time limit of the request for the HTTP status of a failed server."""
@@ -181,10 +185,17 @@ async def _check_proxy(config: Config, host: HostProfile | None) -> list[Verdict
         for name, server in config.servers.items():
             client = proxy.fleet.clients.get(name)
             if client is None:
-                verdicts.append(Verdict(Level.OK, name, "switched off"))
+                place = server.places.get("enabled")
+                verdicts.append(
+                    Verdict(Level.OK, name, f"switched off by {place}" if place else "switched off")
+                )
                 continue
-            offered = sum(tool.server == name for tool in proxy.catalog.snapshot.tools.values())
-            verdicts.append(await _server(client, offered, seconds[name]))
+            snapshot = proxy.catalog.snapshot
+            offered = sum(tool.server == name for tool in snapshot.tools.values())
+            off = [tool for tool in snapshot.turned_off.values() if tool.server == name]
+            verdicts.append(await _server(client, offered, len(off), seconds[name]))
+            verdicts += (Verdict(Level.OK, name, remark) for remark in server.remarks)
+            verdicts += _turned_off(name, off)
             if warning := unpinned(server):
                 verdicts.append(Verdict(Level.WARNING, name, warning))
         for name, message in findings(proxy):
@@ -215,7 +226,17 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
 
-async def _server(client: DownstreamClient, offered: int, seconds: float) -> Verdict:
+def _turned_off(server: str, tools: Iterable[TurnedOffTool]) -> Iterator[Verdict]:
+    """Yield the tools that are turned off, by the setting that does it."""
+    by_reason: dict[str, list[str]] = {}
+    for tool in tools:
+        by_reason.setdefault(tool.reason, []).append(one_line(tool.name, NAME_CHARACTERS))
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        yield Verdict(Level.OK, server, f"turned off {reason}: {', '.join(names[:NAMED])}{more}")
+
+
+async def _server(client: DownstreamClient, offered: int, turned_off: int, seconds: float) -> Verdict:
     config, stray = client.config, tuple(marked(strays(client)))
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
@@ -225,7 +246,11 @@ async def _server(client: DownstreamClient, offered: int, seconds: float) -> Ver
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
     listed = len(client.listing.tools)
+    if turned_off == listed:
+        return Verdict(Level.WARNING, client.name, "it is ready, but all its tools are turned off")
     tools = counted(listed, "tool") if offered == listed else f"{offered:,} of {counted(listed, 'tool')}"
+    if turned_off:
+        tools += f" ({turned_off:,} turned off)"
     ready = f"{tools}, ready in {seconds * 1000:,.0f} ms"
     if stray:
         ready += "; output on stdout that is no message is skipped"

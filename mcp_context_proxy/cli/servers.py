@@ -6,6 +6,7 @@ Servers are shown without their secrets.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import groupby
 from typing import Any, Final
 
@@ -66,8 +67,11 @@ async def _collect_servers(config: Config) -> list[dict[str, Any]]:
     async with app.open_proxy(config) as proxy:
         seconds = await terminal.settle(proxy)
         clients, found = proxy.fleet.clients, list(findings(proxy))
+        off = Counter(tool.server for tool in proxy.catalog.snapshot.turned_off.values())
         return [
-            _facts(clients[name], seconds[name], [message for one, message in found if one == name])
+            _facts(
+                clients[name], seconds[name], [message for one, message in found if one == name], off[name]
+            )
             if name in clients
             else {"name": name, "state": "disabled", "address": address(server), **_folder(server)}
             for name, server in config.servers.items()
@@ -78,7 +82,7 @@ def _folder(config: ServerConfig) -> dict[str, str]:
     return {"folder": folder} if (folder := working_folder(config)) else {}
 
 
-def _facts(client: DownstreamClient, seconds: float, found: list[str]) -> dict[str, Any]:
+def _facts(client: DownstreamClient, seconds: float, found: list[str], off: int) -> dict[str, Any]:
     introduction, listing = client.introduction, client.listing
     failed = bool(client.cause) or introduction is None
     facts: dict[str, Any] = {
@@ -96,6 +100,7 @@ def _facts(client: DownstreamClient, seconds: float, found: list[str]) -> dict[s
             "server_name": one_line(str(introduction.server_info.get("name", "")), NAME_CHARACTERS),
             "server_version": one_line(str(introduction.server_info.get("version", "")), NAME_CHARACTERS),
             "tools": len(listing.tools),
+            "turned_off": off,
             "resources": len(listing.resources) + len(listing.templates),
             "prompts": len(listing.prompts),
         }

@@ -240,15 +240,40 @@ class _Draft:
     def _complete(self, name: str, server: Any) -> Any:
         if not isinstance(server, dict):
             return server
-        given = server | {"name": name, "secrets": tuple(self.secrets.get(name, {}).items())}
+        given = server | {
+            "name": name,
+            "secrets": tuple(self.secrets.get(name, {}).items()),
+            "places": {dotted(key): self._place(("servers", name, *key)) for key in _turning_off(server)},
+            "remarks": self.source.remarks.get(name, ()),
+        }
         # Never where the host was started: a repository that somebody opens would decide what a server runs.
         return {"cwd": str(self.source.file.parent)} | given if "command" in server else given
 
+    def _place(self, path: KeyPath) -> str:
+        return dotted(path) if self._is_overridden(path) else self.source.place(path)
+
+    def _is_overridden(self, path: KeyPath) -> bool:
+        return any(path[: len(overridden)] == overridden for overridden in self.overridden)
+
     def _add(self, path: KeyPath, message: str) -> None:
-        if any(path[: len(overridden)] == overridden for overridden in self.overridden):
+        if self._is_overridden(path):
             self.problems.append(ConfigProblem(None, None, dotted(path), message))
         else:
             self.problems.append(self.source.problem(path, message))
+
+
+def _turning_off(server: Mapping[str, Any]) -> Iterator[KeyPath]:
+    """Yield the keys of a server that turn it off, or tools of it; mistakes in them are found later."""
+    if server.get("enabled") is False:
+        yield ("enabled",)
+    if "allow" in server:
+        yield ("allow",)
+    denied = server.get("deny")
+    for index in range(len(denied)) if isinstance(denied, list) else ():
+        yield "deny", index
+    for name, tool in _tables(server.get("tools")):
+        if tool.get("enabled") is False:
+            yield "tools", name, "enabled"
 
 
 def _unreadable(path: Path) -> str | None:

@@ -245,6 +245,8 @@ class OAuthConfig(Table):
 class ToolConfig(Table):
     """Settings of one tool of a server."""
 
+    enabled: Flag = True
+    """False turns the tool off: it is not listed, not found, and cannot be called."""
     include: IncludeMode | None = None
     tags: tuple[Tag, ...] = ()
     """Tags in addition to those of the server."""
@@ -254,7 +256,7 @@ class ToolConfig(Table):
 class ServerConfig(Table):
     """Settings of one downstream server: a program to start or a URL to connect to."""
 
-    derived: ClassVar[frozenset[str]] = frozenset({"name", "secrets"})
+    derived: ClassVar[frozenset[str]] = frozenset({"name", "places", "remarks", "secrets"})
 
     name: str
     command: Text | None = None
@@ -273,6 +275,10 @@ class ServerConfig(Table):
     """Whether clients share one connection; with ``auto`` until the server asks a client for input."""
     enabled: Annotated[Flag, Reload.LIVE] = True
     include: Annotated[IncludeMode, Reload.LIVE] = IncludeMode.AGENT
+    allow: Annotated[tuple[Text, ...] | None, Reload.LIVE] = None
+    """Globs over the tools' own names, such as ``get_*``; a tool that none of them matches is turned off."""
+    deny: Annotated[tuple[Text, ...], Reload.LIVE] = ()
+    """Globs of tools that are turned off, even where ``allow`` matches."""
     tools: Annotated[dict[str, ToolConfig], Reload.LIVE] = Field(default={})
     tags: Annotated[tuple[Tag, ...], Reload.LIVE] = ()
     """Tags of all its tools, for filtered searches; more tags are derived."""
@@ -292,6 +298,10 @@ class ServerConfig(Table):
     """The defaults apply after a login, even without this table."""
     secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE] = Field(default=(), repr=False)
     """Name and value of the expanded variables, to be redacted wherever text leaves the proxy."""
+    places: Annotated[dict[str, str], Reload.LIVE] = Field(default={}, repr=False)
+    """Key, file and line of each setting that turns something off, by dotted key, such as ``deny[0]``."""
+    remarks: Annotated[tuple[str, ...], Reload.LIVE] = Field(default=(), repr=False)
+    """Sentences about settings of a host that were carried over, or could not be."""
 
     @model_validator(mode="before")
     @classmethod

@@ -187,11 +187,19 @@ class ConfigSource:
     """Original paths of tables that were taken from another place in the file (hosts' JSON)."""
     duplicates: tuple[tuple[KeyPath, int], ...] = ()
     """Keys given more than once, with the line of the repetition."""
+    remarks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Sentences for a person about the entries of servers, by name (hosts' JSON)."""
 
     def problem(self, path: KeyPath, message: str) -> ConfigProblem:
         """Return a problem at `path`, with the line of the nearest key in the file."""
         written = self.written(path)
         return ConfigProblem(self.file, self._line(written), dotted(written), message)
+
+    def place(self, path: KeyPath) -> str:
+        """Return where a key stands, as a person reads it: ``servers.github.deny[0] (config.toml:7)``."""
+        written = self.written(path)
+        line = self._line(written)
+        return f"{dotted(written)} ({self.file.name}{'' if line is None else f':{line}'})"
 
     def written(self, path: KeyPath) -> KeyPath:
         """Return the path as it stands in the file."""

@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.reload import same_connection
+from mcp_context_proxy.config.reload import same_connection, with_live_settings
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import Unprobed
 from mcp_context_proxy.downstream.inbound import OnEvent
@@ -48,8 +48,8 @@ class Fleet:
     ) -> None:
         """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments."""
         configs = list(configs)
-        self._configured = frozenset(config.name for config in configs)
-        """Names of all servers, also of those that are switched off."""
+        self._configs = {config.name: config for config in configs}
+        """Settings of all servers, also of those that are switched off, by name."""
         self._limits, self._on_change, self._on_event, self._store = limits, on_change, on_event, store
         self._unprobed = Unprobed(store)
         self._log_level: str | None = None
@@ -105,7 +105,7 @@ class Fleet:
 
     def configured(self) -> frozenset[str]:
         """Return the names of all servers in the configuration, also of those that are switched off."""
-        return self._configured
+        return frozenset(self._configs)
 
     def serving(self) -> tuple[DownstreamClient, ...]:
         """Return the clients in use, in the order of the configuration."""
@@ -134,8 +134,9 @@ class Fleet:
         client = self.clients.get(name or "")
         if client in self.unlisted:
             raise client.unavailable()
-        if client is None and name in self._configured:
-            raise ServerUnavailableError(name, "switched off", "its configuration says enabled = false")
+        if client is None and (config := self._configs.get(name or "")) is not None:
+            place = config.places.get("enabled", f"servers.{config.name}.enabled")
+            raise ServerUnavailableError(config.name, f"switched off by {place}")
 
     async def load_listings(self) -> None:
         """Restore what the store remembers of servers, before any is started."""
@@ -172,7 +173,7 @@ class Fleet:
         replaced may finish.
         """
         configs = list(configs)
-        self._configured = frozenset(config.name for config in configs)
+        self._configs = {config.name: config for config in configs}
         wanted = {config.name: config for config in configs if config.enabled}
         limits_changed, self._limits = limits != self._limits, limits
         stopped = [name for name in self.clients if name not in wanted]
@@ -202,6 +203,8 @@ class Fleet:
         successor = self._successors.get(name)
         if not limits_changed and config == (successor or client).config:
             return False
+        # Even if it is replaced soon: what is turned off now must not be called meanwhile.
+        client.configure(with_live_settings(client.config, config), self._limits)
         if successor is not None and same_connection(successor.config, config):
             successor.configure(config, self._limits)
             return False

@@ -32,6 +32,9 @@ SERVER_CHANGES: dict[str, dict[str, Any]] = {
     "tags": {"tags": ["archive"]},
     "category": {"category": "office"},
     "tools": {"tools": {"ring_a_bell": {"include": "manual"}}},
+    "tools_off": {"tools": {"ring_a_bell": {"enabled": False}}},
+    "allow": {"allow": ["read_*", "write_*"]},
+    "deny": {"deny": ["*_file"]},
 }
 
 
