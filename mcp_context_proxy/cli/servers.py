@@ -196,6 +196,10 @@ async def _collect_tools(config: Config) -> dict[str, Any]:
         default = proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot))
         return {
             "tools": entries,
+            "turned_off": [
+                {"name": tool.exposed_name, "server": tool.server, "tool": tool.name, "reason": tool.reason}
+                for tool in sorted(snapshot.turned_off.values(), key=lambda tool: tool.exposed_name)
+            ],
             "total": {"tools": len(entries), "tokens": sum(entry["tokens"] for entry in entries)},
             "default_list": {
                 "tools": len(default),
@@ -237,6 +241,11 @@ def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
         ("Default list", counted(default["tools"], "tool"), f"{default['tokens']:,} tokens"),
     ]
     console.columns(sizes, right=(1, 2))
+    if off := len(data["turned_off"]):
+        verb = "is" if off == 1 else "are"
+        console.prose(
+            f"{counted(off, 'tool')} {verb} turned off: mcp-context-proxy check shows by which line."
+        )
     if default["whole"]:
         console.prose("All tools are listed, because the catalog is small or [expose] mode is all.")
     console.note("Token counts are estimates (WordPiece tokenizer).", style="dim")

@@ -202,6 +202,15 @@ async def test_a_broken_definition_of_such_a_tool_is_no_finding(workshop: Worksh
     assert not [finding for finding in snapshot.findings if "delete_all" in finding]
 
 
+async def test_a_tool_named_like_one_that_is_turned_off_is_a_finding(workshop: Workshop) -> None:
+    settings = {"deny": ["delete_repo"]}
+    workshop.server("git", tools=[tool("delete_repo"), tool("Delete-Repo")], settings=settings)
+    async with inside(workshop.config()) as proxy:
+        (finding,) = proxy.catalog.snapshot.findings
+
+    assert finding == "git: tools whose names look alike: 'delete_repo', 'Delete-Repo'"
+
+
 async def test_a_lazy_server_that_sleeps_has_the_same_tools_turned_off(
     workshop: Workshop, git: Server, era: str
 ) -> None:
