@@ -247,12 +247,13 @@ async def test_a_tool_is_off_at_once_although_its_server_is_still_being_replaced
     workshop: Workshop, git: Server, era: str
 ) -> None:
     """The same edit changes the connection, and the new process is not ready before the test allows it."""
-    async with inside(workshop.config()) as proxy:
+    patient = {"limits": {"drain_seconds": 600.0, "connect_seconds": 600.0}}
+    async with inside(workshop.config(**patient)) as proxy:
         go = workshop.flag("go")
         slow = workshop.server("git", tools=TOOLS, on={"initialize": [{"wait": str(go)}]}).settings
         workshop.servers["git"].settings = {**slow, "era": "handshake", "deny": ["get_repo"]}
         before = proxy.fleet.clients["git"]
-        await proxy.apply(load(workshop.config(), environ={}))
+        await proxy.apply(load(workshop.config(**patient), environ={}))
         await until(lambda: "git__get_repo" in proxy.catalog.snapshot.turned_off)
         refused = await Host(proxy, era).call("git__get_repo")
         unchanged = proxy.fleet.clients["git"] is before
