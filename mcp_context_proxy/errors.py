@@ -111,6 +111,14 @@ class UnknownItemError(ContextProxyError):
         super().__init__(f"unknown {kind} {name!r}{hint}")
 
 
+class TurnedOffError(UnknownItemError):
+    """The configuration turns the tool off; `reason` says by which setting, in which line of which file."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__("tool", name)
+        self.args = (f"tool {name!r} is turned off {reason}; only the user can turn it on, in that file",)
+
+
 class AwaitedServersError(UnknownItemError):
     """An own name leads nowhere as long as a server that may have it as well is not known."""
 

@@ -99,6 +99,20 @@ class Tool:
         return self.server, self.name
 
 
+@dataclass(frozen=True, slots=True)
+class TurnedOffTool:
+    """A tool that a server offers and the configuration turns off: known by name, and nothing else of it."""
+
+    server: str
+    """Key of the server in the configuration."""
+    name: str
+    """The server's own name for the tool."""
+    exposed_name: str
+    """The name that it would have; unique among those that are turned off."""
+    reason: str
+    """Setting that turns it off, with file and line, as in ``by servers.x.deny[0] (config.toml:7)``."""
+
+
 def uri_of(kind: Kind, name: str) -> str:
     """Return ``rule://NAME`` or ``reference://NAME``, with the name percent-encoded."""
     from urllib.parse import quote  # noqa: PLC0415
@@ -211,6 +225,8 @@ class Snapshot:
     """Returns the resource or template that a URI leads to; None if no server has it."""
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     """Sorted by their key, the exposed name."""
+    turned_off: Mapping[str, TurnedOffTool] = field(default_factory=dict)
+    """Tools that the configuration turns off, by exposed name. They are in none of the other members."""
     findings: tuple[str, ...] = ()
     """Messages for a person about items that were withheld."""
     servers: frozenset[str] = frozenset()

@@ -37,6 +37,8 @@ EVENT_LOOP = "trust/test_event_loop.py::"
 STANDING = "server/test_standing_list.py::"
 ANSWERS = "server/test_answers.py::"
 LARGE = "server/test_large_results.py::"
+TURNED_OFF = "server/test_turned_off.py::"
+HOST_FILES = "config/test_hosts.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 SECURITY = (
@@ -489,6 +491,25 @@ SECURITY = (
         "Nothing in a result and no path or pattern makes reading a shortened result slow.",
         ("results/test_reading.py::test_hostile_text_is_read_in_time_in_proportion_to_its_length",),
     ),
+    Promise(
+        "A tool that `allow`, `deny` or `enabled = false` turns off is not listed, not found and not called, "
+        "whatever name or way is tried; the refusal names the setting. The same holds for tools and servers "
+        "that the file of a host turns off.",
+        (
+            "catalog/test_turned_off.py::test_any_setting_turns_a_tool_off_and_none_turns_it_on_again",
+            TURNED_OFF + "test_a_tool_that_is_turned_off_is_in_no_list_and_no_search",
+            TURNED_OFF + "test_a_call_says_that_the_tool_is_turned_off_and_in_which_line",
+            TURNED_OFF + "test_a_name_that_was_listed_before_the_tool_was_turned_off_says_so_too",
+            TURNED_OFF + "test_nothing_adds_it_to_a_session",
+            TURNED_OFF + "test_what_was_learned_of_it_does_not_bring_it_back",
+            TURNED_OFF + "test_a_tool_is_off_at_once_although_its_server_is_still_being_replaced",
+            TURNED_OFF + "test_a_call_to_a_server_that_is_off_names_the_line",
+            "web/test_api.py::test_a_tool_that_is_turned_off_is_neither_found_nor_added",
+            HOST_FILES + "test_the_tools_that_a_host_leaves_out_are_carried_over",
+            HOST_FILES + "test_each_carried_over_setting_keeps_its_place_in_the_file_of_the_host",
+            HOST_FILES + "test_a_list_of_tools_that_cannot_be_read_is_a_mistake_and_not_ignored",
+        ),
+    ),
 )
 """Promises of SECURITY.md, in the order of their numbers."""
 
@@ -518,8 +539,10 @@ README = (
     ),
     Promise(
         "Both `mcpServers` (Claude Desktop, Claude Code, Cursor) and `servers` (VS Code) are understood. An "
-        "entry that starts this proxy is skipped.",
+        "entry that starts this proxy is skipped. Tools and servers that the host has turned off stay off.",
         (
+            HOST_FILES + "test_the_tools_that_a_host_leaves_out_are_carried_over",
+            HOST_FILES + "test_a_server_that_the_host_has_disabled_stays_so_with_its_place",
             "config/test_hosts.py::test_the_servers_of_a_real_host_file_are_taken_over",
             "config/test_hosts.py::test_the_proxy_itself_is_skipped_with_a_warning",
             "docs/test_readme.py::test_a_host_file_that_starts_the_proxy_can_be_its_configuration",
@@ -595,6 +618,15 @@ README = (
             MARKERS + "test_the_call_tools_say_what_they_may_do",
             MARKERS + "test_call_read_only_tool_runs_only_what_says_that_it_is_read_only",
             CONSENT + "test_confirm_says_from_which_class_on_a_person_is_asked",
+        ),
+    ),
+    Promise(
+        "A tool that you turn off (`allow`, `deny`, `enabled = false`) is neither listed, nor found, nor "
+        "callable.",
+        (
+            TURNED_OFF + "test_a_tool_that_is_turned_off_is_in_no_list_and_no_search",
+            TURNED_OFF + "test_a_call_says_that_the_tool_is_turned_off_and_in_which_line",
+            TURNED_OFF + "test_a_tool_outside_of_the_allowed_ones_is_turned_off",
         ),
     ),
     Promise(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
 
-from mcp_context_proxy.catalog import definitions, names
+from mcp_context_proxy.catalog import definitions, names, turned_off
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.catalog.uri_owners import (
@@ -25,7 +25,7 @@ from mcp_context_proxy.catalog.uri_owners import (
 )
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool
+from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool, TurnedOffTool
 from mcp_context_proxy.protocol import envelope
 
 logger = logging.getLogger(__name__)
@@ -125,6 +125,7 @@ class Catalog:
                 generation=before.generation + 1,
                 sources=(*self._tool_sources(tools.values()), *document_sources),
                 tools=tools,
+                turned_off=self._turned_off(),
                 documents={item.uri: item for item in sorted(documents, key=lambda item: item.uri)},
                 resources=_listed(dict(sorted(resources.items()))),
                 templates=_listed(templates),
@@ -151,6 +152,11 @@ class Catalog:
                 source = Source(client.name, items, client.tool_embeddings)
             if items:
                 yield source
+
+    def _turned_off(self) -> dict[str, TurnedOffTool]:
+        """Return the tools that are turned off, by the name that they would have."""
+        parsed = (self._parsed[client.name] for client in self._clients)
+        return {tool.exposed_name: tool for one in parsed for tool in one.turned_off}
 
     def _tools(self, findings: list[str]) -> dict[str, Tool]:
         """Return all tools by exposed name."""
@@ -187,7 +193,7 @@ class Catalog:
         return known.tools
 
     def _parse(self, config: ServerConfig, listed: Sequence[bytes]) -> _ParsedTools:
-        tools: dict[str, Tool] = {}
+        tools: dict[str, Tool | TurnedOffTool] = {}
         findings: list[str] = []
         for position, definition in enumerate(listed, 1):
             try:
@@ -202,11 +208,15 @@ class Catalog:
             if remark:
                 findings.append(f"tool {tool.name!r}: {remark}")
         findings.extend(definitions.lookalikes(tools))
+        if listed:
+            findings.extend(turned_off.without_effect(config, tools))
         told = tuple(f"{config.name}: {finding}" for finding in findings)
-        return _ParsedTools(config, listed, tuple(tools.values()), told)
+        on = tuple(tool for tool in tools.values() if isinstance(tool, Tool))
+        off = tuple(tool for tool in tools.values() if isinstance(tool, TurnedOffTool))
+        return _ParsedTools(config, listed, on, off, told)
 
-    def _parse_tool(self, config: ServerConfig, definition: bytes) -> tuple[Tool, str]:
-        """Return a tool with a remark on a cut.
+    def _parse_tool(self, config: ServerConfig, definition: bytes) -> tuple[Tool | TurnedOffTool, str]:
+        """Return a tool with a remark on a cut; of one that is turned off nothing but its name is read.
 
         Raises:
             UnfitError: The tool cannot be shown.
@@ -218,6 +228,9 @@ class Catalog:
         name = envelope.text(members.get("name"))
         if not name or not name.isprintable():
             raise UnfitError("it has no usable name")
+        exposed = definitions.exposed_name(config.name, name, self._expose.max_name_length)
+        if (reason := turned_off.reason(config, name)) is not None:
+            return TurnedOffTool(config.name, name, exposed, reason), ""
         schema = members.get("inputSchema")
         if schema is None or not envelope.starts_with(schema, b"{"):
             raise UnfitError(f"tool {name!r} has no inputSchema object")
@@ -229,7 +242,7 @@ class Catalog:
         tool = Tool(
             server=config.name,
             name=name,
-            exposed_name=definitions.exposed_name(config.name, name, self._expose.max_name_length),
+            exposed_name=exposed,
             description=envelope.text(envelope.members(shown).get("description")) or "",
             definition=shown,
             fingerprint=definitions.fingerprint(config.name, definition),
@@ -345,6 +358,7 @@ class _ParsedTools:
     config: ServerConfig
     definitions: Sequence[bytes]
     tools: tuple[Tool, ...]
+    turned_off: tuple[TurnedOffTool, ...]
     findings: tuple[str, ...]
 
 
@@ -363,6 +377,7 @@ def _same(before: Snapshot, after: Snapshot) -> bool:
     return (
         before.sources == after.sources
         and before.tools == after.tools
+        and before.turned_off == after.turned_off
         and before.documents == after.documents
         and before.resources == after.resources
         and before.templates == after.templates

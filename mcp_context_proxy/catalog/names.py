@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from mcp_context_proxy.catalog.definitions import HASH_LENGTH, SEPARATOR, folded, is_altered_name, seems_full
-from mcp_context_proxy.errors import AwaitedServersError, UnknownItemError, nearest_names
-from mcp_context_proxy.items import Prompt, Snapshot, Tool
+from mcp_context_proxy.errors import AwaitedServersError, TurnedOffError, UnknownItemError, nearest_names
+from mcp_context_proxy.items import Prompt, Snapshot, Tool, TurnedOffTool
 
 COMPARED_ON_LOOP: Final = 500
 """Names that an unknown one is compared with on the event loop: 10 ms at most."""
@@ -26,7 +26,7 @@ NEAREST: Final = 3
 
 _HAS_DIGEST: Final = re.compile(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
 
-Named = TypeVar("Named", Tool, Prompt)
+Named = TypeVar("Named", Tool, Prompt, TurnedOffTool)
 
 
 def is_full(name: str) -> bool:
@@ -104,6 +104,7 @@ def tool_named(
         compared: Most names that an unknown one is compared with, to suggest one.
 
     Raises:
+        TurnedOffError: the tool with that name is turned off.
         UnknownItemError: no tool has that name, or several have, or a server that may have it is not known.
     """
     tools = snapshot.tools
@@ -111,6 +112,7 @@ def tool_named(
     if found is not None and server in (None, found.server):
         return found
     if server is None and is_full(name):
+        _raise_if_turned_off(snapshot, name, server)
         raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared))
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
     names = [tool.exposed_name for tool in same]
@@ -118,8 +120,22 @@ def tool_named(
         raise AwaitedServersError("tool", name, snapshot.unlisted, names)
     if len(same) == 1:
         return same[0]
+    if not same:
+        _raise_if_turned_off(snapshot, name, server)
     names = names or suggested(tools, name, snapshot.servers, compared)
     raise UnknownItemError("tool", name, names)
+
+
+def _raise_if_turned_off(snapshot: Snapshot, name: str, server: str | None) -> None:
+    """Raise `TurnedOffError` for a full name, or an own one, that none but a tool that is turned off has."""
+    tools = snapshot.turned_off
+    found = by_full_name(tools, name, snapshot.servers)
+    if found is None and not is_full(name):
+        found = next((tool for tool in tools.values() if tool.name == name), None)
+    if found is None or server not in (None, found.server):
+        found = next((tool for tool in tools.values() if (tool.server, tool.name) == (server, name)), None)
+    if found is not None:
+        raise TurnedOffError(found.exposed_name, found.reason)
 
 
 def suggested(items: Mapping[str, Named], name: str, servers: Collection[str], most: int) -> list[str]:

@@ -36,7 +36,8 @@ from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.environment import differs_from_shell
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, TurnedOffTool
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system.threads import in_thread
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 
 VARIABLES_NAMED: Final = 8
 """Variables that a remedy names; a shell has dozens."""
+
+NAMED: Final = 5
+"""Tools turned off that a line names."""
 
 STATUS_SECONDS: Final = 5.0
 """Time limit of the request for the HTTP status of a failed server."""
@@ -251,10 +255,17 @@ async def _check_proxy(
         for name, server in config.servers.items():
             client = proxy.fleet.clients.get(name)
             if client is None:
-                verdicts.append(Verdict(Level.OK, name, "switched off"))
+                place = server.places.get("enabled")
+                verdicts.append(
+                    Verdict(Level.OK, name, f"switched off by {place}" if place else "switched off")
+                )
                 continue
-            offered = sum(tool.server == name for tool in proxy.catalog.snapshot.tools.values())
-            verdicts.append(await _server(client, offered, seconds[name]))
+            snapshot = proxy.catalog.snapshot
+            offered = sum(tool.server == name for tool in snapshot.tools.values())
+            off = [tool for tool in snapshot.turned_off.values() if tool.server == name]
+            verdicts.append(await _server(client, offered, len(off), seconds[name]))
+            verdicts += (Verdict(Level.OK, name, remark) for remark in server.remarks)
+            verdicts += _turned_off(name, off)
             if (missing := unpinned(server)) is not None and client.connected is not None:
                 group = client.connected.process_group
                 version = await in_thread(partial(version_that_runs, server, missing, group))
@@ -288,7 +299,17 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
 
-async def _server(client: DownstreamClient, offered: int, seconds: float) -> Verdict:
+def _turned_off(server: str, tools: Iterable[TurnedOffTool]) -> Iterator[Verdict]:
+    """Yield the tools that are turned off, by the setting that does it."""
+    by_reason: dict[str, list[str]] = {}
+    for tool in tools:
+        by_reason.setdefault(tool.reason, []).append(one_line(tool.name, NAME_CHARACTERS))
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        yield Verdict(Level.OK, server, f"turned off {reason}: {', '.join(names[:NAMED])}{more}")
+
+
+async def _server(client: DownstreamClient, offered: int, turned_off: int, seconds: float) -> Verdict:
     config, stray = client.config, tuple(marked(strays(client)))
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
@@ -300,7 +321,11 @@ async def _server(client: DownstreamClient, offered: int, seconds: float) -> Ver
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
     listed = len(client.listing.tools)
+    if turned_off == listed:
+        return Verdict(Level.WARNING, client.name, "it is ready, but all its tools are turned off")
     tools = counted(listed, "tool") if offered == listed else f"{offered:,} of {counted(listed, 'tool')}"
+    if turned_off:
+        tools += f" ({turned_off:,} turned off)"
     ready = f"{tools}, ready in {seconds * 1000:,.0f} ms"
     if stray:
         ready += "; output on stdout that is no message is skipped"

@@ -6,6 +6,7 @@ Servers are shown without their secrets.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import groupby
 from typing import Any, Final
 
@@ -72,8 +73,14 @@ async def _collect_servers(config: Config) -> list[dict[str, Any]]:
     async with app.open_proxy(config) as proxy:
         seconds = await terminal.settle(proxy)
         clients, found = proxy.fleet.clients, list(findings(proxy))
+        turned_off = Counter(tool.server for tool in proxy.catalog.snapshot.turned_off.values())
         servers = [
-            _facts(clients[name], seconds[name], [message for one, message in found if one == name])
+            _facts(
+                clients[name],
+                seconds[name],
+                [message for one, message in found if one == name],
+                turned_off[name],
+            )
             if name in clients
             else {"name": name, "state": "disabled", "address": address(server), **_folder(server)}
             for name, server in config.servers.items()
@@ -89,7 +96,7 @@ def _folder(config: ServerConfig) -> dict[str, str]:
     return {"folder": folder} if (folder := working_folder(config)) else {}
 
 
-def _facts(client: DownstreamClient, seconds: float, found: list[str]) -> dict[str, Any]:
+def _facts(client: DownstreamClient, seconds: float, found: list[str], off: int) -> dict[str, Any]:
     introduction, listing = client.introduction, client.listing
     failed = bool(client.cause) or introduction is None
     facts: dict[str, Any] = {
@@ -107,6 +114,7 @@ def _facts(client: DownstreamClient, seconds: float, found: list[str]) -> dict[s
             "server_name": one_line(str(introduction.server_info.get("name", "")), NAME_CHARACTERS),
             "server_version": one_line(str(introduction.server_info.get("version", "")), NAME_CHARACTERS),
             "tools": len(listing.tools),
+            "turned_off": off,
             "resources": len(listing.resources) + len(listing.templates),
             "prompts": len(listing.prompts),
         }
@@ -202,6 +210,10 @@ async def _collect_tools(config: Config) -> dict[str, Any]:
         default = proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot))
         return {
             "tools": entries,
+            "turned_off": [
+                {"name": tool.exposed_name, "server": tool.server, "tool": tool.name, "reason": tool.reason}
+                for tool in sorted(snapshot.turned_off.values(), key=lambda tool: tool.exposed_name)
+            ],
             "total": {"tools": len(entries), "tokens": sum(entry["tokens"] for entry in entries)},
             "default_list": {
                 "tools": len(default),
@@ -243,6 +255,11 @@ def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
         ("Default list", counted(default["tools"], "tool"), f"{default['tokens']:,} tokens"),
     ]
     console.columns(sizes, right=(1, 2))
+    if off := len(data["turned_off"]):
+        verb = "is" if off == 1 else "are"
+        console.prose(
+            f"{counted(off, 'tool')} {verb} turned off: mcp-context-proxy check shows by which line."
+        )
     if default["whole"]:
         console.prose("All tools are listed, because the catalog is small or [expose] mode is all.")
     console.note("Token counts are estimates (WordPiece tokenizer).", style="dim")

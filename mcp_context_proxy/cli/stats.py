@@ -65,8 +65,12 @@ def stats_command(config: Config, period: str, limit: int, as_json: bool) -> Non
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:
     """Return whether a model can find a tool."""
+    from mcp_context_proxy.catalog import turned_off
+
     known = config.servers.get(server)
-    return known is not None and known.enabled and known.include_of(tool) is not IncludeMode.MANUAL
+    if known is None or not known.enabled or turned_off.reason(known, tool) is not None:
+        return False
+    return known.include_of(tool) is not IncludeMode.MANUAL
 
 
 def _show_searches(console: Terminal, report: SearchFigures, period: str) -> None:
@@ -133,8 +137,8 @@ def _show_unused(console: Terminal, unused: Sequence[DefinitionRow], now: float)
     longest = max(now - one.first for one in unused)
     console.prose(
         f"{counted(len(unused), 'tool')}, the oldest known for {_span(longest)}. Without them, the catalog "
-        f'has about {tokens:,} tokens less: include = "manual" under [servers.NAME.tools.TOOL] hides a tool, '
-        "enabled = false under [servers.NAME] switches off a server."
+        f"has about {tokens:,} tokens less: enabled = false turns off a tool under "
+        "[servers.NAME.tools.TOOL], and a whole server under [servers.NAME]."
     )
     console.say()
     heading = [(Text("Tokens", style="bold"), Text("Tool", style="bold"))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -46,6 +46,23 @@ _TRANSPORTS: Final = {
     "remote": "http",
     "sse": "sse",
 }
+_TOOL_LISTS: Final = {
+    "includeTools": "allow",  # Gemini CLI
+    "enabledTools": "allow",
+    "enabled_tools": "allow",  # Codex
+    "tools": "allow",  # Copilot CLI, with "*" for all
+    "excludeTools": "deny",  # Gemini CLI
+    "disabledTools": "deny",  # Windsurf, Roo Code, Kiro
+    "disabled_tools": "deny",  # Codex
+}
+"""Lists of tools in an entry, and what they are here."""
+_APPROVALS: Final = ("alwaysAllow", "autoApprove")
+"""Lists of tools that a host calls without asking; it is the host that asks."""
+_ALLOWED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "allowed"), ("allowMCPServers",))
+_EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeMCPServers",))
+"""Lists of servers beside the entries, in the settings of Gemini CLI."""
+_NAMED: Final = 5
+"""Names of a list that a remark repeats."""
 _OURSELVES: Final = re.compile(
     r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
 )
@@ -78,6 +95,10 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
         else:
             name = names[written]
             servers[name] = _entry(source, ("servers", name), path, entry, mistakes)
+            if (key := _switched_off(source.tables, written)) is not None:
+                servers[name]["enabled"] = False
+                source.origins["servers", name, "enabled"] = key
+            source.remarks[name] = tuple(_remarks(source, path, entry))
             if "envFile" in entry:
                 warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
     return replace(source, tables={"servers": servers}), mistakes
@@ -136,10 +157,69 @@ def _entry(
         if (ours := _FIELDS.get(key)) and value is not None:
             server[ours] = _texts(value) if ours in ("env", "headers") else value
             source.origins[*path, ours] = (*place, key)
-    if isinstance(entry.get("disabled"), bool) or isinstance(entry.get("enabled"), bool):
-        server["enabled"] = entry.get("enabled") is not False and entry.get("disabled") is not True
+    for key in ("enabled", "disabled"):
+        if isinstance(entry.get(key), bool) and server.get("enabled") is not False:
+            server["enabled"] = entry[key] is (key == "enabled")
+            source.origins[*path, "enabled"] = (*place, key)
+    _tool_lists(source, path, place, entry, server, mistakes)
     _transport(path, server, mistakes)
     return server
+
+
+def _tool_lists(
+    source: ConfigSource,
+    path: KeyPath,
+    place: KeyPath,
+    entry: Mapping[str, Any],
+    server: dict[str, Any],
+    mistakes: list[Mistake],
+) -> None:
+    """Carry over the tools that a host leaves out; a list that cannot be read is a mistake, not ignored."""
+    for key, ours in _TOOL_LISTS.items():
+        value = entry.get(key)
+        if value is None or (key == "tools" and not isinstance(value, list)):
+            continue
+        before = server.get(ours)
+        if ours == "allow" and before is not None:
+            other = dotted(source.written((*path, ours))[-1:])
+            message = f"says the same as {other}; keep one of them"
+            mistakes.append(Mistake((*path, key), message))
+        elif isinstance(value, list) and isinstance(before, list):
+            for index in range(len(value)):
+                source.origins[*path, ours, len(before) + index] = (*place, key, index)
+            server[ours] = [*before, *value]
+        else:
+            source.origins[*path, ours] = (*place, key)
+            server[ours] = value
+
+
+def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
+    """Return the list beside the entries that switches a server off; None if none does."""
+    for place in _EXCLUDED_SERVERS:
+        if isinstance(names := _at(tables, place), list) and name in names:
+            return (*place, names.index(name))
+    for place in _ALLOWED_SERVERS:
+        if isinstance(names := _at(tables, place), list) and name not in names:
+            return place
+    return None
+
+
+def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield for a person which decisions of the host about tools were carried over, and which were not."""
+    for key, ours in _TOOL_LISTS.items():
+        if isinstance(value := entry.get(key), list) and (value or ours == "allow"):
+            yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
+    for key in _APPROVALS:
+        if (value := entry.get(key)) and isinstance(value, list):
+            yield (
+                f"{source.place((*place, key))} is not carried over, because it is the host that asks before "
+                f"a call; allow there again what you want, under the names of this proxy: {_listed(value)}"
+            )
+
+
+def _listed(names: list[Any]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return (", ".join(map(str, names[:_NAMED])) or "no tool") + more
 
 
 def _transport(path: KeyPath, server: dict[str, Any], mistakes: list[Mistake]) -> None:

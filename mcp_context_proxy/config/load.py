@@ -321,7 +321,12 @@ class _Draft:
         if not isinstance(server, dict):
             return server
         secrets = self.secrets.get(("servers", name), {})
-        given = server | {"name": name, "secrets": tuple(secrets.items())}
+        given = server | {
+            "name": name,
+            "secrets": tuple(secrets.items()),
+            "places": {dotted(key): self._place(("servers", name, *key)) for key in _turning_off(server)},
+            "remarks": self.source.remarks.get(name, ()),
+        }
         # Never where the host was started: a repository that somebody opens would decide what a server runs.
         return {"cwd": str(self.source.file.parent)} | given if "command" in server else given
 
@@ -341,10 +346,16 @@ class _Draft:
             update = {"secrets": tuple(dict.fromkeys(secrets))}
         return server.model_copy(update=update)
 
+    def _place(self, path: KeyPath) -> str:
+        return dotted(path) if self._is_overridden(path) else self.source.place(path)
+
     def _problem(self, mistake: Mistake) -> ConfigProblem:
-        if any(mistake.path[: len(overridden)] == overridden for overridden in self.overridden):
+        if self._is_overridden(mistake.path):
             return ConfigProblem(None, None, dotted(mistake.path), mistake.message, mistake.remedy)
         return self.source.problem(mistake)
+
+    def _is_overridden(self, path: KeyPath) -> bool:
+        return any(path[: len(overridden)] == overridden for overridden in self.overridden)
 
 
 def _units(found: Iterable[Mistake]) -> list[KeyPath]:
@@ -370,6 +381,20 @@ def _others(problems: Iterable[tuple[KeyPath, ConfigProblem]]) -> tuple[ConfigPr
 
 def _in_file_order(problems: Iterable[ConfigProblem]) -> tuple[ConfigProblem, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
+
+
+def _turning_off(server: Mapping[str, Any]) -> Iterator[KeyPath]:
+    """Yield the keys of a server that turn it off, or tools of it; mistakes in them are found later."""
+    if server.get("enabled") is False:
+        yield ("enabled",)
+    if "allow" in server:
+        yield ("allow",)
+    denied = server.get("deny")
+    for index in range(len(denied)) if isinstance(denied, list) else ():
+        yield "deny", index
+    for name, tool in _tables(server.get("tools")):
+        if tool.get("enabled") is False:
+            yield "tools", name, "enabled"
 
 
 def _unreadable(path: Path) -> str | None:

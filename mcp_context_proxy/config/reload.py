@@ -150,6 +150,15 @@ def same_connection(one: ServerConfig, other: ServerConfig) -> bool:
     return connection_key(one) == connection_key(other)
 
 
+def with_live_settings(running: ServerConfig, now: ServerConfig) -> ServerConfig:
+    """Return the configuration of a running connection with the live settings of a changed one.
+
+    Secrets stay, because they are those of the connection.
+    """
+    live = (name for name, field in ServerConfig.model_fields.items() if Reload.LIVE in field.metadata)
+    return running.model_copy(update={name: getattr(now, name) for name in live if name != "secrets"})
+
+
 def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
     """Return the dotted keys that differ and are read only when the proxy starts."""
     return tuple(_differing(started, now))

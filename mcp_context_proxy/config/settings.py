@@ -99,6 +99,8 @@ CONFIRMED: Final[Mapping[Confirm, frozenset[ToolClass]]] = {
 class ToolConfig(Table):
     """Settings of one tool of a server."""
 
+    enabled: Flag = True
+    """False turns the tool off: it is not listed, not found, and cannot be called."""
     include: IncludeMode | None = None
     confirm: Confirm | None = None
     tags: tuple[Tag, ...] = ()
@@ -116,7 +118,7 @@ class ServerResultsConfig(Table):
 class ServerConfig(Table):
     """Settings of one downstream server: a program to start or a URL to connect to."""
 
-    derived: ClassVar[frozenset[str]] = frozenset({"name", "secrets"})
+    derived: ClassVar[frozenset[str]] = frozenset({"name", "places", "remarks", "secrets"})
 
     name: str
     command: Text | None = None
@@ -137,6 +139,10 @@ class ServerConfig(Table):
     """Whether clients share one connection; with ``auto`` until the server asks a client for input."""
     enabled: Annotated[Flag, Reload.LIVE] = True
     include: Annotated[IncludeMode, Reload.LIVE] = IncludeMode.AGENT
+    allow: Annotated[tuple[Text, ...] | None, Reload.LIVE] = None
+    """Globs over the tools' own names, such as ``get_*``; a tool that none of them matches is turned off."""
+    deny: Annotated[tuple[Text, ...], Reload.LIVE] = ()
+    """Globs of tools that are turned off, even where ``allow`` matches."""
     confirm: Annotated[Confirm, Reload.LIVE] = "never"
     """Class of its tools from which a person confirms each call. Hosts ask by themselves, and a second
     question for each call would teach people to agree unread."""
@@ -160,6 +166,10 @@ class ServerConfig(Table):
     """The defaults apply after a login, even without this table."""
     secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE] = Field(default=(), repr=False)
     """Name and value of the expanded variables, to be redacted wherever text leaves the proxy."""
+    places: Annotated[dict[str, str], Reload.LIVE] = Field(default={}, repr=False)
+    """Key, file and line of each setting that turns something off, by dotted key, such as ``deny[0]``."""
+    remarks: Annotated[tuple[str, ...], Reload.LIVE] = Field(default=(), repr=False)
+    """Sentences about settings of a host that were carried over, or could not be."""
 
     @model_validator(mode="before")
     @classmethod

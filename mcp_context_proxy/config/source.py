@@ -199,6 +199,8 @@ class ConfigSource:
     """Original paths of tables that were taken from another place in the file (hosts' JSON)."""
     duplicates: tuple[tuple[KeyPath, int], ...] = ()
     """Keys given more than once, with the line of the repetition."""
+    remarks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Sentences for a person about the entries of servers, by name (hosts' JSON)."""
 
     def problem(self, mistake: Mistake) -> ConfigProblem:
         """Return a mistake as a problem with its file, and with the line of the nearest key in it."""
@@ -207,6 +209,12 @@ class ConfigSource:
         return ConfigProblem(
             self.file, line, dotted(written), mistake.message, mistake.remedy, mistake.variable
         )
+
+    def place(self, path: KeyPath) -> str:
+        """Return where a key stands, as a person reads it: ``servers.github.deny[0] (config.toml:7)``."""
+        written = self.written(path)
+        line = self._line(written)
+        return f"{dotted(written)} ({self.file.name}{'' if line is None else f':{line}'})"
 
     def written(self, path: KeyPath) -> KeyPath:
         """Return the path as it stands in the file."""

@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.reload import same_connection
+from mcp_context_proxy.config.reload import same_connection, with_live_settings
 from mcp_context_proxy.config.settings import SERVER_NAME, ServerOff
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import Unprobed
@@ -28,11 +28,6 @@ class Clients(dict[str, DownstreamClient]):
 
     def __missing__(self, name: str) -> DownstreamClient:
         raise ServerUnavailableError(name, "removed", "it is no longer configured")
-
-
-def _names(configs: Iterable[ServerConfig], off: Iterable[str]) -> frozenset[str]:
-    # A name that is itself the mistake could be part of the names of another server's tools.
-    return frozenset((*(config.name for config in configs), *filter(SERVER_NAME.fullmatch, off)))
 
 
 class Fleet:
@@ -60,8 +55,8 @@ class Fleet:
         configs = list(configs)
         self.off = off
         """Servers that are off because of a mistake, with the mistake."""
-        self._configured = _names(configs, off)
-        """Names of all servers, also of those that are off."""
+        self._configs = {config.name: config for config in configs}
+        """Settings of all other servers, also of those that are switched off, by name."""
         self._limits, self._on_change, self._on_event, self._store = limits, on_change, on_event, store
         self._unprobed = Unprobed(store)
         self._log_level: str | None = None
@@ -117,7 +112,8 @@ class Fleet:
 
     def configured(self) -> frozenset[str]:
         """Return the names of all servers in the configuration, also of those that are off."""
-        return self._configured
+        # A name that is itself the mistake could be part of the names of another server's tools.
+        return frozenset((*self._configs, *filter(SERVER_NAME.fullmatch, self.off)))
 
     def serving(self) -> tuple[DownstreamClient, ...]:
         """Return the clients in use, in the order of the configuration."""
@@ -148,8 +144,9 @@ class Fleet:
             raise client.unavailable()
         if name is not None and name in self.off:
             raise ServerUnavailableError(name, "off", str(self.off[name]))
-        if client is None and name in self._configured:
-            raise ServerUnavailableError(name, "switched off", "its configuration says enabled = false")
+        if client is None and (config := self._configs.get(name or "")) is not None:
+            place = config.places.get("enabled", f"servers.{config.name}.enabled")
+            raise ServerUnavailableError(config.name, f"switched off by {place}")
 
     async def load_listings(self) -> None:
         """Restore what the store remembers of servers, before any is started."""
@@ -192,7 +189,7 @@ class Fleet:
         """
         configs = list(configs)
         self.off = off
-        self._configured = _names(configs, off)
+        self._configs = {config.name: config for config in configs}
         wanted = {config.name: config for config in configs if config.enabled}
         limits_changed, self._limits = limits != self._limits, limits
         stopped = [name for name in self.clients if name not in wanted]
@@ -222,6 +219,8 @@ class Fleet:
         successor = self._successors.get(name)
         if not limits_changed and config == (successor or client).config:
             return False
+        # Even if it is replaced soon: what is turned off now must not be called meanwhile.
+        client.configure(with_live_settings(client.config, config), self._limits)
         if successor is not None and same_connection(successor.config, config):
             successor.configure(config, self._limits)
             return False

@@ -1,8 +1,8 @@
 """Calls of downstream tools: finds the tool, forwards the call, and hands the ended call on.
 
-Every known tool can be called, listed or not. Results pass byte for byte, unless they are too large for a
-model (`results`), or the configuration asks for the results of a server to be marked as untrusted data
-(`mark_untrusted`).
+Every tool in the catalog can be called, listed or not; one that is turned off is not in it. Results pass byte
+for byte, unless they are too large for a model (`results`), or the configuration asks for the results of a
+server to be marked as untrusted data (`mark_untrusted`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ToolCalls:
         """Return the tool that a request names; `catalog.names` tells which names a tool has.
 
         Raises:
-            UnknownItemError: no tool has that name, or it cannot be told which tool is meant.
+            UnknownItemError: no tool has that name, it is turned off, or it cannot be told which is meant.
             ServerUnavailableError: the name belongs to a server of which nothing is known yet.
         """
         tool = self.catalog.snapshot.tools.get(name)

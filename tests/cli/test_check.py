@@ -1,3 +1,4 @@
+import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -345,3 +346,42 @@ def test_the_reranker_model_is_tried(run: Run, workshop: Workshop) -> None:
     assert f"rerank: small at {service.url}, answered in" in " ".join(well.stdout.split())
     assert "set rerank.api_key" in " ".join(badly.stdout.split())
     assert "warning" in badly.stdout
+
+
+def test_tools_that_are_turned_off_are_shown_with_the_setting_that_does_it(
+    run: Run, workshop: Workshop
+) -> None:
+    names = ("get", "delete_one", "delete_all", "close")
+    off = {"deny": ["delete_*", "remove_*"], "tools": {"close": {"enabled": False}}}
+    workshop.server("git", tools=[tool(name) for name in names], settings=off)
+    workshop.server("none", tools=[tool("a")], settings={"allow": []})
+    workshop.server("away", settings={"enabled": False})
+    config = workshop.config()
+    done = run("check", "--config", config)
+
+    lines = config.read_text().split("\n")
+    deny = lines.index('deny = ["delete_*", "remove_*"]') + 1
+    told = flat(done.stdout)
+    assert done.returncode == 0
+    assert "git: 1 of 4 tools (3 turned off), ready in" in told
+    assert f"turned off by servers.git.deny[0] (config.toml:{deny}): delete_one, delete_all" in told
+    assert "turned off by servers.git.tools.close.enabled (config.toml:" in told
+    assert (
+        f"warning git: servers.git.deny[1] (config.toml:{deny}): 'remove_*' matches none of its tools" in told
+    )
+    assert "warning none: it is ready, but all its tools are turned off" in told
+    assert "away: switched off by servers.away.enabled (config.toml:" in told
+
+
+def test_settings_carried_over_from_the_file_of_a_host_are_told(run: Run, workshop: Workshop) -> None:
+    server = workshop.server("git", tools=[tool("get"), tool("delete")])
+    command = {"command": server.command[0], "args": server.command[1:]}
+    entry = {**command, "excludeTools": ["delete"], "alwaysAllow": ["get"]}
+    file = workshop.folder / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"git": entry, "old": {"command": "x", "disabled": True}}}))
+    told = flat(run("check", "--config", file).stdout)
+
+    assert "git: mcpServers.git.excludeTools (mcp.json:1) is carried over as deny: delete" in told
+    assert "git: mcpServers.git.alwaysAllow (mcp.json:1) is not carried over" in told
+    assert "git: turned off by mcpServers.git.excludeTools[0] (mcp.json:1): delete" in told
+    assert "old: switched off by mcpServers.old.disabled (mcp.json:1)" in told

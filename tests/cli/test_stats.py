@@ -29,11 +29,15 @@ def config(workshop: Workshop) -> Path:
             store.statistics.add([(UsageSlot.of(at), usage)], {}, [])
         searched = SearchUsage(10, 9, 8, 7, 0, 100.0, 1_000, 50_000, {115: 10})
         store.statistics.add([], {UsageSlot.of(now): searched}, [])
-        for server, names in (("desk", ["post", LONG, "never", "hidden"]), ("gone", ["other"])):
+        for server, names in (
+            ("desk", ["post", LONG, "never", "hidden", "off", "denied"]),
+            ("gone", ["other"]),
+        ):
             rows = [DefinitionRow(server, name, name, 321, now - 3 * DAY) for name in names]
             store.statistics.put_definitions(server, rows)
-    hidden = {"command": "no-such-program", "args": [], "tools": {"hidden": {"include": "manual"}}}
-    workshop.server("desk", tools=[tool("post")], settings=hidden)
+    settings = {"tools": {"hidden": {"include": "manual"}, "off": {"enabled": False}}, "deny": ["deni*"]}
+    gone = {"command": "no-such-program", "args": []}
+    workshop.server("desk", tools=[tool("post")], settings=gone | settings)
     return workshop.config(store={"path": str(path)})
 
 
@@ -54,12 +58,14 @@ def test_tools_and_searches_are_shown_as_tables(run: Run, config: Path) -> None:
 
 
 def test_tools_that_were_never_called_are_listed_with_their_cost(run: Run, config: Path) -> None:
-    """Not those that are hidden already, nor those of servers that are not configured."""
+    """Not those that are hidden or turned off already, nor those of servers that are not configured."""
     never = run("stats", "--config", config).stdout.split("Never called\n")[1]
 
     assert "1 tool, the oldest known for 3 days. Without them, the catalog has about 321 tokens" in " ".join(
         never.split()
     )
+    assert "enabled = false turns off a tool under [servers.NAME.tools.TOOL]" in " ".join(never.split())
+    assert "manual" not in never
     assert [line.split()[-1] for line in never.splitlines()[-1:]] == ["desk__never"]
 
 

@@ -51,3 +51,20 @@ def test_long_names_are_never_cut(run: Run, workshop: Workshop) -> None:
 
     assert any(line.strip().startswith("s__a_name") and "…" not in line for line in done.stdout.splitlines())
     assert "What it does" in done.stdout
+
+
+def test_tools_that_are_turned_off_are_counted_and_not_listed(run: Run, workshop: Workshop) -> None:
+    tools = [tool("get"), tool("delete"), tool("drop")]
+    workshop.server("git", tools=tools, settings={"deny": ["d*"]})
+    config = workshop.config()
+    told = run("tools", "--config", config).stdout
+    data = json.loads(run("tools", "--json", "--config", config).stdout)
+
+    assert "2 tools are turned off: mcp-context-proxy check shows by which line." in told
+    assert "git__d" not in told
+    assert [(one["server"], one["tool"]) for one in data["tools"]] == [("git", "get")]
+    assert [(one["name"], one["tool"]) for one in data["turned_off"]] == [
+        ("git__delete", "delete"),
+        ("git__drop", "drop"),
+    ]
+    assert data["turned_off"][0]["reason"].startswith("by servers.git.deny[0] (config.toml:")

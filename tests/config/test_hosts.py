@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -225,3 +226,96 @@ def test_an_env_file_is_reported_because_it_is_not_read(load_text, caplog):
         load_text('{"servers": {"a": {"command": "x", "envFile": ".env"}}}', "mcp.json")
 
     assert "server 'a': envFile is not read; name its variables in env" in caplog.text
+
+
+GEMINI = """{
+  "mcp": {"allowed": ["git", "notes", "old"], "excluded": ["old"]},
+  "mcpServers": {
+    "git": {"command": "git-mcp", "includeTools": ["get_issue", "get_repo"],
+      "excludeTools": ["get_repo"]},
+    "notes": {"command": "notes-mcp", "trust": true},
+    "old": {"command": "old-mcp"},
+    "other": {"command": "other-mcp"}
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("key", "names", "allow", "deny"),
+    [
+        pytest.param("includeTools", ["a"], ("a",), (), id="gemini-include"),
+        pytest.param("excludeTools", ["a", "b"], None, ("a", "b"), id="gemini-exclude"),
+        pytest.param("disabledTools", ["a"], None, ("a",), id="windsurf-and-roo"),
+        pytest.param("disabled_tools", ["a"], None, ("a",), id="codex-disabled"),
+        pytest.param("enabled_tools", ["a"], ("a",), (), id="codex-enabled"),
+        pytest.param("enabled_tools", [], (), (), id="codex-none-enabled"),
+        pytest.param("tools", ["*"], ("*",), (), id="copilot-cli"),
+    ],
+)
+def test_the_tools_that_a_host_leaves_out_are_carried_over(load_text, key, names, allow, deny):
+    text = f'{{"mcpServers": {{"x": {{"command": "x",\n"{key}": {json.dumps(names)}}}}}}}'
+    server = load_text(text, "mcp.json").servers["x"]
+
+    assert (server.allow, server.deny) == (allow, deny)
+    ours = "allow" if allow is not None else "deny"
+    told = ", ".join(names) or "no tool"
+    assert server.remarks == (f"mcpServers.x.{key} (mcp.json:2) is carried over as {ours}: {told}",)
+
+
+def test_each_carried_over_setting_keeps_its_place_in_the_file_of_the_host(load_text):
+    servers = load_text(GEMINI, "settings.json").servers
+
+    assert servers["git"].places == {
+        "allow": "mcpServers.git.includeTools (settings.json:4)",
+        "deny[0]": "mcpServers.git.excludeTools[0] (settings.json:5)",
+    }
+    assert servers["old"].places == {"enabled": "mcp.excluded[0] (settings.json:2)"}
+    assert servers["other"].places == {"enabled": "mcp.allowed (settings.json:2)"}
+    assert [name for name, server in servers.items() if server.enabled] == ["git", "notes"]
+
+
+def test_a_server_that_the_host_has_disabled_stays_so_with_its_place(load_text):
+    server = load_text('{"mcpServers": {\n "x": {"command": "x", "disabled": true}}}', "mcp.json").servers[
+        "x"
+    ]
+
+    assert not server.enabled
+    assert server.places == {"enabled": "mcpServers.x.disabled (mcp.json:2)"}
+
+
+def test_several_lists_of_tools_that_are_left_out_count_together(load_text):
+    text = '{"mcpServers": {"x": {"command": "x", "disabledTools": ["a"],\n "excludeTools": ["b"]}}}'
+    server = load_text(text, "mcp.json").servers["x"]
+
+    assert sorted(server.deny) == ["a", "b"]
+    assert sorted(server.places.values()) == [
+        "mcpServers.x.disabledTools[0] (mcp.json:1)",
+        "mcpServers.x.excludeTools[0] (mcp.json:2)",
+    ]
+
+
+@pytest.mark.parametrize("key", ["alwaysAllow", "autoApprove"])
+def test_tools_that_a_host_calls_without_asking_are_told_and_change_nothing(load_text, key):
+    text = json.dumps({"mcpServers": {"x": {"command": "x", key: [f"t{number}" for number in range(7)]}}})
+    server = load_text(text, "mcp.json").servers["x"]
+
+    assert (server.allow, server.deny) == (None, ())
+    (remark,) = server.remarks
+    assert remark.startswith(
+        f"mcpServers.x.{key} (mcp.json:1) is not carried over, because it is the host that"
+    )
+    assert remark.endswith(": t0, t1, t2, t3, t4 and 2 more")
+
+
+def test_a_list_of_tools_that_cannot_be_read_is_a_mistake_and_not_ignored(problems):
+    text = """{"mcpServers": {
+  "x": {"command": "x",
+    "excludeTools": "delete_repo"},
+  "y": {"command": "y", "includeTools": ["a"],
+    "enabled_tools": ["b"]}
+}}"""
+
+    assert problems(text, "mcp.json") == [
+        "3 mcpServers.x.excludeTools: must be a list, not text",
+        "5 mcpServers.y.enabled_tools: says the same as includeTools; keep one of them",
+    ]

@@ -189,8 +189,8 @@ def test_a_wrong_value_is_reported_with_the_allowed_ones(problems, text, expecte
         pytest.param(
             "command = 'x'\nsecrets = []",
             "3 servers.s.secrets: unknown key; allowed here: command, args, env, inherit, cwd, url, headers, "
-            "transport, era, isolation, enabled, include, confirm, tools, tags, category, connect_timeout, "
-            "call_timeout, start, idle_timeout, spotlight, results, oauth",
+            "transport, era, isolation, enabled, include, allow, deny, confirm, tools, tags, category, "
+            "connect_timeout, call_timeout, start, idle_timeout, spotlight, results, oauth",
             id="secrets",
         ),
         pytest.param(

@@ -33,6 +33,9 @@ SERVER_CHANGES: dict[str, dict[str, Any]] = {
     "category": {"category": "office"},
     "confirm": {"confirm": "write"},
     "tools": {"tools": {"ring_a_bell": {"include": "manual"}}},
+    "tools_off": {"tools": {"ring_a_bell": {"enabled": False}}},
+    "allow": {"allow": ["read_*", "write_*"]},
+    "deny": {"deny": ["*_file"]},
 }
 
 

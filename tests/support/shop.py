@@ -1,4 +1,7 @@
-"""Servers and documents for tests of the API and the pages: all include modes, and a hostile text."""
+"""Servers and documents for tests of the API and the pages.
+
+There are all include modes, a hostile text, and a tool that is turned off.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,12 @@ def shop(workshop: Workshop) -> dict[str, Any]:
             tool("list_mail", "List the mails in a mailbox"),
             tool("clock", "Tell the time"),
             tool("wipe", "Delete everything for good"),
+            tool("forward_mail", "Send a mail on to somebody"),
         ],
-        settings={"tools": {"clock": {"include": "always"}, "wipe": {"include": "manual"}}},
+        settings={
+            "tools": {"clock": {"include": "always"}, "wipe": {"include": "manual"}},
+            "deny": ["forward_*"],
+        },
     )
     workshop.server("archive", tools=[tool("find_mail", "Find an old mail"), tool("browse", HOSTILE)])
     return {

@@ -1,5 +1,6 @@
 """The REST API over the HTTP front: contexts, sessions, requests, searches."""
 
+import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -137,6 +138,24 @@ async def test_a_session_can_be_listed_and_changed_and_its_host_is_notified(
     assert modes(answer)["secrets"] == "manual"
     assert "tone" not in modes(answer)
     assert answer["session"] == session["id"]
+
+
+async def test_a_tool_that_is_turned_off_is_neither_found_nor_added(
+    api: httpx2.AsyncClient, proxy: HttpProxy
+) -> None:
+    async with http(proxy.base, headers={"authorization": f"Bearer {TOKEN}"}) as host:
+        await host.until_listed("post__clock")
+        sessions = (await api.get(f"{API}/sessions")).json()["sessions"]
+        add = {"add": [{"type": "tool", "name": "post__forward_mail"}]}
+        refused = await api.patch(f"{API}/sessions/{sessions[-1]['id']}/context", json=add)
+    answer = await context(api, "send a mail on to somebody")
+    found = await api.get(f"{API}/tools/search", params={"query": "send a mail on to somebody"})
+
+    assert refused.status_code == 404
+    assert "'post__forward_mail' is turned off by servers.post.deny[0] (config.toml:" in refused.text
+    assert found.status_code == 200, found.text
+    assert "post__send_mail" in found.text
+    assert "forward_mail" not in found.text + json.dumps(modes(answer))
 
 
 async def test_a_context_handle_of_a_modern_client_is_listed_as_a_session(

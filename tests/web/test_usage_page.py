@@ -142,6 +142,8 @@ async def test_unused_tools_are_named_with_their_cost(page: Page, proxy: HttpPro
     text = block(page, "unused")
 
     assert f"2 tools were never called. Turn these off and save about {told['tokens']} tokens" in text
+    assert "enabled = false turns off a tool under [servers.NAME.tools.TOOL]" in " ".join(text.split())
+    assert "manual" not in text
     assert sorted(names(page, "unused")) == ["desk never", "desk nor_this"]
 
 

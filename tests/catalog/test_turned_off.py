@@ -1,0 +1,78 @@
+"""Globs of tools that are turned off: what they match, in what order they count, and what has no effect."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_context_proxy.catalog.turned_off import matches, reason, without_effect
+from mcp_context_proxy.config import ServerConfig
+
+TEXT = st.text("ab*.[", max_size=12)
+OFFERED = ("get_issue", "get_repo", "delete_repo")
+
+
+def server(**settings: Any) -> ServerConfig:
+    return ServerConfig.model_validate({"name": "git", "command": "x", **settings})
+
+
+def on(config: ServerConfig) -> list[str]:
+    return [tool for tool in OFFERED if reason(config, tool) is None]
+
+
+@given(glob=TEXT, name=TEXT)
+def test_a_star_stands_for_any_characters_and_nothing_else_is_special(glob: str, name: str) -> None:
+    expression = ".*".join(map(re.escape, re.sub(r"\*+", "*", glob).split("*")))
+
+    assert matches(glob, name) == (re.fullmatch(expression, name, re.DOTALL) is not None)
+
+
+def test_a_glob_is_matched_in_time_that_grows_with_the_length_of_the_name_only() -> None:
+    """Trying every place of every piece would take longer than the universe has existed."""
+    assert not matches("*a" * 50_000 + "*b*c", "a" * 100_000 + "b")
+
+
+def test_upper_and_lower_case_differ() -> None:
+    assert not matches("Get_*", "get_issue")
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        pytest.param({}, [*OFFERED], id="nothing"),
+        pytest.param({"allow": ["get_*"]}, ["get_issue", "get_repo"], id="allow"),
+        pytest.param({"allow": []}, [], id="allow-nothing"),
+        pytest.param({"deny": ["*_repo"]}, ["get_issue"], id="deny"),
+        pytest.param({"allow": ["*_repo"], "deny": ["delete_*"]}, ["get_repo"], id="deny-wins"),
+        pytest.param({"tools": {"get_repo": {"enabled": False}}}, ["get_issue", "delete_repo"], id="tool"),
+        pytest.param(
+            {"deny": ["get_*"], "tools": {"get_repo": {"enabled": True}}},
+            ["delete_repo"],
+            id="deny-beats-tool",
+        ),
+        pytest.param(
+            {"allow": ["get_repo"], "tools": {"get_repo": {"enabled": False}}}, [], id="tool-beats-allow"
+        ),
+    ],
+)
+def test_any_setting_turns_a_tool_off_and_none_turns_it_on_again(
+    settings: dict[str, Any], left: list[str]
+) -> None:
+    assert on(server(**settings)) == left
+
+
+def test_settings_about_tools_that_are_not_offered_are_found() -> None:
+    config = server(
+        allow=["get_*", "put_*"],
+        deny=["git__delete_repo", "delete_*"],
+        tools={"gone": {"enabled": False}, "other": {"include": "always"}},
+    )
+
+    assert [*without_effect(config, OFFERED)] == [
+        "servers.git.allow: 'put_*' matches none of its tools",
+        "servers.git.deny[0]: 'git__delete_repo' matches none of its tools; write the name that the server "
+        "itself uses: delete_repo",
+        "servers.git.tools.gone.enabled: 'gone' matches none of its tools",
+    ]
