@@ -257,7 +257,13 @@ class Conversation:
         try:
             with scope, self._gateway.drain.busy():
                 try:
-                    response = envelope.reply(request_id, await self._gateway.handle(method, params, caller))
+                    result = await self._gateway.handle(method, params, caller)
+                    if envelope.is_large(result):
+                        # Megabytes take milliseconds for each copy, and the write makes another one.
+                        response = await in_thread(envelope.reply, request_id, result)
+                    else:
+                        response = envelope.reply(request_id, result)
+                    del result
                 except RequestError as error:
                     response = envelope.error_reply(request_id, error.code, error.message, error.data)
                 # A host that does not read keeps responses waiting; the memory of its requests is freed.

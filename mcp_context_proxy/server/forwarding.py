@@ -41,6 +41,7 @@ from mcp_context_proxy.server.questions import (
     ask_for_input,
     client_capabilities,
     limited_ask,
+    requests_in,
     url_elicitation,
 )
 from mcp_context_proxy.system.threads import in_thread
@@ -139,17 +140,16 @@ class Forwarder:
         """Ask a handshake-era client for the input that a modern server requires, until it has enough."""
         server = request.client.name
         for _ in range(INPUT_ROUNDS):
-            parts = envelope.members(result)
+            parts, required = await requests_in(server, result, request.client.limits)
             kind = eras.result_type(parts)
             if kind == "complete":
                 return result
-            if kind != "input_required":
+            if required is None:
                 raise BadAnswerError(server, f"with a result of type {kind[:40]!r}, which is not known")
-            required = envelope.members(parts.get("inputRequests", Raw(b"{}")))
             try:
                 answers = {
-                    key: Raw(await ask_for_input(outgoing.ask, envelope.members(each)))
-                    for key, each in required.items()
+                    key: Raw(await ask_for_input(outgoing.ask, each, params))
+                    for key, (each, params) in required.items()
                 }
             except RequestError as error:
                 raise InputMissingError(server, error.message) from error

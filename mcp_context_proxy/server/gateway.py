@@ -206,6 +206,8 @@ class Gateway:
             if self._page_size:
                 page = await in_thread(_page, result[member], cursor, self._page_size)
                 result = {**result, **dict(zip((member, "nextCursor"), page, strict=False))}
+            if len(result[member]) > envelope.LARGE_MESSAGE_BYTES:
+                return await in_thread(eras.fit_own_to_client, method, result, caller.era)
             return eras.fit_own_to_client(method, result, caller.era)
 
         return listed

@@ -15,7 +15,7 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -108,11 +108,10 @@ async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> 
     return await ask(method, params)
 
 
-async def ask_for_input(ask: Ask | None, required: Members) -> bytes:
+async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> bytes:
     """Make one of the requests in an ``input_required`` result of a handshake-era client."""
     if ask is None:
         raise RequestError(INTERNAL_ERROR, "this client cannot be asked for anything")
-    params = envelope.members(required["params"]) if "params" in required else {}
     if envelope.text(params.get("mode")) == "url" and eras.ELICITATION_ID not in params:
         # Only the handshake era gives each an id; nobody refers to this one again.
         params[eras.ELICITATION_ID] = envelope.raw(secrets.token_hex(8))
@@ -132,37 +131,60 @@ async def checked_result(server: str, result: bytes, limits: Limits) -> bytes:
         InputMissingError: a request was refused.
         BadAnswerError: the requests cannot be read.
     """
-    large = len(result) > envelope.TAKEN_APART_BYTES
+    parts, required = await requests_in(server, result, limits)
+    if required is None:
+        return result
     try:
-        parts, listed = await in_thread(_requests, result) if large else _requests(result)
-        if listed is None:
-            return result
-        if len(listed) > limits.questions_per_call:
-            raise InputMissingError(server, f"it asked {len(listed):,} times at once")
-        required = {key: envelope.members(each) for key, each in listed.items()}
-        asked = {key: envelope.members(each.get("params", Raw(b"{}"))) for key, each in required.items()}
-    except msgspec.DecodeError as error:
-        raise BadAnswerError(server, "with requests for input that cannot be read") from error
-    try:
-        for key, each in required.items():
+        for each, asked in required.values():
             method = envelope.text(each.get("method")) or ""
             if method not in CAPABILITY_OF:
                 raise RequestError(METHOD_NOT_FOUND, f"the proxy does not pass on {clean(method)[:40]!r}")
-            if params := await _checked(server, method, asked[key], limits):
+            if params := await _checked(server, method, asked, limits):
                 each["params"] = envelope.raw(params)
     except RequestError as error:
         raise InputMissingError(server, error.message) from error
     if required:
-        parts["inputRequests"] = envelope.raw(required)
+        parts["inputRequests"] = envelope.raw({key: each for key, (each, _) in required.items()})
     return envelope.encode(parts)
 
 
-def _requests(result: bytes) -> tuple[Members, Members | None]:
-    """Return the members of a result, and the requests in it; None if it is none that requires input."""
+Requests: TypeAlias = dict[str, tuple[Members, Members]]
+"""The requests in a result by their keys: the members of each, and those of its params."""
+
+
+async def requests_in(server: str, result: bytes, limits: Limits) -> tuple[Members, Requests | None]:
+    """Return the members of a result, and the requests in it; None if it requires no input.
+
+    Raises:
+        InputMissingError: there are too many.
+        BadAnswerError: they cannot be read.
+    """
+    large = len(result) > envelope.TAKEN_APART_BYTES
+    try:
+        if large:
+            return await in_thread(_requests, server, result, limits.questions_per_call)
+        return _requests(server, result, limits.questions_per_call)
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(server, "with requests for input that cannot be read") from error
+
+
+def _requests(server: str, result: bytes, most: int) -> tuple[Members, Requests | None]:
     parts = envelope.members(result)
     if eras.result_type(parts) != "input_required":
         return parts, None
-    return parts, envelope.members(parts.get("inputRequests", Raw(b"{}")))
+    nothing = Raw(b"{}")
+    listed = _members(parts.get("inputRequests", nothing))
+    if len(listed) > most:
+        raise InputMissingError(server, f"it asked {len(listed):,} times at once")
+    required = {key: _members(each) for key, each in listed.items()}
+    return parts, {key: (each, _members(each.get("params", nothing))) for key, each in required.items()}
+
+
+def _members(raw: Raw) -> Members:
+    """Decode an object; one with far too many members counts as one that cannot be read."""
+    if envelope.holds_a_flood(raw):
+        raise msgspec.ValidationError("too many members")
+    return envelope.members(raw)
 
 
 async def checked_error(error: RemoteError, limits: Limits) -> RemoteError:

@@ -99,7 +99,7 @@ async def test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit
 
 async def test_a_response_just_under_the_limit_arrives_whole(workshop: Workshop) -> None:
     workshop.server("big", tools=[tool("dump")], calls={"dump": [{"large": 16_000_000}]})
-    async with inside(workshop.config()) as proxy:
+    async with inside(workshop.config(results={"max_tokens": 0})) as proxy:
         result = await Host(proxy, "handshake").call("big__dump")
 
     assert result["content"][0]["text"] == "x" * 16_000_000

@@ -26,6 +26,7 @@ EXACT = (
     '{"big":123456789012345678901234567890,"one":1.0,"nothing":null},"x-unknown":[1,null]}'
 )
 DOWNSTREAM = ["modern", "handshake"]
+WHOLE = {"max_tokens": 0}
 
 
 def spec(era: str) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 @pytest.fixture(scope="module")
 async def proxy(servers: Workshop) -> AsyncIterator[Proxy]:
-    async with inside(servers.config(), patience=None) as opened:
+    async with inside(servers.config(results=WHOLE), patience=None) as opened:
         yield opened
 
 
@@ -171,7 +172,7 @@ def inner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     workshop = Workshop(tmp_path_factory.mktemp("inner"))
     calls = {"report": [{"progress": 2}], "large": [{"large": 3_000_000}]}
     workshop.server("work", tools=[tool(name) for name in ("echo", *calls)], calls=calls)
-    with http_proxy(workshop.config(expose={"mode": "all"})) as served:
+    with http_proxy(workshop.config(expose={"mode": "all"}, results=WHOLE)) as served:
         yield served
 
 
@@ -182,7 +183,7 @@ async def test_a_proxy_behind_a_proxy_works_over_any_transport(
     path = "mcp" if transport == "http" else "sse"
     workshop.server("inner")
     workshop.servers["inner"].settings = {"url": f"{inner.base}/{path}", "transport": transport, "era": era}
-    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+    async with inside(workshop.config(expose={"mode": "all"}, results=WHOLE)) as proxy:
         host = Host(proxy, "handshake")
         await until(lambda: "inner__work__echo" in proxy.catalog.snapshot.tools)
         result = await host.call("inner__work__echo", {"n": 2**70, "t": "\u2028"})

@@ -38,6 +38,10 @@ TOKEN = {"progressToken": "mine"}
 MARGIN_SECONDS = 15.0
 """Time of a search beside its wait for indexing, on a machine that does ten other things."""
 
+READING_SECONDS = 60.0
+"""Time on such a machine for the words of a list, which are read as a whole before anybody can search them:
+8 s of a processor for the largest. Its vectors take minutes."""
+
 PATIENCE = 240.0
 """Seconds for ten thousand hostile definitions of each kind to be listed on such a machine."""
 
@@ -54,10 +58,11 @@ class Watched:
     since: float
 
     @property
-    def slow_steps(self) -> list[Any]:
-        """The steps that took too long since the client was answered first."""
+    def slow_steps(self) -> str:
+        """The steps that took too long since the client was answered first, a line each."""
         lines = self.report.read_text(encoding="utf-8").splitlines() if self.report.exists() else []
-        return [step for step in map(json.loads, lines) if step["began"] >= self.since]
+        steps = [step for step in map(json.loads, lines) if step["began"] >= self.since]
+        return "\n".join(f"{step['seconds']} s: {' > '.join(step['where'])}" for step in steps)
 
     async def ask(self, method: str, params: str) -> Any:
         """Make a request with params that are written already; return its result, or its error."""
@@ -128,7 +133,7 @@ async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_s
     rules = workshop.folder / "rules"
     rules.mkdir()
     for at, part in enumerate(UNITS.values()):
-        whole = text_of(part, LIMITS.document_bytes // 10)
+        whole = text_of(part, LIMITS.document_bytes - 10_000)
         (rules / f"r{at}.md").write_bytes(f"---\ndescription: a{part * 500}\n---\n{whole}".encode())
     workshop.server(
         "evil",
@@ -143,6 +148,7 @@ async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_s
     )
     workshop.server("calm", tools=[tool("add", "Adds two numbers")])
     documents = [{"kind": "rule", "path": str(rules)}]
+    last = f"evil__{'t' * 50}_{number - 1}"
     longest = LIMITS.indexing_wait_seconds + MARGIN_SECONDS
     waits = {}
     async with watched(workshop, expose={"mode": "all"}, documents=documents) as proxy:
@@ -155,7 +161,8 @@ async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_s
 
         await search("add two numbers")
         with anyio.fail_after(PATIENCE):
-            while len(await client.names()) < number:  # noqa: ASYNC110 - another process
+            # Not by its list: reading that over and over is what would take the time of this test.
+            while (await client.call(last)).get("isError"):  # noqa: ASYNC110 - another process
                 await anyio.sleep(0.2)
         for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
             await client.request(method)
@@ -167,8 +174,10 @@ async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_s
         result = await client.call("calm__add", {})
 
     assert result["content"]
-    assert proxy.slow_steps == []
-    assert max(waits.values()) < longest
+    assert not proxy.slow_steps, proxy.slow_steps
+    # The first waits for the servers to start, and the second for the words of the list.
+    assert max(waits.values()) < longest + READING_SECONDS
+    assert max(list(waits.values())[2:]) < longest
 
 
 SIZE = LIMITS.message_bytes - 10_000
@@ -229,18 +238,22 @@ async def test_no_message_of_a_client_delays_the_others(workshop: Workshop, shap
         proxy.client.null_errors.clear()
 
     assert result["content"]
-    assert proxy.slow_steps == []
+    assert not proxy.slow_steps, proxy.slow_steps
+
+
+LARGEST_RESULTS = ("data", "input")
+"""Members of a result that are tried with the largest message; all others with one of 2 MiB."""
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 async def test_no_message_of_a_server_delays_the_others(workshop: Workshop, era: str) -> None:
-    values = {name.replace(" ", "_"): make(SIZE) for name, make in SHAPES.items()}
+    shapes = {name.replace(" ", "_"): make for name, make in SHAPES.items()}
     members = {"_meta": '{"_meta":%s}', "data": '{"content":[],"structuredContent":{"a":%s}}'}
     members |= {"input": '{"resultType":"input_required","inputRequests":%s}', "blocks": '{"content":%s}'}
     members["failure"] = '{"isError":true,"content":%s}'
     steps = {
-        f"{name}_{member}": [{"raw_result": template % value}]
-        for name, value in values.items()
+        f"{name}_{member}": [{"raw_result": template % make(SIZE if member in LARGEST_RESULTS else 2 << 20)}]
+        for name, make in shapes.items()
         for member, template in members.items()
     }
     workshop.server("evil", era=era, tools=[tool(name) for name in steps], calls=steps)
@@ -253,7 +266,7 @@ async def test_no_message_of_a_server_delays_the_others(workshop: Workshop, era:
         result = await proxy.client.call("calm__add", {})
 
     assert result["content"]
-    assert proxy.slow_steps == []
+    assert not proxy.slow_steps, proxy.slow_steps
 
 
 async def test_no_flood_of_a_server_delays_the_others(workshop: Workshop) -> None:
@@ -271,7 +284,7 @@ async def test_no_flood_of_a_server_delays_the_others(workshop: Workshop) -> Non
             result = await proxy.client.call("calm__add", {})
 
     assert result["content"]
-    assert proxy.slow_steps == []
+    assert not proxy.slow_steps, proxy.slow_steps
 
 
 async def test_a_page_of_millions_of_entries_is_not_taken_apart(workshop: Workshop) -> None:
@@ -281,4 +294,4 @@ async def test_a_page_of_millions_of_entries_is_not_taken_apart(workshop: Worksh
         names = await proxy.client.until_listed("calm__add")
 
     assert not any(name.startswith("evil__") for name in names)
-    assert proxy.slow_steps == []
+    assert not proxy.slow_steps, proxy.slow_steps
