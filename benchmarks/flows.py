@@ -167,7 +167,7 @@ def over_stdio(bench: Workbench, config: Path, era: str = "handshake") -> Iterat
 
 def indexed(client: StdioClient) -> bool:
     """Return whether a search, which this makes, covers everything."""
-    return "indexed" not in client.call(SEARCH, query="whatever there is")["structuredContent"]
+    return "indexed" not in client.data(SEARCH, query="whatever there is")
 
 
 def call(client_era: str, server_era: str) -> Callable[[Workbench], AbstractContextManager[Rounds]]:
@@ -251,7 +251,7 @@ def learning(bench: Workbench) -> Iterator[Rounds]:
 
         def uses() -> Rounds:
             for query in definitions.queries():
-                found = client.call(SEARCH, query=query)["structuredContent"]["results"]
+                found = client.data(SEARCH, query=query)["results"]
                 yield probe.recorded(partial(use, client, found[0]["name"]))
 
         yield uses()

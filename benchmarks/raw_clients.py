@@ -28,8 +28,13 @@ def frame(request_id: int, method: str, params: dict[str, Any], era: str = "hand
     """One request, with the envelope of its era, without a line end."""
     if era == "modern":
         envelope = {"protocolVersion": VERSIONS[era], "clientCapabilities": {}, "clientInfo": CLIENT_INFO}
-        params = params | {"_meta": {META + key: value for key, value in envelope.items()}}
+        own = params.get("_meta", {})
+        params = params | {"_meta": own | {META + key: value for key, value in envelope.items()}}
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}).encode()
+
+
+AS_DATA = {"io.github.mcp-context-proxy/format": "json"}
+"""The ``_meta`` of a call that asks for data."""
 
 
 def call_params(name: str, /, **arguments: Any) -> dict[str, Any]:
@@ -78,6 +83,11 @@ class StdioClient:
     def call(self, name: str, /, **arguments: Any) -> Any:
         """The result of one tool call."""
         return self.request("tools/call", call_params(name, **arguments))
+
+    def data(self, name: str, /, **arguments: Any) -> Any:
+        """The data of one call of a tool of the proxy itself."""
+        params = call_params(name, **arguments) | {"_meta": AS_DATA}
+        return self.request("tools/call", params)["structuredContent"]
 
     def until(self, condition: Callable[[StdioClient], bool], seconds: float = 60) -> None:
         """Ask again until a condition holds."""

@@ -78,7 +78,7 @@ def measured(bench: Workbench, rounds: int, requests: int) -> list[Figure]:
     filled = bench.config(TOOLS_EACH, store=full, **remembering, **limits)
     with serving(bench, without, words) as one, serving(bench, filled, words) as other:
         recall = partial(other.call, RECALL)
-        assert recall(query=next(words))["structuredContent"]["known"] >= INTERACTIONS
+        assert other.data(RECALL, query=next(words))["known"] >= INTERACTIONS
         subjects = {
             "search, empty": partial(one.call, SEARCH),
             "search, full": partial(other.call, SEARCH),
@@ -138,7 +138,7 @@ def serving(bench: Workbench, config: Path, words: Words) -> Iterator[StdioClien
 
 
 def indexed(client: StdioClient, words: Words) -> bool:
-    answer = client.call(SEARCH, query=next(words))["structuredContent"]
+    answer = client.data(SEARCH, query=next(words))
     return bool(answer["known"] == SERVERS * TOOLS_EACH and "indexed" not in answer)
 
 

@@ -127,7 +127,7 @@ def searches(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
     with _ready(bench, pythons, bench.config(), "handshake") as clients:
         words = definitions.queries()
         for client in clients.values():
-            while "indexed" in client.call(SEARCH, query=next(words))["structuredContent"]:
+            while "indexed" in client.data(SEARCH, query=next(words)):
                 time.sleep(0.1)
 
         def batch(client: StdioClient) -> float:

@@ -31,6 +31,7 @@ OWNERS = "server/test_resource_owners.py::"
 FOLDER = "downstream/test_working_folder.py::"
 QUESTIONS = "server/test_questions.py::"
 ADVERSARIAL = "trust/test_adversarial_text.py::"
+ANSWERS = "server/test_answers.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 SECURITY = (
@@ -479,6 +480,16 @@ README = (
     Promise(
         "Relevance is in the answer. The tools that fit a query are returned as the result of a search.",
         ("server/test_search.py::test_a_found_tool_comes_with_everything_needed_to_call_it",),
+    ),
+    Promise(
+        "The answer is short text: over 33 real servers it costs 300 tokens on average, and shows what the "
+        "first tools require.",
+        (
+            "server/test_search.py::test_a_search_is_answered_with_text_alone_and_with_data_on_request",
+            ANSWERS + "test_answers_over_real_tools_cost_400_tokens_on_average_and_700_at_most",
+            ANSWERS + "test_the_first_three_tools_show_every_required_parameter_with_type_and_values",
+            ANSWERS + "test_more_tools_than_there_is_room_for_are_named",
+        ),
     ),
     Promise(
         "Every known tool can be called, listed or not, as `server__tool` or through `call_tool`.",

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import anyio
 import click
@@ -26,11 +26,12 @@ from mcp_context_proxy.cli.options import innermost, run
 from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, results
 from mcp_context_proxy.config import default_path
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.types import CallToolResult, Tool
+    from mcp.types import CallToolResult, RequestParamsMeta, Tool
 
     from mcp_context_proxy.context.background_indexing import OnProgress
 
@@ -228,7 +229,10 @@ async def _show_searches(console: Terminal, client: Client) -> None:
                 report(int(progress), int(total or 0))
 
             answer = await client.call_tool(
-                "search_available_tools", {"query": query}, progress_callback=on_progress
+                "search_available_tools",
+                {"query": query},
+                progress_callback=on_progress,
+                meta=cast("RequestParamsMeta", {eras.FORMAT_KEY: "json"}),
             )
         data = answer.structured_content
         if answer.is_error or not isinstance(data, dict):

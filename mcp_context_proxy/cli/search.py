@@ -10,8 +10,16 @@ import click
 from msgspec import inspect
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import configured, echo_json, json_option, query_argument, run, terms_data
-from mcp_context_proxy.cli.terminal import Terminal, counted, failures, open_started_proxy, results
+from mcp_context_proxy.cli.options import (
+    configured,
+    echo_json,
+    json_option,
+    query_argument,
+    run,
+    shown,
+    terms_data,
+)
+from mcp_context_proxy.cli.terminal import Terminal, counted, failures, messages, open_started_proxy, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.errors import UnknownFilterError
@@ -19,7 +27,7 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.item_metadata import described
 from mcp_context_proxy.retrieval.results import Result
-from mcp_context_proxy.server import rendering
+from mcp_context_proxy.server import search_answers
 
 if TYPE_CHECKING:
     from mcp_context_proxy.context.selection import SearchAnswer
@@ -95,7 +103,7 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
 )
 @narrowing_options
 @json_option
-@click.option("--explain", is_flag=True, help="Show the parts of each score.")
+@click.option("--explain", is_flag=True, help="Show scores, their parts and the reasons.")
 def search_command(
     config: Config,
     /,
@@ -107,17 +115,25 @@ def search_command(
     explain: bool,
     **narrowing: Any,
 ) -> None:
-    """Search the tools, rules and references behind the proxy for QUERY."""
+    """Search the tools, rules and references behind the proxy for QUERY.
+
+    Shows the answer that a model gets; --explain shows how it came about.
+    """
     filters = filters_of(config, narrowing)
     try:
-        answer, failed = run(_search, config, query, frozenset(map(Kind, kinds)), filters, top, rerank)
+        answer, text, failed = run(_search, config, query, frozenset(map(Kind, kinds)), filters, top, rerank)
     except UnknownFilterError as error:
         hint = "--any-tag" if error.value in filters.any_tags else f"--{error.kind}"
         raise click.BadParameter(str(error), param_hint=hint) from None
     if as_json:
         echo_json(_data(answer, failed, explain))
+    elif explain:
+        _show(results(), answer)
     else:
-        _show(results(), answer, explain)
+        reranking = answer.context.rerank
+        if reranking is not None and not reranking.used:
+            messages().prose(Text(f"Rerank: {one_line(reranking.reason)}", style="dim"), hanging=8)
+        click.echo(shown(text))
 
 
 async def _search(
@@ -127,7 +143,8 @@ async def _search(
     filters: SearchFilters,
     top: int | None,
     rerank: bool | None,
-) -> tuple[SearchAnswer, dict[str, str]]:
+) -> tuple[SearchAnswer, str, dict[str, str]]:
+    """Search, and return the answer, also as a model reads it, and the failed servers with their causes."""
     from mcp_context_proxy.context.options import DomainOverrides, Overrides
     from mcp_context_proxy.context.search import Scope
 
@@ -143,11 +160,15 @@ async def _search(
             remember=False,
             rerank=proxy.search.reranker.mode if rerank is None else "always" if rerank else "never",
         )
-        return answer, failures(proxy)
+        notes = search_answers.search_notes(answer, proxy.fleet)
+        text = search_answers.search_text(
+            answer, notes, proxy.contexts.count_tokens, tokens=search_answers.answer_tokens(top)
+        )
+        return answer, text, failures(proxy)
 
 
 def _data(answer: SearchAnswer, failed: dict[str, str], explain: bool) -> dict[str, Any]:
-    """Return the facts of the structured result of ``search_available_tools``, and the failed servers."""
+    """Return the facts of the data form of ``search_available_tools``, and the failed servers."""
     context, found = answer.context, answer.found
     rerank = context.rerank
     return {
@@ -167,7 +188,7 @@ def _data(answer: SearchAnswer, failed: dict[str, str], explain: bool) -> dict[s
 
 
 def _item_data(result: Result, explain: bool) -> dict[str, Any]:
-    data = dict(rendering.item_data(result, with_schema=True)) | described(result.item)
+    data = dict(search_answers.item_data(result, with_schema=True)) | described(result.item)
     if explain:
         data |= {
             "learned": result.learned,
@@ -184,45 +205,44 @@ def _item_data(result: Result, explain: bool) -> dict[str, Any]:
     return data
 
 
-def _show(console: Terminal, answer: SearchAnswer, explain: bool) -> None:
+def _show(console: Terminal, answer: SearchAnswer) -> None:
     context, found = answer.context, answer.found
     asked, rerank = f'"{one_line(context.query)}"', context.rerank
     if found.tools.note:
         console.prose(Text(f"Note: {found.tools.note}", style="yellow"))
-    if rerank is not None and (explain or not rerank.used):
+    if rerank is not None:
         took = f", in {rerank.seconds:.1f} s" if rerank.seconds else ""
         console.prose(Text(f"Rerank: {one_line(rerank.reason)}{took}", style="dim"), hanging=8)
     if found.filter_note:
         console.prose(Text(found.filter_note, style="yellow"))
     if context.dropped:
-        console.prose(Text(rendering.over_budget(context), style="yellow"))
+        console.prose(Text(search_answers.over_budget(context), style="yellow"))
     if found.results:
         how = "words and meaning" if found.tools.method == "hybrid" else "words only"
         how = f"{how}, {rerank.reason}" if rerank is not None and rerank.used else how
         console.say(Text(asked, style="bold"), f"  {len(found.results)} of {found.known}, by {how}")
         documents = found.documents.results if found.documents else ()
-        _show_all(console, "Tools", found.tools.results, explain)
-        _show_all(console, "Rules and references", documents, explain)
-        _show_all(console, "Come with these", found.brought, explain)
-        _show_all(console, "No tool fits well; closest", found.near_misses, explain)
+        _show_all(console, "Tools", found.tools.results)
+        _show_all(console, "Rules and references", documents)
+        _show_all(console, "Come with these", found.brought)
+        _show_all(console, "No tool fits well; closest", found.near_misses)
     elif found.near_misses:
         console.say(f"Nothing fits {asked} well. Closest of {found.known} (probably not what you need):")
-        _show_all(console, "", found.near_misses, explain)
+        _show_all(console, "", found.near_misses)
     elif not found.filter_note:
         console.say(f"Nothing was found for {asked} among {counted(found.known, 'item')}.")
 
 
-def _show_all(console: Terminal, title: str, ranked: Sequence[Result], explain: bool) -> None:
+def _show_all(console: Terminal, title: str, ranked: Sequence[Result]) -> None:
     if ranked and title:
         console.section(title)
     for rank, result in enumerate(ranked, 1):
-        show_one(console, rank, rendering.item_data(result, with_schema=False))
-        if explain:
-            _explain(console, result)
+        show_one(console, rank, search_answers.item_data(result, with_schema=False))
+        _explain(console, result)
 
 
 def show_one(console: Terminal, rank: int | str, data: Mapping[str, Any]) -> None:
-    """Show a result, as structured data: its name, its description on one line, and why it was found."""
+    """Show a result, as data: its name, its description on one line, and why it was found."""
     name = str(data.get("uri") or data["name"])
     console.say(f"{rank:>4}  {data['score']:4.2f}  ", Text(name, style="bold cyan"))
     if description := one_line(str(data["description"])):

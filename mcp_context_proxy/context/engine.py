@@ -81,6 +81,8 @@ class ContextEngine:
         """Connect the parts; ``options`` are those of the configuration."""
         self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
         self.sessions, self.records = sessions, records
+        self.count_tokens = costs.of_text
+        """Returns the estimated tokens of a text. Blocks."""
         self.configure(options)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 

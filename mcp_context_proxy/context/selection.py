@@ -420,6 +420,10 @@ class Costs:
                 self._known.popitem(last=False)
         return known
 
+    def of_text(self, text: str) -> int:
+        """Return the tokens of a text, which are not remembered."""
+        return self._counter.count(text)
+
     def know(self, tokens: Mapping[str, int]) -> None:
         """Take the counts of an earlier run, by fingerprint, as far as there is room."""
         for fingerprint, count in islice(tokens.items(), max(0, ITEMS_KEPT - len(self._known))):

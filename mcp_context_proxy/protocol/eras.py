@@ -40,6 +40,8 @@ OWN_PREFIX = "io.github.mcp-context-proxy/"
 """Prefix of the ``_meta`` keys that this proxy reads itself; they never reach a downstream server."""
 QUERY_KEY = OWN_PREFIX + "query"
 CONTEXT_KEY = OWN_PREFIX + "context"
+FORMAT_KEY = OWN_PREFIX + "format"
+"""``_meta`` key of a call of the proxy's own tools: ``json`` for data instead of text."""
 SERVER_KEY = OWN_PREFIX + "server"
 """``_meta`` key with the name of a server: that of a listed resource, or that which asks a client."""
 

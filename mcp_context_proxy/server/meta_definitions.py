@@ -39,7 +39,7 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
 
     query: Annotated[str, Meta(min_length=1, description="What you want to do, in plain words")]
     top_n: Annotated[Number | None, Meta(description="How many; by default about 5")] = None
-    include_schema: Annotated[bool, Meta(description="False: names only")] = True
+    include_schema: Annotated[bool, Meta(description="True: all about each tool")] = False
     kinds: Annotated[tuple[KindName, ...] | None, Meta(description="By default all")] = None
     context_id: str | None = None
 
@@ -177,7 +177,6 @@ def definitions(setup: Setup) -> list[Raw]:
             "ready to call." + documents
         ),
         "inputSchema": input_schema(SearchArguments),
-        "outputSchema": _found_schema(),
         "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
     }
     call = {
@@ -197,7 +196,6 @@ def definitions(setup: Setup) -> list[Raw]:
             "and a context_id for later calls."
         ),
         "inputSchema": input_schema(ContextArguments),
-        "outputSchema": _found_schema(context_id={"type": "string"}),
         "annotations": {"readOnlyHint": True, "openWorldHint": False},
     }
     manage = {
@@ -224,34 +222,3 @@ def definitions(setup: Setup) -> list[Raw]:
     tools += [manage] if setup.manage else []
     tools += [recall] if setup.recall else []
     return [envelope.raw(tool) for tool in tools]
-
-
-def _found_schema(**more: Any) -> dict[str, Any]:
-    """Return the output schema of a search, short because hosts may put it into every request."""
-    item = {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string"},
-            "name": {"type": "string"},
-            "score": {"type": "number"},
-            "why": {"type": "string"},
-            "learned": {"type": "number"},
-        },
-        "required": ["type", "name", "score", "why"],
-    }
-    return {
-        "type": "object",
-        "properties": {
-            "query": {"type": "string"},
-            "fits": {"type": "boolean"},
-            "results": {"type": "array", "items": item},
-            "near_misses": {"type": "array"},
-            "method": {"type": "string", "enum": ["hybrid", "lexical"]},
-            "known": {"type": "integer"},
-            "request_id": {"type": "string"},
-            "indexed": {"type": "object"},
-            "note": {"type": "string"},
-            **more,
-        },
-        "required": ["query", "fits", "results", "method", "known", "request_id", *more],
-    }

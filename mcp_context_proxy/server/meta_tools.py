@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -44,7 +44,14 @@ from mcp_context_proxy.server.meta_definitions import (
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client, client_capabilities
-from mcp_context_proxy.server.rendering import recall_result, search_result
+from mcp_context_proxy.server.rendering import recall_data, recall_text
+from mcp_context_proxy.server.search_answers import (
+    ANSWER_TOKENS,
+    answer_tokens,
+    search_data,
+    search_notes,
+    search_text,
+)
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_thread
 
@@ -77,6 +84,7 @@ class MetaTools:
         """Return the result of a meta tool, not yet fitted to an era."""
         raw = params.get("arguments", Raw(b"{}"))
         try:
+            _wants_data(params)  # before anything is done
             if name in (SEARCH, SET_CONTEXT):
                 kind: type[SearchArguments | ContextArguments]
                 kind = SearchArguments if name == SEARCH else ContextArguments
@@ -86,7 +94,7 @@ class MetaTools:
             if name == MANAGE:
                 return await self._manage(_arguments(raw, ManageArguments), params, caller)
             if name == RECALL:
-                return await self._recall(_arguments(raw, RecallArguments))
+                return await self._recall(_arguments(raw, RecallArguments), params)
             return await self._call(_arguments(raw, CallArguments), params, caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
@@ -152,11 +160,17 @@ class MetaTools:
         if caller.session is not None:
             caller.session.query = answer.context.query
             self.changes.show(caller.session, sorted(answer.tool_names))
+        notes, context_id = search_notes(answer, self.fleet), None
+        if handle is not None and isinstance(wanted, ContextArguments):
+            handle.shown = dict.fromkeys(answer.tool_names)
+            context_id = handle.secret
+        if _wants_data(params):
+            return _data(await in_thread(search_data, answer, notes), context_id)
+        whole, tokens = False, ANSWER_TOKENS
         if isinstance(wanted, SearchArguments):
-            return search_result(answer, self.fleet, wanted.include_schema)
-        assert handle is not None
-        handle.shown = dict.fromkeys(answer.tool_names)
-        return search_result(answer, self.fleet, True, handle.secret)
+            whole, tokens = wanted.include_schema, answer_tokens(wanted.top_n)
+        written = partial(search_text, answer, notes, self.contexts.count_tokens, whole=whole, tokens=tokens)
+        return _text(await in_thread(written), context_id)
 
     async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:
         if not self.manage():
@@ -175,13 +189,14 @@ class MetaTools:
             except UnknownItemError as error:
                 raise _UnusableArgumentsError(str(error)) from error
         items = await self.contexts.items(session)
-        context_id = {"context_id": session.secret} if isinstance(session, Handle) else {}
+        context_id = session.secret if isinstance(session, Handle) else None
         lines = [f"- {item.type} {item.name} ({item.include_mode})" for item in items]
+        if _wants_data(params):
+            return _data({"items": items}, context_id)
         text = "\n".join(["In the context of every request:", *lines] if lines else ["The context is empty."])
-        data = {"items": items, **context_id}
-        return envelope.encode({"content": [{"type": "text", "text": text}], "structuredContent": data})
+        return _text(text, context_id)
 
-    async def _recall(self, wanted: RecallArguments) -> bytes:
+    async def _recall(self, wanted: RecallArguments, params: Members) -> bytes:
         if self.recorder is None:
             return failure(f"{RECALL} is switched off; [interactions] recall_tool switches it on")
         try:
@@ -194,7 +209,10 @@ class MetaTools:
                 wanted.time_decay_factor,
                 wanted.interaction_type,
             )
-            return recall_result(wanted.query, await in_thread(search, abandon_on_cancel=True))
+            found = await in_thread(search, abandon_on_cancel=True)
+            if _wants_data(params):
+                return _data({"query": wanted.query, **recall_data(found)})
+            return _text(recall_text(found))
         except StoreError as error:
             return failure(f"nothing can be recalled now: {error}")
 
@@ -241,6 +259,29 @@ def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
         raise _UnusableArgumentsError(f"these arguments cannot be used: {error}") from None
+
+
+def _wants_data(params: Members) -> bool:
+    """Return whether a program asks for data instead of the text that models read."""
+    wanted = eras.meta_of(params).get(eras.FORMAT_KEY)
+    if wanted is None:
+        return False
+    if envelope.text(wanted) != "json":
+        raise _UnusableArgumentsError(f'{eras.FORMAT_KEY} in _meta can only be "json"')
+    return True
+
+
+def _text(text: str, context_id: str | None = None) -> bytes:
+    """Return a result that a model reads: text alone, which many hosts drop beside structured content."""
+    told = text if context_id is None else f"{text}\n\nGive later calls the context_id {context_id}"
+    return envelope.encode({"content": [{"type": "text", "text": told}]})
+
+
+def _data(data: Mapping[str, Any], context_id: str | None = None) -> bytes:
+    """Return a result that a program reads: JSON, as structured content and as text."""
+    whole = data if context_id is None else {**data, "context_id": context_id}
+    content = [{"type": "text", "text": envelope.encode(whole).decode()}]
+    return envelope.encode({"content": content, "structuredContent": whole})
 
 
 def _progress(params: Members, notify: Notify) -> OnProgress | None:

@@ -204,7 +204,7 @@ async def test_sessions_are_listed_for_as_long_as_they_last(proxy: Proxy) -> Non
 async def test_a_search_answers_with_the_id_of_its_request(proxy: Proxy, era: str) -> None:
     host = Host(proxy, era)
 
-    found = (await host.call("search_available_tools", {"query": "record my changes"}))["structuredContent"]
+    found = await host.data("search_available_tools", {"query": "record my changes"})
 
     context = await proxy.contexts.request(found["request_id"])
     assert context is not None

@@ -10,6 +10,7 @@ import pytest
 from anyio import to_thread
 from numpy.typing import NDArray
 from support.proxies import Host
+from support.raw_client import data_of
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.context.engine import ContextEngine
@@ -111,12 +112,12 @@ async def test_an_expansion_rule_adds_the_items_that_it_names(opened: Any) -> No
     rules = {"read_file": ["write_file", "search_code"], "other__forecast": ["company"]}
     async with opened(context={"expansion_rules": rules}) as proxy:
         context = await proxy.contexts.build(READ, None, ONE_TOOL)
-        found = await Host(proxy, "modern").call("search_available_tools", {"query": READ, "top_n": 1})
+        found = await Host(proxy, "modern").data("search_available_tools", {"query": READ, "top_n": 1})
 
     brought = by_mode(context, Mode.EXPANSION)
     assert set(brought) == {"files__write_file", "other__search_code"}
     assert brought["other__search_code"].why == "comes with files__read_file"
-    names = [result["name"] for result in found["structuredContent"]["results"]]
+    names = [result["name"] for result in found["results"]]
     assert set(names) >= {"files__read_file", "files__write_file", "other__search_code"}
 
 
@@ -150,14 +151,14 @@ async def test_tools_that_were_used_stay_selected_for_three_requests(opened: Any
 async def test_a_modern_call_belongs_to_the_context_it_names(opened: Any) -> None:
     async with opened() as proxy:
         host = Host(proxy, "modern")
-        made = (await host.call("set_context", {"query": READ}))["structuredContent"]["context_id"]
+        made = (await host.data("set_context", {"query": READ}))["context_id"]
         await host.call(
             "call_tool", {"name": "other__translate", "arguments": {"text": "x"}, "context_id": made}
         )
         await call(proxy, host, "other__play_song", **{"io.github.mcp-context-proxy/context": made})
-        found = await host.call("search_available_tools", {"query": READ, "top_n": 1, "context_id": made})
+        found = await host.data("search_available_tools", {"query": READ, "top_n": 1, "context_id": made})
 
-        context = await proxy.contexts.request(found["structuredContent"]["request_id"])
+        context = await proxy.contexts.request(found["request_id"])
         assert context is not None
         assert set(by_mode(context, Mode.RETAINED)) == {"other__translate", "other__play_song"}
 
@@ -201,13 +202,14 @@ async def test_items_over_the_token_budget_are_named_with_their_cost(opened: Any
         host = Host(proxy, "handshake")
         host.session = session
         answer = await host.call("search_available_tools", {"query": READ})
+        data = await host.data("search_available_tools", {"query": READ})
 
     assert tools(context) == [first.name]
     assert context.tokens <= kept + first.tokens
     dropped = {item.name for item in context.dropped}
     assert dropped == {item.name for item in whole.items} - {item.name for item in context.items}
     assert all(name in answer["content"][0]["text"] for name in dropped)
-    assert {one["name"] for one in answer["structuredContent"]["dropped"]} == dropped
+    assert {one["name"] for one in data["dropped"]} == dropped
 
 
 async def test_items_of_the_session_are_never_dropped_for_the_budget(opened: Any) -> None:
@@ -263,17 +265,18 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
         contexts.add(host.session, Kind.TOOL, "mail__wipe_inbox")
         arguments = envelope.raw({"query": READ})
 
-        result = await own_tools.call("search_available_tools", {"arguments": arguments}, host.caller)
-        answer = json.loads(result)
+        meta = envelope.raw({"io.github.mcp-context-proxy/format": "json"})
+        params = {"arguments": arguments, "_meta": meta}
+        result = await own_tools.call("search_available_tools", params, host.caller)
+        answer = data_of(json.loads(result))
 
         (context,) = await contexts.requests(host.session.id)
 
     assert context.failure == "RuntimeError: the model is on fire"
     assert {item.name for item in context.items} == {"tone", "company", "mail__wipe_inbox"}
-    assert "isError" not in answer
-    assert {one["name"] for one in answer["structuredContent"]["results"]} == {
+    assert {one["name"] for one in answer["results"]} == {
         "tone",
         "company",
         "mail__wipe_inbox",
     }
-    assert "on fire" in answer["content"][0]["text"]
+    assert "on fire" in answer["note"]

@@ -6,14 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
+from support.proxies import Host, inside
+from support.servers import Workshop
 
 from mcp_context_proxy.cli.search import search_command
 from mcp_context_proxy.context.search import ANSWERS
 from mcp_context_proxy.context.search_filters import MIN_CALLS, SearchFilters
 from mcp_context_proxy.embedding.embeddings import REMEMBERED_QUERIES
+from mcp_context_proxy.examples import DATA_VARIABLE, servers
+from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.retrieval.item_metadata import VERBS
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import meta_definitions, search_answers
 from mcp_context_proxy.web.search import SearchWanted
+
+pytestmark = pytest.mark.anyio
 
 PAGE = Path(__file__).parents[2] / "docs" / "search.md"
 NOT_FOR_MODELS = {"min_calls"}
@@ -55,3 +61,21 @@ def test_the_numbers_are_those_of_the_code(page: str) -> None:
     assert f"once there were {MIN_CALLS} " in page
     assert f"({ANSWERS} answers" in page
     assert f"latest {REMEMBERED_QUERIES:,} texts" in page
+    assert f"at most {search_answers.ANSWER_TOKENS} tokens, or {search_answers.TOKENS_EACH} for each" in page
+    assert f"exceed {search_answers.MOST_TOKENS} tokens" in page
+    assert f'"{eras.FORMAT_KEY}": "json"' in page
+
+
+async def test_the_answer_is_the_one_that_a_model_gets(page: str, workshop: Workshop) -> None:
+    (answer,) = re.findall(r"^```text\n(The .*?)\n```$", page, re.MULTILINE | re.DOTALL)
+    query, top_n = re.findall(r'answer to "(.*?)", with `top_n` (\d+)', page)[0]
+    program, *arguments = servers()["notes"]
+    env = {DATA_VARIABLE: str(workshop.folder)}
+    workshop.server("notes").settings = {"command": program, "args": arguments, "env": env}
+    patient = {"indexing_wait_seconds": 600.0}
+    async with inside(workshop.config(expose={"list_all_below": 0}, limits=patient)) as proxy:
+        result = await Host(proxy, "modern").call(
+            meta_definitions.SEARCH, {"query": query, "top_n": int(top_n)}
+        )
+
+    assert result["content"] == [{"type": "text", "text": answer}]

@@ -113,9 +113,9 @@ async def test_a_tool_with_hidden_characters_is_found_by_what_can_be_read(tmp_pa
     workshop = Workshop(tmp_path)
     workshop.server("odd").settings = faulty("hostile-unicode", tmp_path / "ledger")
     async with inside(workshop.config()) as proxy:
-        answer = await Host(proxy, "modern").call("search_available_tools", {"query": "play the flute"})
+        answer = await Host(proxy, "modern").data("search_available_tools", {"query": "play the flute"})
 
-    assert answer["structuredContent"]["results"][0]["name"] == "odd__hostile"
+    assert answer["results"][0]["name"] == "odd__hostile"
     assert clean(json.dumps(answer, ensure_ascii=False)) == json.dumps(answer, ensure_ascii=False)
 
 
@@ -220,8 +220,8 @@ async def test_if_a_list_cannot_be_fetched_again_the_last_one_stays(tmp_path: Pa
         assert "isError" not in await host.call(f"odd__{SAFE}", {"nonce": "n"})
         # It is marked as what it is, and asked for again although nothing announces another change.
         await until(lambda: any("the old one stays" in told for told in proxy.catalog.snapshot.findings))
-        answer = await host.call("search_available_tools", {"query": "says safe"})
-        assert "last known" in answer["structuredContent"]["note"]
+        answer = await host.data("search_available_tools", {"query": "says safe"})
+        assert "last known" in answer["note"]
         await ledger.until(lambda ledger: len(ledger.of("list")) >= 3)
 
 

@@ -224,9 +224,9 @@ async def test_a_servers_request_is_refused_if_the_client_cannot_answer_it(scene
 
 
 async def test_a_server_inherits_only_a_few_variables_and_its_configured_ones(scene: Scene) -> None:
-    result = await scene.client.call("s-environment__tool_000", {"nonce": "n"})
+    result = await scene.client.data("s-environment__tool_000", {"nonce": "n"})
 
-    facts = result["structuredContent"]
+    facts = result
     known = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LC_CTYPE"}
     assert set(facts["environment"]) - known == {"API_TOKEN"}
     assert facts["environment"]["API_TOKEN"] == SECRET

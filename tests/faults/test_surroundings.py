@@ -43,9 +43,9 @@ def workshop(tmp_path: Path) -> Workshop:
 
 async def search(client: RawClient, query: str = "says safe") -> dict[str, Any]:
     await client.until_listed(f"good__{SAFE}")
-    answer = await client.call("search_available_tools", {"query": query})
+    answer = await client.data("search_available_tools", {"query": query})
     assert (await client.call(f"good__{SAFE}", {"nonce": "n"}))["content"][0]["text"] == "n"
-    found: dict[str, Any] = answer["structuredContent"]
+    found: dict[str, Any] = answer
     return found
 
 
@@ -272,8 +272,8 @@ async def test_if_no_process_can_be_started_running_servers_serve_and_others_wai
             os.kill(frail, signal.SIGKILL)
 
             await until_says(client, f"frail__{SAFE}", "Resource temporarily unavailable")
-            found = await client.call("search_available_tools", {"query": "says safe"})
-            assert found["structuredContent"]["results"]
+            found = await client.data("search_available_tools", {"query": "says safe"})
+            assert found["results"]
             assert (await client.call(f"good__{SAFE}", {"nonce": "n"}))["content"][0]["text"] == "n"
             allow_processes(client.process.pid, 4000)
             await until_says(client, f"frail__{SAFE}", "back")

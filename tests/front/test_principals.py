@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import HANDSHAKE, MODERN, PREFIX
+from support.raw_client import HANDSHAKE, MODERN, OWN, PREFIX
 from support.servers import Server, Workshop, tool
 from support.shop import TOKEN, environment
 
@@ -146,6 +146,7 @@ async def test_a_context_does_not_exist_for_another_principal(client: httpx2.Asy
         PREFIX + "protocolVersion": MODERN,
         PREFIX + "clientInfo": {"name": "raw", "version": "1"},
         PREFIX + "clientCapabilities": {},
+        OWN + "format": "json",
     }
 
     async def called(name: str, who: dict[str, str], **arguments: str) -> dict[str, Any]:

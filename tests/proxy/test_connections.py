@@ -58,8 +58,8 @@ async def use_everything(workshop: Workshop, prefix: list[str], env: dict[str, s
     async with stdio([*prefix, *real_command(config)], env=home | env) as client:
         while True:
             query = {"query": "what is the weather in Rome"}
-            found = await client.call("search_available_tools", query)
-            names = [result["name"] for result in found["structuredContent"]["results"]]
+            found = await client.data("search_available_tools", query)
+            names = [result["name"] for result in found["results"]]
             if "remote__weather" in names:
                 break
         await client.call("set_context", query)

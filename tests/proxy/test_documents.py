@@ -79,11 +79,11 @@ async def test_a_new_file_is_listed_found_and_announced(config: Path, workshop: 
             await client.until(lambda client: client.notified("notifications/resources/list_changed"))
             client.notifications.clear()
             listed = [entry["uri"] for entry in (await client.request("resources/list"))["resources"]]
-        found = await client.call(
+        found = await client.data(
             "search_available_tools", {"query": "who reviews a code change", "kinds": ["rule"]}
         )
 
-    assert found["structuredContent"]["results"][0]["uri"] == "rule://reviews"
+    assert found["results"][0]["uri"] == "rule://reviews"
     assert json.dumps(found)
 
 

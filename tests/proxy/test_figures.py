@@ -24,8 +24,7 @@ async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
 
 
 async def found(host: Host, **filters: Any) -> set[str]:
-    answer = await host.call(SEARCH, {"query": "send a letter", "kinds": ["tool"], **filters})
-    data = answer["structuredContent"]
+    data = await host.data(SEARCH, {"query": "send a letter", "kinds": ["tool"], **filters})
     return {each["name"].removeprefix("post__") for each in (*data["results"], *data.get("near_misses", []))}
 
 

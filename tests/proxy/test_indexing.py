@@ -36,8 +36,8 @@ async def test_a_proxy_whose_input_ends_does_not_finish_indexing_first(workshop:
     config = workshop.config(store={"path": str(store)}, limits={"indexing_wait_seconds": 0.001})
     async with stdio(command(config)) as client:
         await client.until_listed(SEARCH)
-        while "indexed" not in (found := await client.call(SEARCH, {"query": "thing"}))["structuredContent"]:
-            assert not found["structuredContent"]["results"]
+        while "indexed" not in (found := await client.data(SEARCH, {"query": "thing"})):
+            assert not found["results"]
 
     with closing(sqlite3.connect(store)) as database:
         ((stored,),) = database.execute("SELECT count(*) FROM vectors")

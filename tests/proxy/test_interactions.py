@@ -99,7 +99,7 @@ async def test_a_model_can_call_recall(proxy: Proxy, era: str) -> None:
     answer = await host.call("recall", {"query": "when is the deployment"})
 
     assert "the deployment is on friday" in answer["content"][0]["text"]
-    (result,) = answer["structuredContent"]["results"]
+    (result,) = (await host.data("recall", {"query": "when is the deployment"}))["results"]
     assert (result["agent_name"], result["interaction_type"]) == ("host", "call")
     assert result["score"] == pytest.approx(result["cosine"], abs=1e-3)
     nobody = await host.call("recall", {"query": "deployment", "agent_name": "nobody"})
@@ -147,13 +147,13 @@ async def test_two_proxies_on_one_store_share_their_interactions(workshop: Works
     async with inside(config) as one, inside(config) as other:
         await Host(one, "modern").call("post__send_mail", {"text": "the deployment is on friday"})
         await remembered(one)
-        first = await Host(other, "modern").call("recall", {"query": "deployment"})
+        first = await Host(other, "modern").data("recall", {"query": "deployment"})
         await Host(other, "modern").call("post__send_mail", {"text": "the deployment is postponed"})
         await remembered(other)
-        second = await Host(one, "modern").call("recall", {"query": "deployment"})
+        second = await Host(one, "modern").data("recall", {"query": "deployment"})
 
-    assert "friday" in json.dumps(first["structuredContent"]["results"])
-    assert len(second["structuredContent"]["results"]) == 2
+    assert "friday" in json.dumps(first["results"])
+    assert len(second["results"]) == 2
 
 
 async def test_interactions_survive_a_restart(workshop: Workshop) -> None:

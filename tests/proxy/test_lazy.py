@@ -79,7 +79,7 @@ async def test_remembered_tools_are_listed_and_found_without_starting_the_server
         assert "lazy__brew" in await host.names()
         resources = (await host.request("resources/list"))["resources"]
         prompts = (await host.request("prompts/list"))["prompts"]
-        found = await host.call("search_available_tools", {"query": "brew coffee"})
+        found = await host.data("search_available_tools", {"query": "brew coffee"})
         await host.request("logging/setLevel", {"level": "debug"})
 
         assert [entry["uri"] for entry in resources] == [
@@ -88,7 +88,7 @@ async def test_remembered_tools_are_listed_and_found_without_starting_the_server
             "note://1",
         ]
         assert [entry["name"] for entry in prompts] == ["lazy__greet", "with_context"]
-        assert found["structuredContent"]["results"][0]["name"] == "lazy__brew"
+        assert found["results"][0]["name"] == "lazy__brew"
         assert proxy.fleet.clients["lazy"].state is ServerState.ASLEEP
     assert starts(lazy) == 1
 

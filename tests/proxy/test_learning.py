@@ -46,7 +46,7 @@ async def pairs(proxy: Proxy) -> list[Pair]:
 
 
 async def found(host: Host, query: str = QUERY, **more: Any) -> list[str]:
-    answer = (await host.call(SEARCH, {"query": query, **more}))["structuredContent"]
+    answer = await host.data(SEARCH, {"query": query, **more})
     return [result["name"] for result in answer["results"] or answer["near_misses"]]
 
 
@@ -64,7 +64,7 @@ async def test_the_next_search_finds_it_better_and_says_why(proxy: Proxy, host: 
     used = before[-1]
     await host.call("call_tool", {"name": used, "arguments": {}})
     await pairs(proxy)
-    answer = (await host.call(SEARCH, {"query": "let others know I shall be late"}))["structuredContent"]
+    answer = await host.data(SEARCH, {"query": "let others know I shall be late"})
     ranks = {result["name"]: rank for rank, result in enumerate(answer["results"])}
 
     assert ranks[used] < before.index(used)
@@ -125,8 +125,8 @@ async def test_without_a_session_a_call_belongs_to_the_latest_request_that_showe
 
 async def test_calls_with_a_context_handle_belong_to_one_session(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
-    answer = await host.call("set_context", {"query": QUERY})
-    context_id = answer["structuredContent"]["context_id"]
+    answer = await host.data("set_context", {"query": QUERY})
+    context_id = answer["context_id"]
     await host.call("s__set_status", **{"io.github.mcp-context-proxy/context": context_id})
     (pair,) = await pairs(proxy)
 
@@ -181,7 +181,7 @@ async def test_queries_can_be_stored_without_their_text(workshop: Workshop) -> N
         names = await found(host)
         await host.call(names[-1])
         await pairs(proxy)
-        why = (await host.call(SEARCH, {"query": QUERY}))["structuredContent"]["results"]
+        why = (await host.data(SEARCH, {"query": QUERY}))["results"]
 
     kept = b"".join(file.read_bytes() for file in workshop.folder.glob("store.sqlite3*"))
     assert QUERY.encode() not in kept

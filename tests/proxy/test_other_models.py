@@ -57,8 +57,8 @@ def configured(
 
 async def found(config: Path, query: str = QUERY) -> dict[str, Any]:
     async with inside(config) as proxy:
-        answer = await Host(proxy, "modern").call("search_available_tools", {"query": query})
-    return dict(answer["structuredContent"])
+        answer = await Host(proxy, "modern").data("search_available_tools", {"query": query})
+    return dict(answer)
 
 
 def refusing(asked: Asked) -> None:
@@ -106,9 +106,9 @@ async def test_search_is_lexical_if_only_the_query_cannot_be_embedded(config: Pa
         host = Host(proxy, "modern")
         await proxy.searcher.index(proxy.catalog.snapshot)
         service.always = refusing
-        data = (await host.call("search_available_tools", {"query": QUERY}))["structuredContent"]
+        data = await host.data("search_available_tools", {"query": QUERY})
         asked = len(service.requests)
-        again = (await host.call("search_available_tools", {"query": QUERY}))["structuredContent"]
+        again = await host.data("search_available_tools", {"query": QUERY})
 
     assert data["method"] == again["method"] == "lexical"
     assert "HTTP status 401" in data["note"]
@@ -189,10 +189,10 @@ async def test_a_host_that_searches_over_stdio_gets_an_answer_from_a_dead_endpoi
     config = configured(workshop, service, {"embedding_query_seconds": 0.2, "embedding_seconds": 0.2})
     async with stdio(command(config)) as client:
         await client.until_listed("s__weather_forecast")
-        answer = await client.call("search_available_tools", {"query": QUERY})
+        answer = await client.data("search_available_tools", {"query": QUERY})
 
-    assert answer["structuredContent"]["results"][0]["name"] == "s__weather_forecast"
-    assert "no answer within 0.2 s" in answer["structuredContent"]["note"]
+    assert answer["results"][0]["name"] == "s__weather_forecast"
+    assert "no answer within 0.2 s" in answer["note"]
 
 
 async def test_a_folder_of_another_model_is_searched_with(workshop: Workshop, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import CreateMessageResult, TextContent
 from support.proxies import command, http_proxy
+from support.raw_client import AS_DATA
 from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +50,7 @@ async def test_a_search_has_the_order_of_the_clients_model(
     with anyio.fail_after(60):
         async with Client(target, mode=mode, sampling_callback=sample) as client:
             while True:
-                answer = await client.call_tool("search_available_tools", {"query": QUERY})
+                answer = await client.call_tool("search_available_tools", {"query": QUERY}, meta=AS_DATA)
                 found: Any = answer.structured_content
                 if len(found["results"]) == 2:
                     break

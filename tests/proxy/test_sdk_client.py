@@ -8,6 +8,7 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 from support.proxies import command, http_proxy
+from support.raw_client import AS_DATA
 from support.servers import Workshop, real_lists, tool
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +59,9 @@ async def use(client: Client) -> None:
 
     await client.call_tool("work__report", {}, progress_callback=note)
     assert told == [1, 2, 3]
-    found = await client.call_tool("search_available_tools", {"query": "create an issue in a project"})
+    found = await client.call_tool(
+        "search_available_tools", {"query": "create an issue in a project"}, meta=AS_DATA
+    )
     assert found.structured_content is not None
     assert found.structured_content["results"][0]["name"] == "gitlab__create_issue"
     resources = [str(entry.uri) for entry in (await client.list_resources()).resources]

@@ -49,8 +49,8 @@ async def test_a_late_server_is_announced_once_listed_found_and_called(workshop:
         await client.until(lambda client: client.notified(CHANGED))
 
         assert {"late__brew", "late__grind"} <= set(await client.names())
-        found = await client.call("search_available_tools", {"query": "brew coffee"})
-        assert found["structuredContent"]["results"][0]["name"] == "late__brew"
+        found = await client.data("search_available_tools", {"query": "brew coffee"})
+        assert found["results"][0]["name"] == "late__brew"
         called = await client.call("late__brew", {"text": "x"})
         assert json.loads(called["content"][0]["text"])["name"] == "brew"
         assert len(client.notified(CHANGED)) == 1
@@ -111,9 +111,7 @@ async def test_a_search_in_a_session_adds_to_its_list_with_one_notification(
     workshop.server("work", tools=[tool("brew", "Brew a cup of coffee"), tool("sing", "Sing a song")])
     async with stdio(command(workshop.config(expose={"list_all_below": 0}))) as client:
         before = await client.names()
-        while not (await client.call("search_available_tools", {"query": "coffee", "top_n": 1}))[
-            "structuredContent"
-        ]["results"]:
+        while not (await client.data("search_available_tools", {"query": "coffee", "top_n": 1}))["results"]:
             pass
         await client.until(lambda client: client.notified(CHANGED))
         after = await client.names()
@@ -132,9 +130,9 @@ async def test_if_everything_is_listed_a_search_sends_no_notification(workshop: 
         await client.until(lambda client: client.notified(CHANGED))
         client.notifications.clear()
 
-        found = await client.call("search_available_tools", {"query": "coffee"})
+        found = await client.data("search_available_tools", {"query": "coffee"})
         await client.call("late__brew")
-        assert found["structuredContent"]["results"]
+        assert found["results"]
 
         assert client.notified(CHANGED) == []
 

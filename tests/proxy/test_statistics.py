@@ -73,7 +73,7 @@ async def until_counted(proxy: Proxy) -> SearchFigures:
 
 
 async def find(host: Host, query: str = QUERY) -> list[str]:
-    answer = (await host.call(SEARCH, {"query": query}))["structuredContent"]
+    answer = await host.data(SEARCH, {"query": query})
     return [result["name"] for result in answer["results"]]
 
 

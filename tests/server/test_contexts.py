@@ -42,8 +42,8 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
 
 
 async def made(host: Host, query: str = QUERY) -> str:
-    answer = await host.call("set_context", {"query": query})
-    return str(answer["structuredContent"]["context_id"])
+    answer = await host.data("set_context", {"query": query})
+    return str(answer["context_id"])
 
 
 async def read(host: Host, uri: str, **meta: Any) -> str:
@@ -58,9 +58,9 @@ async def test_a_context_id_works_as_an_argument_and_in_meta(proxy: Proxy) -> No
 
     await host.call("search_available_tools", {"query": "one", "context_id": context_id})
     await host.call("search_available_tools", {"query": "two"}, **{OWN + "context": context_id})
-    again = await host.call("set_context", {"query": "three", "context_id": context_id})
+    again = await host.data("set_context", {"query": "three", "context_id": context_id})
 
-    assert again["structuredContent"]["context_id"] == context_id
+    assert again["context_id"] == context_id
     requests = json.loads(await read(host, "context://requests", **{OWN + "context": context_id}))
     assert [one["query"] for one in requests] == ["three", "two", "one", QUERY]
 
@@ -80,9 +80,9 @@ async def test_nobody_else_can_use_a_context_id(proxy: Proxy) -> None:
 async def test_requests_of_a_modern_client_share_nothing_unless_they_name_a_context(proxy: Proxy) -> None:
     """No state is keyed to a modern connection."""
     host = Host(proxy, "modern")
-    found = await host.call("search_available_tools", {"query": QUERY})
+    found = await host.data("search_available_tools", {"query": QUERY})
 
-    context = await proxy.contexts.request(found["structuredContent"]["request_id"])
+    context = await proxy.contexts.request(found["request_id"])
 
     assert context is not None
     assert context.session is None
@@ -114,7 +114,7 @@ async def test_a_query_in_the_request_beats_the_latest_one(proxy: Proxy, era: st
 
 async def test_a_request_context_can_be_read_by_the_id_of_its_search(proxy: Proxy, era: str) -> None:
     host = Host(proxy, era)
-    found = (await host.call("search_available_tools", {"query": QUERY}))["structuredContent"]
+    found = await host.data("search_available_tools", {"query": QUERY})
 
     context = json.loads(await read(host, f"context://requests/{found['request_id']}"))
 
@@ -127,8 +127,8 @@ async def test_each_principal_sees_its_own_request_contexts_and_no_others(proxy:
     hosts = {name: Host(proxy, "modern", principal=name) for name in ("carol", "dave", None)}
     ids = {}
     for name, host in hosts.items():
-        answer = await host.call("search_available_tools", {"query": f"asked by {name}"})
-        ids[name] = answer["structuredContent"]["request_id"]
+        answer = await host.data("search_available_tools", {"query": f"asked by {name}"})
+        ids[name] = answer["request_id"]
         await host.request("tools/list", **{OWN + "query": f"listed for {name}"})
 
     for name, host in hosts.items():
@@ -203,16 +203,16 @@ async def test_manage_context_adds_lists_and_removes_items(proxy: Proxy, era: st
     host = Host(proxy, era)
     named = {"context_id": await made(host)} if era == "modern" else {}
 
-    added = await host.call("manage_context", {"action": "add", "type": "rule", "name": "secret", **named})
+    added = await host.data("manage_context", {"action": "add", "type": "rule", "name": "secret", **named})
     await host.call("manage_context", {"action": "remove", "type": "rule", "name": "tone", **named})
     await host.call(
         "manage_context", {"action": "add", "type": "tool", "name": "clock", "server": "work", **named}
     )
-    listed = await host.call("manage_context", {"action": "list", **named})
+    listed = await host.data("manage_context", {"action": "list", **named})
     tools = await host.names(**({OWN + "context": named["context_id"]} if named else {}))
 
-    assert {one["name"] for one in added["structuredContent"]["items"]} == {"tone", "secret"}
-    modes = {one["name"]: one["include_mode"] for one in listed["structuredContent"]["items"]}
+    assert {one["name"] for one in added["items"]} == {"tone", "secret"}
+    modes = {one["name"]: one["include_mode"] for one in listed["items"]}
     assert modes == {"secret": "manual", "work__clock": "manual"}
     assert "work__clock" in tools
 
@@ -223,10 +223,10 @@ async def test_a_tool_that_was_removed_by_hand_is_not_found_nor_listed_again(pro
     assert "work__commit" in await host.names()
 
     await host.call("manage_context", {"action": "remove", "type": "tool", "name": "work__commit"})
-    found = await host.call("search_available_tools", {"query": QUERY})
+    found = await host.data("search_available_tools", {"query": QUERY})
 
     assert "work__commit" not in await host.names()
-    assert "work__commit" not in [one["name"] for one in found["structuredContent"]["results"]]
+    assert "work__commit" not in [one["name"] for one in found["results"]]
 
 
 @pytest.mark.parametrize(

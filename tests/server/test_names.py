@@ -176,8 +176,8 @@ async def test_a_carried_context_remembers_what_an_own_name_meant(workshop: Work
     workshop.server("github", **HONEST)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern")
-        made = await host.call("set_context", {"query": "create an issue"})
-        meta = {"io.github.mcp-context-proxy/context": made["structuredContent"]["context_id"]}
+        made = await host.data("set_context", {"query": "create an issue"})
+        meta = {"io.github.mcp-context-proxy/context": made["context_id"]}
         assert "isError" not in await host.call(OWN, **meta)
         del workshop.servers["github"]
         workshop.server("helper", **HONEST)

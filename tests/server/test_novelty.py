@@ -24,10 +24,10 @@ async def test_of_two_equal_tools_a_search_names_the_new_one_first(workshop: Wor
         opened.statistics.put_definitions("desk", rows)
     config = workshop.config(store={"path": str(store)})
     async with inside(config) as proxy:
-        found = await Host(proxy, "handshake").call("search_available_tools", {"query": QUERY})
+        found = await Host(proxy, "handshake").data("search_available_tools", {"query": QUERY})
         context = await proxy.contexts.build(QUERY)
 
-    results = found["structuredContent"]["results"]
+    results = found["results"]
     assert [one["name"] for one in results] == ["desk__apples_two", "desk__apples_one"]
     assert [one["why"].endswith("; new here") for one in results] == [True, False]
     assert [item.name for item in context.items] == ["desk__apples_one", "desk__apples_two"]

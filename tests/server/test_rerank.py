@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 from support.chat import ChatService, chat_service
 from support.proxies import Host, inside
-from support.raw_client import RpcError
+from support.raw_client import OWN, RpcError, data_of
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.items import Kind
@@ -42,21 +42,21 @@ def sampled(text: str) -> dict[str, Any]:
 
 
 def order(result: dict[str, Any]) -> list[str]:
-    return [one["name"] for one in result["structuredContent"]["results"]]
+    return [one["name"] for one in result["results"]]
 
 
 async def plain_order(workshop: Workshop) -> list[str]:
     async with inside(workshop.config()) as proxy:
-        return order(await Host(proxy, "handshake").call(SEARCH, {"query": QUERY}))
+        return order(await Host(proxy, "handshake").data(SEARCH, {"query": QUERY}))
 
 
 async def test_by_default_no_model_is_asked(workshop: Workshop) -> None:
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake", CAPABLE, {SAMPLING: lambda params: sampled("3, 2, 1")})
-        result = await host.call(SEARCH, {"query": QUERY})
+        result = await host.data(SEARCH, {"query": QUERY})
 
     assert host.asked == []
-    assert "rerank" not in result["structuredContent"]
+    assert "rerank" not in result
 
 
 async def test_a_handshake_client_that_declared_sampling_is_asked_and_its_order_counts(
@@ -65,7 +65,7 @@ async def test_a_handshake_client_that_declared_sampling_is_asked_and_its_order_
     before = await plain_order(workshop)
     async with inside(workshop.config(rerank=ALWAYS)) as proxy:
         host = Host(proxy, "handshake", CAPABLE, {SAMPLING: lambda params: sampled("3, 1, 2")})
-        result = await host.call(SEARCH, {"query": QUERY})
+        result = await host.data(SEARCH, {"query": QUERY})
         (context,) = await proxy.contexts.requests()
         assert proxy.statistics.usage is not None
         assert proxy.statistics.usage.counters.reranked == 1
@@ -74,7 +74,7 @@ async def test_a_handshake_client_that_declared_sampling_is_asked_and_its_order_
     assert method == SAMPLING
     assert "desk__delete_note" in params["messages"][0]["content"]["text"]
     assert order(result) == [before[2], before[0], before[1]]
-    assert result["structuredContent"]["rerank"] == {"used": True, "reason": "ordered by the client's model"}
+    assert result["rerank"] == {"used": True, "reason": "ordered by the client's model"}
     assert context.rerank is not None
     assert context.rerank.used
     assert [item.name for item in context.items] == order(result)
@@ -85,11 +85,11 @@ async def test_a_client_that_declared_nothing_is_not_asked(workshop: Workshop, e
     before = await plain_order(workshop)
     async with inside(workshop.config(rerank=ALWAYS)) as proxy:
         host = Host(proxy, era)
-        result = await host.call(SEARCH, {"query": QUERY})
+        result = await host.data(SEARCH, {"query": QUERY})
 
     assert host.asked == []
     assert order(result) == before
-    assert "there is no model to ask" in result["structuredContent"]["rerank"]["reason"]
+    assert "there is no model to ask" in result["rerank"]["reason"]
 
 
 async def test_a_client_that_refuses_gets_the_unchanged_order(workshop: Workshop) -> None:
@@ -99,10 +99,10 @@ async def test_a_client_that_refuses_gets_the_unchanged_order(workshop: Workshop
     before = await plain_order(workshop)
     async with inside(workshop.config(rerank=ALWAYS)) as proxy:
         host = Host(proxy, "handshake", CAPABLE, {SAMPLING: refuse})
-        result = await host.call(SEARCH, {"query": QUERY})
+        result = await host.data(SEARCH, {"query": QUERY})
 
     assert order(result) == before
-    assert "the user said no" in result["structuredContent"]["rerank"]["reason"]
+    assert "the user said no" in result["rerank"]["reason"]
 
 
 @pytest.mark.parametrize("through", [False, True], ids=["search", "call_tool"])
@@ -113,6 +113,7 @@ async def test_a_modern_client_is_asked_by_the_result_of_its_search(
     call: dict[str, Any] = {"name": SEARCH, "arguments": {"query": QUERY}}
     if through:
         call = {"name": "call_tool", "arguments": call}
+    call["_meta"] = {OWN + "format": "json"}
     async with inside(workshop.config(rerank=ALWAYS)) as proxy:
         host = Host(proxy, "modern", CAPABLE)
         asked = await host.request("tools/call", call)
@@ -122,12 +123,12 @@ async def test_a_modern_client_is_asked_by_the_result_of_its_search(
 
     assert asked["resultType"] == "input_required"
     assert question["method"] == SAMPLING
-    assert order(result) == [before[1], before[0], before[2]]
+    assert order(data_of(result)) == [before[1], before[0], before[2]]
 
 
 async def test_a_modern_client_that_answers_late_gets_the_unchanged_order(workshop: Workshop) -> None:
     before = await plain_order(workshop)
-    call = {"name": SEARCH, "arguments": {"query": QUERY}}
+    call = {"name": SEARCH, "arguments": {"query": QUERY}, "_meta": {OWN + "format": "json"}}
     config = workshop.config(rerank=ALWAYS, limits={"rerank_seconds": 0.05})
     async with inside(config) as proxy:
         host = Host(proxy, "modern", CAPABLE)
@@ -136,10 +137,10 @@ async def test_a_modern_client_that_answers_late_gets_the_unchanged_order(worksh
         while not await proxy.contexts.requests():
             await anyio.lowlevel.checkpoint()
         answers = {"inputResponses": {key: sampled("3, 2, 1")}, "requestState": asked["requestState"]}
-        result = await host.request("tools/call", call | answers)
+        result = data_of(await host.request("tools/call", call | answers))
 
     assert order(result) == before
-    assert "no answer within 0.05 s" in result["structuredContent"]["rerank"]["reason"]
+    assert "no answer within 0.05 s" in result["rerank"]["reason"]
 
 
 async def test_a_filtered_list_asks_no_model(workshop: Workshop) -> None:
@@ -158,7 +159,7 @@ async def test_with_a_configured_endpoint_the_client_is_not_asked(
     rerank = {"mode": "always", "endpoint": service.url, "model": "small"}
     async with inside(workshop.config(rerank=rerank)) as proxy:
         host = Host(proxy, "modern", CAPABLE)
-        result = await host.call(SEARCH, {"query": QUERY})
+        result = await host.data(SEARCH, {"query": QUERY})
         explained = await proxy.contexts.explain(QUERY, Kind.TOOL, before[2])
 
     assert host.asked == []
@@ -170,10 +171,10 @@ async def test_with_a_configured_endpoint_the_client_is_not_asked(
 async def test_auto_does_not_ask_about_a_clear_result(workshop: Workshop, service: ChatService) -> None:
     rerank = {"mode": "auto", "endpoint": service.url, "model": "small"}
     async with inside(workshop.config(rerank=rerank)) as proxy:
-        result = await Host(proxy, "modern").call(SEARCH, {"query": "desk__empty_note"})
+        result = await Host(proxy, "modern").data(SEARCH, {"query": "desk__empty_note"})
 
     assert service.requests == []
-    assert result["structuredContent"]["rerank"] == {
+    assert result["rerank"] == {
         "used": False,
         "reason": "skipped: the query is the name of a tool",
     }

@@ -1,4 +1,4 @@
-"""The proxy's own tools: what they answer, and that it is what their schemas promise."""
+"""The proxy's own tools: what they answer, as text for models and as data for programs."""
 
 import json
 from collections.abc import AsyncIterator
@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 from support.proxies import Host, inside
+from support.raw_client import OWN
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
@@ -73,69 +74,86 @@ QUERIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("arguments", QUERIES, ids=lambda arguments: json.dumps(arguments)[:50])
-async def test_search_results_match_the_output_schema(host: Host, arguments: dict[str, Any]) -> None:
-    promised = (await definitions(host))[SEARCH]
-    jsonschema.validate(arguments, promised["inputSchema"])
+async def test_a_search_is_answered_with_text_alone_and_with_data_on_request(
+    host: Host, arguments: dict[str, Any]
+) -> None:
+    jsonschema.validate(arguments, (await definitions(host))[SEARCH]["inputSchema"])
 
     result = await host.call(SEARCH, arguments)
+    data = await host.data(SEARCH, arguments)
 
-    assert "isError" not in result
-    jsonschema.validate(result["structuredContent"], promised["outputSchema"])
-    assert result["content"][0]["text"]
+    assert set(result) & {"isError", "structuredContent"} == set()
+    (block,) = result["content"]
+    # If filters leave nothing that fits, the items that they left out are named instead of the nearest.
+    named = data["results"] or ([] if "note" in data else data["near_misses"][:3])
+    assert all(one.get("uri", one["name"]) in block["text"] for one in named)
+    assert data["fits"] is bool(data["results"])
+    assert len(data["request_id"]) == 16
 
 
-async def test_results_of_set_context_match_the_output_schema(host: Host) -> None:
-    promised = (await definitions(host))["set_context"]["outputSchema"]
+async def test_no_tool_of_the_proxy_promises_structured_content(host: Host) -> None:
+    assert [name for name, one in (await definitions(host)).items() if "outputSchema" in one] == []
 
-    result = await host.call("set_context", {"query": "the weather", "intent": "plan a trip"})
 
-    jsonschema.validate(result["structuredContent"], promised)
+async def test_set_context_tells_a_model_and_a_program_the_context_for_later_calls(host: Host) -> None:
+    wanted = {"query": "the weather", "intent": "plan a trip"}
+    result = await host.call("set_context", wanted)
+    context_id = result["content"][0]["text"].rpartition("context_id ")[2]
+    data = await host.data("set_context", {**wanted, "context_id": context_id})
+
+    assert set(result) & {"isError", "structuredContent"} == set()
+    assert data["context_id"] == context_id
+
+
+async def test_a_form_that_does_not_exist_is_refused_before_anything_is_done(host: Host) -> None:
+    result = await host.call(SEARCH, {"query": "weather"}, **{OWN + "format": "yaml"})
+
+    assert result["isError"] is True
+    assert f'{OWN}format in _meta can only be "json"' in result["content"][0]["text"]
 
 
 async def test_the_definitions_themselves_are_valid_schemas(host: Host) -> None:
     for name in (SEARCH, "call_tool", "set_context"):
         definition = (await definitions(host))[name]
         jsonschema.Draft202012Validator.check_schema(definition["inputSchema"])
-        jsonschema.Draft202012Validator.check_schema(definition.get("outputSchema", {}))
 
 
 async def test_a_found_tool_comes_with_everything_needed_to_call_it(host: Host) -> None:
     result = await host.call(SEARCH, {"query": "weather of a city tomorrow"})
+    best = (await host.data(SEARCH, {"query": "weather of a city tomorrow"}))["results"][0]
 
-    best = result["structuredContent"]["results"][0]
     assert (best["name"], best["server"]) == ("weather__forecast", "weather")
     assert best["inputSchema"] == SCHEMA
     assert "weather__forecast(city: string, days?: integer)" in result["content"][0]["text"]
 
 
 async def test_a_found_tool_can_be_called_by_its_name(host: Host) -> None:
-    found = await host.call(SEARCH, {"query": "weather of a city tomorrow"})
+    found = await host.data(SEARCH, {"query": "weather of a city tomorrow"})
 
-    name = found["structuredContent"]["results"][0]["name"]
+    name = found["results"][0]["name"]
     called = await host.call("call_tool", {"name": name, "arguments": {"city": "Paris"}})
 
     assert json.loads(called["content"][0]["text"])["arguments"] == {"city": "Paris"}
 
 
 async def test_documents_are_found_beside_tools_and_alone(host: Host) -> None:
-    alone = await host.call(SEARCH, {"query": "how to word a commit message", "kinds": ["rule"]})
-    reference = await host.call(SEARCH, {"query": "numbering of invoices", "kinds": ["reference"]})
+    alone = await host.data(SEARCH, {"query": "how to word a commit message", "kinds": ["rule"]})
+    reference = await host.data(SEARCH, {"query": "numbering of invoices", "kinds": ["reference"]})
 
-    (rule,) = alone["structuredContent"]["results"]
+    (rule,) = alone["results"]
     assert (rule["type"], rule["uri"]) == ("rule", "rule://commit-style")
-    assert reference["structuredContent"]["results"][0]["uri"] == "reference://billing"
+    assert reference["results"][0]["uri"] == "reference://billing"
 
 
 async def test_a_search_of_tools_alone_finds_no_documents(host: Host) -> None:
-    result = await host.call(SEARCH, {"query": "commit messages", "kinds": ["tool"]})
+    result = await host.data(SEARCH, {"query": "commit messages", "kinds": ["tool"]})
 
-    assert {each["type"] for each in result["structuredContent"]["results"]} == {"tool"}
+    assert {each["type"] for each in result["results"]} == {"tool"}
 
 
 async def test_a_search_of_one_server_finds_only_its_tools(host: Host) -> None:
-    result = await host.call(SEARCH, {"query": "weather", "server": "code", "top_n": 50})
+    found = await host.data(SEARCH, {"query": "weather", "server": "code", "top_n": 50})
 
-    found = result["structuredContent"]
     assert {each["server"] for each in found["results"] + found.get("near_misses", [])} <= {"code"}
 
 
@@ -167,44 +185,55 @@ async def test_an_unknown_filter_value_is_answered_with_the_nearest(
 
 async def test_a_search_applies_its_filters(host: Host) -> None:
     wanted = {"category": "code", "tags": ["code"], "open_world": True, "read_only": None}
-    found = (await host.call(SEARCH, {"query": "weather of a city, then commit", **wanted}))[
-        "structuredContent"
-    ]
+    found = await host.data(SEARCH, {"query": "weather of a city, then commit", **wanted})
 
     assert {each["name"] for each in found["results"] + found.get("near_misses", [])} == {"code__commit"}
 
 
 async def test_a_search_whose_filters_leave_nothing_names_the_excluded_tools(host: Host) -> None:
-    result = await host.call(
-        SEARCH, {"query": "forecast of the weather", "read_only": True, "kinds": ["tool"]}
-    )
+    wanted = {"query": "forecast of the weather", "read_only": True, "kinds": ["tool"]}
+    result, data = await host.call(SEARCH, wanted), await host.data(SEARCH, wanted)
 
     said = "No item meets the filters (read_only true). Left out by them: weather__forecast (by read_only)"
     assert said in result["content"][0]["text"]
-    assert result["structuredContent"]["note"].startswith(said)
-    assert result["structuredContent"]["fits"] is False
+    assert data["note"].startswith(said)
+    assert data["fits"] is False
 
 
 async def test_if_nothing_fits_the_nearest_tools_are_named_and_can_be_called(host: Host) -> None:
     result = await host.call(SEARCH, {"query": "zyxgh qwvut"})
+    data = await host.data(SEARCH, {"query": "zyxgh qwvut"})
 
-    assert result["structuredContent"]["fits"] is False
-    assert result["structuredContent"]["near_misses"]
-    assert "call it all the same. Call a tool by its name" in result["content"][0]["text"]
+    lines = result["content"][0]["text"].splitlines()
+    assert data["fits"] is False
+    assert lines[0] == "None of 5 tools and documents fits well. Nearest:"
+    nearest = [one.get("uri") or one["name"] for one in data["near_misses"][:3]]
+    assert lines[1:-1] == [f"- {name}" for name in nearest]
+    assert lines[-1] == "Call one if it does the job, or search in other words."
 
 
 async def test_no_more_is_returned_than_was_asked_for(host: Host) -> None:
-    result = await host.call(
+    result = await host.data(
         SEARCH, {"query": "weather tides commit forecast", "top_n": 1, "kinds": ["tool"]}
     )
 
-    assert len(result["structuredContent"]["results"]) == 1
+    assert len(result["results"]) == 1
 
 
-async def test_without_schemas_none_is_returned(host: Host) -> None:
-    result = await host.call(SEARCH, {"query": "weather of a city", "include_schema": False})
+@pytest.mark.parametrize(
+    "wanted",
+    [{"query": "weather of a city", "include_schema": True}, {"query": "weather__forecast"}],
+    ids=str,
+)
+async def test_schemas_are_whole_for_who_asks_for_them_or_for_one_tool_by_name(
+    host: Host, wanted: dict[str, Any]
+) -> None:
+    whole = (await host.call(SEARCH, wanted))["content"][0]["text"]
+    short = (await host.call(SEARCH, {"query": "weather of a city"}))["content"][0]["text"]
 
-    assert all("inputSchema" not in each for each in result["structuredContent"]["results"])
+    (line,) = [line for line in whole.splitlines() if "Name of the city" in line]
+    assert json.loads(line.strip().removeprefix("Input schema: ")) == SCHEMA
+    assert "Name of the city" not in short
 
 
 async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
@@ -212,7 +241,7 @@ async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
         "tools/call", {"name": SEARCH, "arguments": '{"query": "weather of a city", "top_n": 1}'}
     )
 
-    assert result["structuredContent"]["results"][0]["name"] == "weather__forecast"
+    assert "The best match of 5 tools and documents:\n\nweather__forecast(" in result["content"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +291,7 @@ async def test_call_tool_can_call_the_proxys_own_tools_but_not_recurse(host: Hos
     found = await host.call("call_tool", {"name": SEARCH, "arguments": {"query": "weather"}})
     itself = await host.call("call_tool", {"name": "call_tool", "arguments": {"name": "call_tool"}})
 
-    assert "structuredContent" in found
+    assert "best match" in found["content"][0]["text"]
     assert itself["isError"] is True
 
 
@@ -288,10 +317,10 @@ async def test_the_tools_of_a_server_that_comes_late_are_found_and_called(worksh
     )
     async with inside(workshop.config(), settled=False) as proxy:
         host = Host(proxy, "modern")
-        before = await host.call(SEARCH, {"query": "brew coffee"})
+        before = await host.data(SEARCH, {"query": "brew coffee"})
         flag.touch()
         await proxy.wait_first_connect()
-        after = await host.call(SEARCH, {"query": "brew coffee"})
+        after = await host.data(SEARCH, {"query": "brew coffee"})
 
-    assert before["structuredContent"]["results"] == []
-    assert after["structuredContent"]["results"][0]["name"] == "late__brew"
+    assert before["results"] == []
+    assert after["results"][0]["name"] == "late__brew"

@@ -117,22 +117,20 @@ async def test_a_query_of_one_session_is_never_shown_to_another(workshop: Worksh
     config = workshop.config(expose={"list_all_below": 0}, interactions={"enabled": False})
     async with inside(config) as proxy:
         attacker, victim = Host(proxy, "handshake"), Host(proxy, "handshake")
-        found = await attacker.call(search, {"query": injected})
-        await attacker.call(found["structuredContent"]["results"][-1]["name"])
+        found = await attacker.data(search, {"query": injected})
+        await attacker.call(found["results"][-1]["name"])
         assert proxy.search.use_recorder is not None
         assert proxy.search.learned is not None
         await proxy.search.use_recorder.flush()
         learned = proxy.search.learned.pairs
-        shown = await victim.call(search, {"query": "post a message to others"})
+        shown = await victim.data(search, {"query": "post a message to others"})
         resources = [
             await victim.raw("resources/read", {"uri": uri})
             for uri in ("context://current", "context://latest")
             if uri in json.dumps(await victim.request("resources/list"))
         ]
 
-    assert any(
-        "used before for a similar request" in one["why"] for one in shown["structuredContent"]["results"]
-    )
+    assert any("used before for a similar request" in one["why"] for one in shown["results"])
     assert "IGNORE" not in json.dumps(shown)
     assert "IGNORE" not in "".join(resources)
     assert [pair.query for pair in learned] == [injected.replace("\u202e", "")]

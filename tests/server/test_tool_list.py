@@ -84,7 +84,7 @@ async def test_a_huge_query_is_cut(host: Host) -> None:
 
 async def test_set_context_returns_a_handle_that_selects_the_same_tools_in_any_request(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
-    answer = (await host.call("set_context", {"query": QUERY[OWN + "query"]}))["structuredContent"]
+    answer = await host.data("set_context", {"query": QUERY[OWN + "query"]})
 
     by_handle = await host.request("tools/list", **{OWN + "context": answer["context_id"]})
     other = await Host(proxy, "handshake").names(**{OWN + "context": answer["context_id"]})
@@ -96,10 +96,7 @@ async def test_set_context_returns_a_handle_that_selects_the_same_tools_in_any_r
 
 async def test_handles_cannot_be_guessed(proxy: Proxy) -> None:
     given = {
-        (await Host(proxy, "modern").call("set_context", {"query": "a text"}))["structuredContent"][
-            "context_id"
-        ]
-        for _ in range(3)
+        (await Host(proxy, "modern").data("set_context", {"query": "a text"}))["context_id"] for _ in range(3)
     }
 
     assert len(given) == 3
@@ -116,8 +113,8 @@ async def test_an_unknown_handle_is_refused(host: Host, handle: str) -> None:
 
 async def test_a_query_beats_a_handle(proxy: Proxy) -> None:
     host = Host(proxy, "modern")
-    answer = await host.call("set_context", {"query": "resize a picture"})
-    handle = {OWN + "context": answer["structuredContent"]["context_id"]}
+    answer = await host.data("set_context", {"query": "resize a picture"})
+    handle = {OWN + "context": answer["context_id"]}
 
     assert await host.names(**QUERY, **handle) == await host.names(**QUERY)
 
@@ -163,10 +160,10 @@ async def test_one_session_does_not_see_what_another_searched(proxy: Proxy) -> N
 
 
 async def test_a_manual_tool_is_never_found_but_can_be_called(host: Host) -> None:
-    found = await host.call("search_available_tools", {"query": "price of a share", "top_n": 50})
+    found = await host.data("search_available_tools", {"query": "price of a share", "top_n": 50})
     called = await host.call("work__stock", {"text": "x"})
 
-    assert "work__stock" not in [each["name"] for each in found["structuredContent"]["results"]]
+    assert "work__stock" not in [each["name"] for each in found["results"]]
     assert "isError" not in called
 
 
@@ -285,4 +282,4 @@ async def test_a_tool_named_like_one_of_the_proxys_own_does_not_replace_it(works
         ours = await host.call("search_available_tools", {"query": "anything"})
 
     assert names == [*OURS, "a__call_tool", "a__search_available_tools"]
-    assert "structuredContent" in ours
+    assert ours["content"][0]["text"].startswith(("The ", "None of 2 tools"))

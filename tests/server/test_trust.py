@@ -68,8 +68,8 @@ async def test_at_low_confidence_the_list_is_filled_up(workshop: Workshop, by: s
         await learn(proxy, other_needs(), "tool_00")
         host = Host(proxy, "handshake")
         if by == "search":
-            found = await host.call(SEARCH, {"query": MAIL})
-            assert [one["name"] for one in found["structuredContent"]["results"]] == ["desk__send_mail"]
+            found = await host.data(SEARCH, {"query": MAIL})
+            assert [one["name"] for one in found["results"]] == ["desk__send_mail"]
         names = await host.names(**(QUERY_KEY if by == "list" else {}))
         (context,) = await proxy.contexts.requests()
 

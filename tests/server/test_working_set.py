@@ -53,8 +53,8 @@ async def test_tools_used_in_several_sessions_are_listed_after_a_restart(worksho
         during = await Host(proxy, "handshake").names()
     async with inside(config(workshop)) as proxy:
         after = await Host(proxy, "modern").names()
-        result = await Host(proxy, "handshake").call(SEARCH, {"query": "read the mails", "top_n": 1})
-        context = await proxy.contexts.request(result["structuredContent"]["request_id"])
+        result = await Host(proxy, "handshake").data(SEARCH, {"query": "read the mails", "top_n": 1})
+        context = await proxy.contexts.request(result["request_id"])
 
     assert listed(before) == listed(during) == [], "the list does not change while a proxy runs"
     assert listed(after) == [USED], "neither what failed nor what is only called by name"

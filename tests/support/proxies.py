@@ -22,7 +22,7 @@ from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server.caller import Caller
 from support import commands
-from support.raw_client import MODERN, PATIENCE, PREFIX, Answer, RpcError
+from support.raw_client import AS_DATA, MODERN, PATIENCE, PREFIX, Answer, RpcError, data_of
 
 SERVING = re.compile(r"serving (http://\S+)/mcp")
 
@@ -160,6 +160,10 @@ class Host:
     async def call(self, name: str, arguments: Any = None, **meta: Any) -> Any:
         """Call a tool, and return its result."""
         return await self.request("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
+
+    async def data(self, name: str, arguments: Any = None, **meta: Any) -> dict[str, Any]:
+        """Call a tool of the proxy itself as a program does, and return the data."""
+        return data_of(await self.call(name, arguments, **AS_DATA, **meta))
 
     async def names(self, **meta: Any) -> list[str]:
         """The names of the listed tools."""

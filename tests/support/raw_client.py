@@ -19,6 +19,9 @@ HANDSHAKE, MODERN = "2025-11-25", "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"
 OWN = "io.github.mcp-context-proxy/"
 
+AS_DATA: Any = {OWN + "format": "json"}
+"""The `_meta` of a call of the proxy's own tools that asks for data."""
+
 CANCELLED = -32800
 """Error code of a cancelled request of the handshake era over HTTP, whose response has to end."""
 
@@ -118,6 +121,10 @@ class RawClient:
     async def call(self, name: str, arguments: Any = None, **meta: Any) -> Any:
         """Call a tool, and return its result."""
         return await self.request("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
+
+    async def data(self, name: str, arguments: Any = None, **meta: Any) -> dict[str, Any]:
+        """Call a tool of the proxy itself as a program does, and return the data."""
+        return data_of(await self.call(name, arguments, **AS_DATA, **meta))
 
     async def names(self, **meta: Any) -> list[str]:
         """The names of the listed tools."""
@@ -238,6 +245,15 @@ class RawClient:
         for future in self._pending.values():
             future.cancel()
         assert self.violations == []
+
+
+def data_of(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a result that was asked for as data: its text says the same."""
+    assert "isError" not in result, result
+    data: dict[str, Any] = result["structuredContent"]
+    (block,) = result["content"]
+    assert json.loads(block["text"]) == data
+    return data
 
 
 def _problem(message: Any) -> str | None:

@@ -143,8 +143,8 @@ async def test_a_context_handle_of_a_modern_client_is_listed_as_a_session(
     api: httpx2.AsyncClient, proxy: HttpProxy
 ) -> None:
     async with http(proxy.base, "modern", headers={"authorization": f"Bearer {TOKEN}"}) as host:
-        answer = await host.call("set_context", {"query": "tidy up the mailbox"})
-        handle = answer["structuredContent"]["context_id"]
+        answer = await host.data("set_context", {"query": "tidy up the mailbox"})
+        handle = answer["context_id"]
         sessions = (await api.get(f"{API}/sessions")).json()["sessions"]
         session = next(one for one in sessions if one["query"] == "tidy up the mailbox")
         add = {"add": [{"type": "tool", "name": "post__wipe"}]}

@@ -43,8 +43,8 @@ async def searched(host: RawClient) -> Any:
     query = {"query": "say it again"}
     with anyio.fail_after(PATIENCE):
         while True:
-            found = await host.call("search_available_tools", query)
-            if found["structuredContent"]["results"]:
+            found = await host.data("search_available_tools", query)
+            if found["results"]:
                 return found
             await anyio.sleep(LOOK_SECONDS)
 
@@ -84,7 +84,7 @@ async def test_the_hosts_context_is_shown_with_the_token(config: Path) -> None:
     assert page.status_code == 200
     assert (refused.status_code, rebound.status_code) == (401, 421)
     assert session["kind"] == "connection"
-    assert session["latest_request"] == found["structuredContent"]["request_id"]
+    assert session["latest_request"] == found["request_id"]
     assert [item["name"] for item in served.json()["items"]] == ["work__echo"]
     assert elsewhere.status_code == 404
     assert TOKEN not in log.read_text(encoding="utf-8")
@@ -96,5 +96,5 @@ async def test_a_host_is_served_although_the_api_port_is_in_use(config: Path) ->
         async with hosted(config, "--api-port", str(port)) as (host, log):
             found = await searched(host)
 
-    assert found["structuredContent"]["results"][0]["name"] == "work__echo"
+    assert found["results"][0]["name"] == "work__echo"
     assert f"the API is not served on port {port}: " in log.read_text(encoding="utf-8")

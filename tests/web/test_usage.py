@@ -57,8 +57,8 @@ async def api(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
 async def used(proxy: HttpProxy) -> None:
     async with http(proxy.base, "modern", headers=AUTHORIZED) as host:
         with anyio.fail_after(PATIENCE):
-            found = await host.call("search_available_tools", {"query": QUERY})
-        assert found["structuredContent"]["results"][0]["name"] == "post__send_mail"
+            found = await host.data("search_available_tools", {"query": QUERY})
+        assert found["results"][0]["name"] == "post__send_mail"
         for name in ("post__send_mail", "post__send_mail", "post__list_mail"):
             await host.call(name)
 

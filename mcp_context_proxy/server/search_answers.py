@@ -1,0 +1,450 @@
+"""Answers to searches: a text for models, within a budget of tokens, and data for programs.
+
+A model reads each tool as a signature, such as ``create_issue(title: string, ... 3 optional)``, and the
+sentences that tell it from its siblings. If that is too much, items are told in fewer words, the last ones
+first, and in the end by their names alone; none is left out. A tool that is asked for by its exact name is
+told whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+
+from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.context.search import Found
+from mcp_context_proxy.context.selection import SearchAnswer
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.items import Document, Snapshot, Tool
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.retrieval.results import Result
+
+HOW_TO_CALL: Final = "Call one through call_tool, with its name and arguments."
+HOW_TO_SEE_ALL: Final = "Search for its exact name to see all about it."
+HOW_TO_GO_ON: Final = "Call one if it does the job, or search in other words."
+
+ANSWER_TOKENS: Final = 400
+"""Budget of an answer. Only what a model cannot do without may exceed it, up to `MOST_TOKENS`."""
+
+MOST_TOKENS: Final = 700
+"""Size from which even the best items are told by their names alone."""
+
+TOKENS_EACH: Final = 80
+"""Budget for each item where a caller asks for a number of them."""
+
+CHARACTERS_PER_TOKEN: Final = 4
+"""A token is counted for as many characters where the tokenizer finds fewer."""
+
+SIGNED: Final = 3
+"""Number of best items that keep their required parameters as long as there is room for them."""
+
+NEAREST: Final = 3
+"""Items that are named if nothing fits."""
+
+NOTED: Final = 5
+"""Names in a note; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Amount that an answer tells about an item."""
+
+    characters: int
+    """Length of the description, or half of that of a document's excerpt."""
+    optional: int
+    """Optional parameters that are named; the others are counted."""
+    depth: int
+    """Levels of nested objects that are spelled out; deeper ones read ``object``."""
+
+
+DETAILS: Final = (Detail(240, 6, 2), Detail(110, 6, 1), Detail(110, 0, 1), Detail(0, 0, 1))
+"""Details from the most to the least; after the last one there is the name alone."""
+
+NAME_ALONE: Final = len(DETAILS)
+
+COUNTED_NAMES: Final = 40
+"""Required parameters that a signature names; the others are counted. No real tool has as many."""
+
+ENUM_VALUES: Final = 40
+"""Values of an enumeration that a required parameter spells out."""
+
+OPTIONAL_ENUM_VALUES: Final = 6
+"""Values of an enumeration that an optional parameter spells out."""
+
+OPTIONS: Final = 8
+"""Alternative types that a signature spells out."""
+
+LITERAL_CHARACTERS: Final = 60
+TYPE_CHARACTERS: Final = 400
+
+SENTENCES_FROM: Final = 2000
+"""Characters of a description in which its sentences are looked for."""
+
+SIBLINGS: Final = 8
+"""Tools of the same server on either side, in order of their names, that a sentence is looked for in."""
+
+SHARED_BY: Final = 2
+"""Siblings that have a sentence, too, from which on it tells nothing about a tool."""
+
+
+def answer_tokens(top_n: int | None) -> int:
+    """Return the budget of an answer to a caller who asked for `top_n` items, or for no number."""
+    return ANSWER_TOKENS if top_n is None else max(ANSWER_TOKENS, top_n * TOKENS_EACH)
+
+
+def search_notes(answer: SearchAnswer, fleet: Fleet) -> list[str]:
+    """Return what limits an answer: items over budget and servers that were not searched, by name."""
+    found = answer.found
+    notes = [note for note in (found.tools.note, found.filter_note) if note]
+    if answer.context.dropped:
+        notes.append(f"{over_budget(answer.context)}.")
+    if missing := fleet.unlisted:
+        named = _names([f"{client.name} ({client.state})" for client in missing])
+        notes.append(f"Not searched, because not connected: {named}.")
+    if fleet.stale:
+        notes.append(f"Searched as last known, because their lists cannot be had: {_names(fleet.stale)}.")
+    return notes
+
+
+def over_budget(context: RequestContext) -> str:
+    """Name the items that were selected but do not fit into the budget."""
+    named = ", ".join(f"{item.name} ({item.tokens:,} tokens)" for item in context.dropped)
+    return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}"
+
+
+def search_text(
+    answer: SearchAnswer,
+    notes: Sequence[str],
+    count: Callable[[str], int],
+    *,
+    whole: bool = False,
+    tokens: int = ANSWER_TOKENS,
+) -> str:
+    """Return the answer to a search as a model reads it. Blocks for about half a millisecond.
+
+    Args:
+        answer: Results of the search.
+        notes: Sentences about it, from `search_notes`.
+        count: Counts the tokens of a text.
+        whole: Tell every tool whole, whatever it costs.
+        tokens: Budget; without effect on what is told whole.
+    """
+    found = answer.found
+    results, known = found.results, _known(found.snapshot)
+    head = [f"Note: {note}" for note in notes if note != found.filter_note]
+    if not results:
+        return "\n\n".join([*head, _nothing_fits(found, known)])
+    if found.near_misses:
+        names = _names([_name(one) for one in found.near_misses])
+        head.append(f"No tool fits well. Nearest: {names}.")
+    best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
+    head.append(f"{best} of {known}:")
+    named = [result for result in results if result.exact]
+    # Several servers may have a tool of that name: then which one is meant is still to be chosen.
+    is_one = len(named) == 1
+    has_tools = any(isinstance(result.item, Tool) for result in results)
+    if whole or is_one:
+        tail = [HOW_TO_CALL] if has_tools else []
+        told = [_whole(result) for result in (results if whole else named)]
+        told += [] if whole else _more([_name(result) for result in results if not result.exact])
+    else:
+        tail = [f"{HOW_TO_CALL} {HOW_TO_SEE_ALL}"] if has_tools else []
+        told = _Fitting(results, found.snapshot, count).fit([*head, *tail], tokens)
+    return "\n\n".join([*head, *told, *tail])
+
+
+def _nothing_fits(found: Found, known: str) -> str:
+    if not found.near_misses:
+        return found.filter_note or f"Nothing was found among {known}."
+    if found.excluded:
+        return f"{found.filter_note}\n{HOW_TO_GO_ON}"
+    why = found.filter_note or f"None of {known} fits well."
+    names = "\n".join(f"- {_name(result)}" for result in found.near_misses[:NEAREST])
+    return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
+
+
+def search_data(answer: SearchAnswer, notes: Sequence[str]) -> dict[str, Any]:
+    """Return the answer to a search as data for programs, with whole descriptions and schemas."""
+    context, found = answer.context, answer.found
+    data: dict[str, Any] = {
+        "query": context.query,
+        "fits": bool(found.results),
+        "results": [item_data(result, with_schema=True) for result in found.results],
+        "method": found.tools.method,
+        "known": found.known,
+        "request_id": context.id,
+    }
+    if found.near_misses or not found.results:
+        data["near_misses"] = [item_data(result, with_schema=True) for result in found.near_misses]
+    if context.dropped:
+        data["dropped"] = [{"name": item.name, "tokens": item.tokens} for item in context.dropped]
+    if context.rerank is not None:
+        data["rerank"] = {"used": context.rerank.used, "reason": context.rerank.reason}
+    if found.tools.indexed is not None:
+        data["indexed"] = dict(zip(("done", "total"), found.tools.indexed, strict=True))
+    if notes:
+        data["note"] = " ".join(notes)
+    return data
+
+
+def item_data(result: Result, with_schema: bool) -> Mapping[str, Any]:
+    """Return a found item as data."""
+    item = result.item
+    common = {"score": round(result.score, 4), "why": result.why}
+    if result.learned > 0:
+        common["learned"] = round(result.learned, 4)
+    if isinstance(item, Document):
+        return {
+            "type": str(item.kind),
+            "name": item.name,
+            "uri": item.uri,
+            "description": item.description,
+            "excerpt": result.chunk,
+            **common,
+        }
+    schema = {"inputSchema": envelope.members(item.definition)["inputSchema"]} if with_schema else {}
+    return {
+        "type": "tool",
+        "name": item.exposed_name,
+        "server": item.server,
+        "description": item.description,
+        **schema,
+        **common,
+    }
+
+
+class _Fitting:
+    """Texts of found items, each in the detail that there is room for."""
+
+    def __init__(self, results: Sequence[Result], snapshot: Snapshot, count: Callable[[str], int]) -> None:
+        self._results, self._snapshot, self._count = results, snapshot, count
+        self._made: dict[tuple[int, int], tuple[str, int]] = {}
+        self._schemas: dict[int, Any] = {}
+        self._levels = [0] * len(results)
+        self._around = 0, 0
+        """Tokens and characters of the rest of the answer."""
+
+    def fit(self, around: Sequence[str], tokens: int) -> list[str]:
+        """Return the texts that fit into a budget beside those `around`.
+
+        Descriptions are shortened first, then optional parameters are left out, then all but the names; at
+        each step the last items come first.
+        """
+        most = max(tokens, MOST_TOKENS)
+        last = len(DETAILS) - 1
+        self._around = sum(map(self._count, around)), sum(map(len, around))
+        for level in range(1, NAME_ALONE + 1):
+            limit = most if level == NAME_ALONE else tokens
+            for place in reversed(range(len(self._results))):
+                if self._size() <= limit:
+                    break
+                self._levels[place] = level if level < last or place < SIGNED else NAME_ALONE
+        texts = [self._text(place)[0] for place, level in enumerate(self._levels) if level < NAME_ALONE]
+        levels = zip(self._results, self._levels, strict=True)
+        return [*texts, *_more([_name(result) for result, level in levels if level == NAME_ALONE])]
+
+    def _size(self) -> int:
+        """Return the tokens of the whole answer, by the tokenizer or by characters, whichever are more."""
+        texts = [self._text(place) for place in range(len(self._levels))]
+        tokens = self._around[0] + sum(cost for _, cost in texts)
+        characters = self._around[1] + sum(len(text) + 2 for text, _ in texts)
+        return max(tokens, -(-characters // CHARACTERS_PER_TOKEN))
+
+    def _text(self, place: int) -> tuple[str, int]:
+        key = place, self._levels[place]
+        if key not in self._made:
+            result, level = self._results[place], self._levels[place]
+            text = f"{_name(result)}, " if level == NAME_ALONE else self._told(place, DETAILS[level])
+            self._made[key] = text, self._count(text)
+        return self._made[key]
+
+    def _told(self, place: int, detail: Detail) -> str:
+        result = self._results[place]
+        item = result.item
+        if isinstance(item, Document):
+            excerpt = f"\n  {one_line(result.chunk, 2 * detail.characters)}" if detail.characters else ""
+            return f"{item.uri} ({item.kind}){excerpt}"
+        if place not in self._schemas:
+            self._schemas[place] = schema_of(item)
+        told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
+        signature = tool_signature(item.exposed_name, self._schemas[place], detail)
+        return f"{signature}\n  {told}" if told else signature
+
+
+def _name(result: Result) -> str:
+    """Return the name by which an item is called or read."""
+    item = result.item
+    return item.uri if isinstance(item, Document) else item.exposed_name
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - NOTED
+    return ", ".join(names[:NOTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _more(names: Sequence[str]) -> list[str]:
+    return [f"{len(names)} more: {', '.join(names)}"] if names else []
+
+
+def _known(snapshot: Snapshot) -> str:
+    tools, documents = len(snapshot.tools), len(snapshot.documents)
+    if documents:
+        return f"{tools + documents:,} tools and documents"
+    return "1 tool" if tools == 1 else f"{tools:,} tools"
+
+
+def _whole(result: Result) -> str:
+    """Return a tool with its whole description and schema; of a document, what was found in it."""
+    item = result.item
+    if isinstance(item, Document):
+        return f"{item.uri} ({item.kind})\n  {one_line(result.chunk)}"
+    # Each line is indented, so that no description can pass for another tool.
+    lines = [line.strip() for line in item.description.splitlines()]
+    schema = envelope.encode(schema_of(item)).decode()
+    return "\n  ".join([item.exposed_name, *filter(None, lines), f"Input schema: {schema}"])
+
+
+_MARKS: Final = "#*->=_`~ \t"
+"""Characters of markdown at the beginning of a line."""
+
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?]) (?![a-z])")
+
+
+def summary(tool: Tool, snapshot: Snapshot, characters: int) -> str:
+    """Return the first sentences of a description that tell a tool from its siblings, on one line."""
+    siblings = [sibling.description[:SENTENCES_FROM] for sibling in _siblings(tool, snapshot)]
+    told = shared = ""
+    for sentence in _sentences(tool.description):
+        if sum(sentence in sibling for sibling in siblings) >= SHARED_BY:
+            shared = shared or sentence
+        elif told and len(told) + 1 + len(sentence) > characters:
+            break
+        else:
+            told = f"{told} {sentence}" if told else sentence
+    told = told or shared
+    if len(told) <= characters:
+        return told
+    cut = told[: characters - 4]
+    return f"{cut.rpartition(' ')[0] or cut} ..."
+
+
+def _sentences(description: str) -> Iterator[str]:
+    for line in description[:SENTENCES_FROM].splitlines():
+        text = " ".join(line.split()).lstrip(_MARKS)
+        # A heading names a part of the description; what it says is below it.
+        if text and not line.lstrip().startswith("#"):
+            yield from _SENTENCE_END.split(text)
+
+
+def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
+    """Yield the tools that stand next to a tool in the list of its server."""
+    for source in snapshot.sources:
+        items = source.items if source.key == tool.server else ()
+        if items and isinstance(items[0], Tool):
+            place = bisect_left(items, tool.exposed_name, key=attrgetter("exposed_name"))
+            for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
+                if isinstance(one, Tool) and one.name != tool.name:
+                    yield one
+
+
+def schema_of(tool: Tool) -> Any:
+    """Return the input schema of a tool, decoded; empty if it cannot be."""
+    schema = envelope.members(tool.definition).get("inputSchema")
+    try:
+        return {} if schema is None else msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def tool_signature(name: str, schema: Any, detail: Detail) -> str:
+    """Return a call signature, such as ``create_issue(title: string, labels?: string[], ... 3 optional)``."""
+    return f"{name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
+
+
+class _Signature:
+    """The parameters of one input schema as text."""
+
+    def __init__(self, root: Any, detail: Detail) -> None:
+        self._root, self._detail = root, detail
+
+    def parameters(self, schema: Any, depth: int) -> Iterator[str]:
+        """Yield the required parameters of an object with their types, then optional ones."""
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(properties, dict):
+            return
+        given = schema.get("required")
+        needed = {name for name in given if isinstance(name, str)} if isinstance(given, list) else set()
+        required = [name for name in properties if name in needed]
+        optional = [name for name in properties if name not in needed]
+        for names, most, mark in ((required, COUNTED_NAMES, ""), (optional, self._detail.optional, "?")):
+            for name in names[:most]:
+                yield f"{_word(name)}{mark}: {self._type(properties[name], depth, not mark)}"
+            if (more := len(names) - most) > 0:
+                yield f"... {more} {'optional' if mark else 'more'}"
+
+    def _type(self, schema: Any, depth: int, is_required: bool) -> str:
+        text = self._any_type(self._resolved(schema), depth, is_required)
+        return text if len(text) <= TYPE_CHARACTERS else text[: TYPE_CHARACTERS - 4] + " ..."
+
+    def _resolved(self, schema: Any) -> Any:
+        """Return the definition that a schema refers to, where it is in the same document."""
+        for _ in range(OPTIONS):
+            if not isinstance(schema, dict):
+                break
+            reference, parts = schema.get("$ref"), schema.get("allOf")
+            if isinstance(reference, str) and reference.startswith("#/"):
+                found = self._root
+                for key in reference[2:].split("/", OPTIONS):
+                    found = found.get(key) if isinstance(found, dict) else None
+                if found is None:
+                    break
+                schema = found
+            elif isinstance(parts, list) and len(parts) == 1 and "type" not in schema:
+                schema = parts[0]
+            else:
+                break
+        return schema
+
+    def _any_type(self, schema: Any, depth: int, is_required: bool) -> str:
+        if not isinstance(schema, dict):
+            return "any"
+        if isinstance(values := schema.get("enum"), list):
+            most = ENUM_VALUES if is_required else OPTIONAL_ENUM_VALUES
+            return " | ".join(map(_literal, values[:most])) + (" | ..." if len(values) > most else "")
+        if "const" in schema:
+            return _literal(schema["const"])
+        for key in ("anyOf", "oneOf"):
+            if isinstance(options := schema.get(key), list) and depth > 0:
+                told = (self._type(option, depth - 1, is_required) for option in options[:OPTIONS])
+                return " | ".join(dict.fromkeys(told)) or "any"
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            told = (self._any_type({**schema, "type": one}, depth, is_required) for one in kind[:OPTIONS])
+            return " | ".join(dict.fromkeys(told)) or "any"
+        if kind == "array":
+            inner = self._type(schema.get("items"), depth - 1, is_required) if depth > 0 else "any"
+            return f"({inner})[]" if " | " in inner else f"{inner}[]"
+        if kind == "object" and depth > 0 and is_required:
+            fields = ", ".join(self.parameters(schema, depth - 1))
+            return f"{{{fields}}}" if fields else "object"
+        return one_line(kind, LITERAL_CHARACTERS) if isinstance(kind, str) else "any"
+
+
+def _literal(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
+
+
+def _word(name: str) -> str:
+    """Return the name of a parameter, in quotes if it is not one word."""
+    return (
+        name if len(name) <= LITERAL_CHARACTERS and name.replace("-", "_").isidentifier() else _literal(name)
+    )

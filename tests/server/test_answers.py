@@ -1,0 +1,207 @@
+"""Answers to searches as a model reads them: what they cost, and what stays visible."""
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.proxies import Host, inside
+from support.servers import TOOLS, Workshop, real_lists, tool
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.embedding.tokens import TokenCounter
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = "search_available_tools"
+LISTS = ("excel", "firecrawl", "github", "notion", "slack")
+"""Real lists with long descriptions, many parameters, enumerations and references."""
+
+REQUESTS = [
+    (one["list"], one["request"])
+    for line in (Path(__file__).parents[2] / "benchmarks" / "requests.jsonl").read_text("utf-8").splitlines()
+    if (one := json.loads(line))["list"] in LISTS
+]
+COUNTER = TokenCounter()
+
+
+def tokens(text: str) -> int:
+    """By the tokenizer or as four characters each, whichever are more."""
+    return max(COUNTER.count(text), len(text) / 4)
+
+
+async def text_of(host: Host, query: str, **more: Any) -> str:
+    result = await host.call(SEARCH, {"query": query, **more})
+    (block,) = result["content"]
+    return str(block["text"])
+
+
+def line_of(text: str, name: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{name}(")]
+    return line
+
+
+@pytest.fixture(scope="module")
+async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:
+    workshop = Workshop(tmp_path_factory.mktemp("answers"))
+    for name in LISTS:
+        plain = workshop.folder / f"{name}.tools.json"
+        plain.write_bytes(gzip.decompress((TOOLS / f"{name}.json.gz").read_bytes()))
+        workshop.server(name, tools_file=str(plain), ledger=None)
+    async with inside(workshop.config(limits={"indexing_wait_seconds": 600.0}), patience=None) as proxy:
+        yield proxy
+
+
+async def test_answers_over_real_tools_cost_400_tokens_on_average_and_700_at_most(real: Proxy) -> None:
+    host = Host(real, "modern")
+    texts = {request: await text_of(host, request) for _, request in REQUESTS}
+    fitting = {request: tokens(text) for request, text in texts.items() if "fits well. Nearest" not in text}
+    others = [tokens(text) for request, text in texts.items() if request not in fitting]
+
+    assert len(fitting) >= 0.7 * len(REQUESTS)
+    assert sum(fitting.values()) / len(fitting) <= 400
+    assert max(fitting.values()) <= 700
+    assert others
+    assert max(others) <= 80
+
+
+async def test_the_first_three_tools_show_every_required_parameter_with_type_and_values(real: Proxy) -> None:
+    host = Host(real, "modern")
+    definitions = {f"{server}__{one['name']}": one for server in LISTS for one in real_lists()[server]}
+    seen = 0
+    for server, request in REQUESTS:
+        text = await text_of(host, request, server=server)
+        for found in (await host.data(SEARCH, {"query": request, "server": server}))["results"][:3]:
+            schema = definitions[found["name"]]["inputSchema"]
+            for name in schema.get("required", ()):
+                described, line = schema["properties"][name], line_of(text, found["name"])
+                values = described.get("enum", ())
+                kind = described.get("type") if not values else None
+                told = " | ".join(map(json.dumps, values)) or (kind if kind in {"string", "integer"} else "")
+                assert f"{name}: {told}" in line
+                seen += 1
+    assert seen > 50
+
+
+async def test_an_answer_has_no_scores(real: Proxy) -> None:
+    text = await text_of(Host(real, "modern"), "make a bar chart of the sales by month")
+
+    assert text.startswith("The 5 best matches of 130 tools:\n\nexcel__create_chart(")
+    assert "score" not in text
+    assert text.endswith("Search for its exact name to see all about it.")
+
+
+async def test_more_tools_than_there_is_room_for_are_named(workshop: Workshop) -> None:
+    parameters = {f"parameter_{n}": {"type": "string", "description": "long " * 50} for n in range(20)}
+    schema = {"type": "object", "properties": parameters, "required": [*parameters][:10]}
+    name = "file_the_report_of_region_number_{}"
+    described = "Files the yearly report of region number {}, with all of its figures, where it belongs."
+    tools = [tool(name.format(n), described.format(n) * 5, inputSchema=schema) for n in range(12)]
+    workshop.server("desk", tools=tools)
+    config = workshop.config(search={"include_score": 0.1})
+    async with inside(config) as proxy:
+        host = Host(proxy, "modern")
+        text = await text_of(host, "file the yearly report of a region")
+        found = (await host.data(SEARCH, {"query": "file the yearly report of a region"}))["results"]
+
+    assert len(found) > 5
+    assert all(one["name"] in text for one in found)
+    assert f"\n\n{len(found) - 3} more: " in text
+    assert "parameter_9: string, ... 10 optional)" in line_of(text, found[2]["name"])
+    assert tokens(text) <= 700
+
+
+async def test_a_tool_with_hundreds_of_required_parameters_cannot_make_an_answer_long(
+    workshop: Workshop,
+) -> None:
+    parameters = {f"parameter_{n}": {"type": "string", "enum": ["x" * 50] * 5} for n in range(500)}
+    schema = {"type": "object", "properties": parameters, "required": [*parameters]}
+    workshop.server("desk", tools=[tool("flood", "Floods the kitchen", inputSchema=schema)])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        text = await text_of(host, "flood the kitchen")
+
+    assert "1 more: desk__flood" in text
+    assert tokens(text) <= 700
+
+
+async def test_values_and_fields_of_required_parameters_are_shown_through_references(
+    workshop: Workshop,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "target": {"$ref": "#/$defs/Target"},
+            "mode": {"allOf": [{"$ref": "#/$defs/Mode"}], "description": "The mode"},
+            "extra": {"$ref": "#/$defs/Target"},
+            "self": {"$ref": "#/$defs/Loop"},
+        },
+        "required": ["target", "mode", "self"],
+        "$defs": {
+            "Mode": {"type": "string", "enum": ["fast", "slow"]},
+            "Target": {
+                "type": "object",
+                "properties": {"url": {"type": "string"}, "depth": {"type": "integer"}},
+                "required": ["url"],
+            },
+            "Loop": {
+                "type": "object",
+                "properties": {"next": {"$ref": "#/$defs/Loop"}},
+                "required": ["next"],
+            },
+        },
+    }
+    workshop.server("web", tools=[tool("crawl", "Crawls a web site", inputSchema=schema)])
+    async with inside(workshop.config()) as proxy:
+        text = await text_of(Host(proxy, "modern"), "crawl the web site")
+
+    told = 'target: {url: string, depth?: integer}, mode: "fast" | "slow", self: {next: {next: object}}'
+    assert line_of(text, "web__crawl") == f"web__crawl({told}, extra?: object)"
+
+
+async def test_a_name_that_several_servers_use_is_answered_in_short(workshop: Workshop) -> None:
+    described = "Finds a page. " + "More to know. " * 100
+    for server in ("wiki", "web"):
+        workshop.server(server, tools=[tool("find_page", described)])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        both = await text_of(host, "find_page")
+        one = await text_of(host, "wiki__find_page")
+
+    assert line_of(both, "wiki__find_page")
+    assert line_of(both, "web__find_page")
+    assert tokens(both) < 300
+    assert one.count("More to know.") == 100
+    assert "\n\n1 more: web__find_page\n\n" in one
+
+
+async def test_sentences_that_siblings_share_are_left_out(workshop: Workshop) -> None:
+    shared = "Part of the great Acme suite of tools for your business."
+    says = {"mow": "Mows the lawn.", "rake": "Rakes the leaves.", "dig": "Digs a hole.", "sow": "Sows seeds."}
+    workshop.server("acme", tools=[tool(name, f"{shared}\n\n{own}") for name, own in says.items()])
+    async with inside(workshop.config()) as proxy:
+        text = await text_of(Host(proxy, "modern"), "mow the lawn", top_n=1)
+
+    assert "acme__mow(text?: string)\n  Mows the lawn.\n" in text
+    assert "Acme suite" not in text
+
+
+async def test_a_long_description_is_cut_to_its_first_sentences_and_whole_on_request(
+    workshop: Workshop,
+) -> None:
+    described = (
+        "# Kettle\n\nBoils water. Takes about three minutes, e.g. for tea.\n\n" + "More to know. " * 100
+    )
+    workshop.server("kitchen", tools=[tool("boil", described)])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        short = await text_of(host, "boil some water")
+        whole = await text_of(host, "boil some water", include_schema=True)
+
+    assert "\n  Boils water. Takes about three minutes, e.g. for tea. More to know." in short
+    assert len(short) < 500
+    assert whole.count("More to know.") == 100
+    # Every line is indented: no description can pass for another tool.
+    assert "\n  # Kettle\n" in whole
