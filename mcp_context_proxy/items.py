@@ -47,6 +47,17 @@ class Kind(StrEnum):
     REFERENCE = "reference"
 
 
+class ToolClass(StrEnum):
+    """Harm that a call of a tool may do, from none to loss."""
+
+    READ = "read"
+    """The tool says that it changes nothing."""
+    WRITE = "write"
+    """It may change something, or says nothing about that."""
+    DESTRUCTIVE = "destructive"
+    """It says that it may delete or overwrite something."""
+
+
 DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
 """Kinds that are read rather than called."""
 
@@ -74,6 +85,13 @@ class Tool:
     """Tags from the configuration."""
     category: str | None = None
     """Category from the configuration."""
+    tool_class: ToolClass = ToolClass.WRITE
+    interactive: bool = False
+    """True if the tool demands that the user is asked before each call."""
+    confirm: bool = False
+    """True if the configuration demands it."""
+    result_characters: int = 0
+    """Length of a result that the tool wants hosts to keep whole; 0 leaves it to them."""
 
     @property
     def key(self) -> ToolKey:

@@ -30,6 +30,8 @@ CONNECTIONS = "proxy/test_connections.py::"
 OWNERS = "server/test_resource_owners.py::"
 FOLDER = "downstream/test_working_folder.py::"
 QUESTIONS = "server/test_questions.py::"
+MARKERS = "server/test_markers.py::"
+CONSENT = "server/test_consent.py::"
 ADVERSARIAL = "trust/test_adversarial_text.py::"
 ANSWERS = "server/test_answers.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
@@ -410,6 +412,46 @@ SECURITY = (
             "catalog/test_uri_owners.py::test_no_permitted_templates_of_a_server_stall_the_proxy",
         ),
     ),
+    Promise(
+        "A listed tool has its hints and its `_meta` as its server sent them. `call_read_only_tool` calls no "
+        "tool that does not say it is read-only, and `call_tool` is marked destructive.",
+        (
+            MARKERS + "test_a_listed_tool_has_every_marker_as_its_server_sent_it",
+            MARKERS + "test_call_read_only_tool_runs_only_what_says_that_it_is_read_only",
+            MARKERS + "test_call_read_only_tool_calls_those_of_the_proxys_own_tools_that_only_read",
+            MARKERS + "test_the_call_tools_say_what_they_may_do",
+        ),
+    ),
+    Promise(
+        "A tool that demands that its user is asked is never called under another name than its listed one, "
+        "unless the person has accepted that very call.",
+        (
+            MARKERS + "test_call_tool_runs_every_tool_but_asks_where_the_tool_demands_its_user",
+            MARKERS + "test_call_read_only_tool_runs_only_what_says_that_it_is_read_only",
+            MARKERS + "test_a_call_by_a_name_that_is_not_listed_asks_as_call_tool_does",
+            CONSENT + "test_a_tool_that_demands_its_user_is_asked_about_through_a_call_tool",
+            CONSENT + "test_a_tool_that_demands_its_user_is_listed_for_a_client_that_cannot_be_asked",
+        ),
+    ),
+    Promise(
+        "With `confirm`, no call of such a tool is sent unless a person has accepted it. The question names "
+        "server and tool and shows the arguments without secrets and hidden characters; a call that was "
+        "declined, cancelled or not answered does not run, and says so; nobody is asked twice for one call.",
+        (
+            CONSENT + "test_a_confirmed_call_names_server_tool_and_arguments_and_runs_once",
+            CONSENT + "test_a_client_that_cannot_be_asked_is_refused_and_told_how_to_go_on",
+            CONSENT + "test_a_made_up_state_is_no_consent",
+            CONSENT + "test_an_answer_counts_for_the_call_that_was_asked_about",
+            CONSENT + "test_configured_secrets_are_not_shown_in_a_question",
+            CONSENT + "test_values_under_names_of_secrets_are_hidden_at_any_depth",
+            CONSENT + "test_arguments_hide_nothing_and_cannot_forge_a_line",
+            CONSENT + "test_a_call_that_is_not_accepted_does_not_run_and_says_so",
+            CONSENT + "test_a_call_that_is_cancelled_while_the_person_is_asked_does_not_run",
+            CONSENT + "test_a_question_that_nobody_answers_ends_and_the_call_does_not_run",
+            CONSENT + "test_an_answer_that_comes_too_late_is_told_that_the_call_did_not_run",
+            CONSENT + "test_nobody_is_asked_twice_for_a_call_whose_server_asks_for_input",
+        ),
+    ),
 )
 """Promises of SECURITY.md, in the order of their numbers."""
 
@@ -460,7 +502,7 @@ README = (
         ("config/test_expand.py::test_a_variable_reference_is_replaced_by_its_value",),
     ),
     Promise(
-        "The list is stable. `tools/list` is short and the same for every client: these three tools, the "
+        "The list is stable. `tools/list` is short and the same for every client: these four tools, the "
         'tools that you marked `include = "always"`, and, if you turn that on, the ones used regularly. The '
         "conversation does not change this list, so the provider's prompt cache stays valid.",
         (
@@ -497,6 +539,15 @@ README = (
             TOOL_LIST + "test_every_tool_can_be_called_without_being_listed",
             TOOL_LIST + "test_a_manual_tool_is_never_found_but_can_be_called",
             "server/test_search.py::test_call_tool_answers_what_the_tool_itself_answers",
+        ),
+    ),
+    Promise(
+        'Tools that only read have a call tool of their own, so that "always allow" in a host can mean '
+        "reading. `confirm` makes the proxy itself ask a person before calls that write or destroy.",
+        (
+            MARKERS + "test_the_call_tools_say_what_they_may_do",
+            MARKERS + "test_call_read_only_tool_runs_only_what_says_that_it_is_read_only",
+            CONSENT + "test_confirm_says_from_which_class_on_a_person_is_asked",
         ),
     ),
     Promise(

@@ -23,6 +23,7 @@ from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server import meta_definitions, prompts
 from mcp_context_proxy.server.after_call import EndedCalls
+from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
@@ -109,6 +110,7 @@ def build(config: Config, store: Store) -> Proxy:
     changes = ChangeNotifier(catalog, tool_list, open_sessions, watches)
     pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
     forwarder = Forwarder(pending_input)
+    redact = Redactor(all_secrets_of(config))
     resources = Resources(
         catalog=catalog, watches=watches, forwarder=forwarder, contexts=contexts, handles=handles
     )
@@ -121,6 +123,13 @@ def build(config: Config, store: Store) -> Proxy:
         handles=handles,
         wait_for_starting_servers=refresh.wait_for_starting_servers,
         answered=search.answered,
+        consent=Consent(
+            pending=pending_input,
+            changes=changes,
+            redact=redact,
+            seconds=config.limits.ask_seconds,
+            most=config.limits.parked_calls,
+        ),
         ended=EndedCalls(
             records=records,
             catalog=catalog,
@@ -184,6 +193,6 @@ def build(config: Config, store: Store) -> Proxy:
         pending_input=pending_input,
         forwarder=forwarder,
         gateway=gateway,
-        redact=Redactor(all_secrets_of(config)),
+        redact=redact,
     )
     return proxy

@@ -222,6 +222,7 @@ class Catalog:
             shown, remark = definitions.fit(definition, self._limits)
         except UnfitError as error:
             raise UnfitError(f"tool {name!r}: {error}") from None
+        markers = definitions.markers_of(members)
         tool = Tool(
             server=config.name,
             name=name,
@@ -232,6 +233,10 @@ class Catalog:
             include=config.include_of(name),
             tags=config.tags_of(name),
             category=config.category_of(name),
+            tool_class=markers.tool_class,
+            interactive=markers.interactive,
+            confirm=config.confirms(name, markers.tool_class),
+            result_characters=markers.result_characters,
         )
         return tool, remark
 

@@ -20,14 +20,14 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.items import Prompt, Resource, Tool
+from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
@@ -79,6 +79,13 @@ LETTERS: Final = dict(
 """Letters that are drawn like Latin ones."""
 
 _LOOKALIKES: Final = str.maketrans({**LETTERS, **dict.fromkeys("-./ ", "_"), "0": "o", "1": "l"})
+
+USER_INTERACTION: Final = "anthropic/requiresUserInteraction"
+"""``_meta`` key of a tool that demands that the user is asked before each call."""
+RESULT_SIZE: Final = "anthropic/maxResultSizeChars"
+"""``_meta`` key of a tool with the length of a result that hosts shall keep whole."""
+RESULT_CHARACTERS: Final = 500_000
+"""Largest such length that hosts take."""
 
 Defined = TypeVar("Defined", bound=Tool | Resource | Prompt)
 
@@ -176,6 +183,43 @@ def _name(value: str, key: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     char = found[0][-1]
     return found[0] if clean(char) else f"\\u{ord(char):04x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Statements of a tool about its calls, which hosts decide by."""
+
+    tool_class: ToolClass
+    interactive: bool
+    """True if the user must be asked before each call."""
+    result_characters: int
+    """Length of a result that is kept whole; 0 where the tool says nothing about it."""
+
+
+def markers_of(definition: Members) -> Markers:
+    """Return the markers of a tool's definition; what cannot be read loosens nothing.
+
+    The class is decided here and nowhere else: a tool only reads if it says so and does not also say that it
+    destroys. One that says nothing may write.
+    """
+    # Member by member, so that one that cannot be decoded takes no other with it.
+    hints, meta = _members(definition.get("annotations")), meta_of(definition)
+    tool_class = ToolClass.WRITE
+    if bytes(hints.get("destructiveHint", b"")) == b"true":
+        tool_class = ToolClass.DESTRUCTIVE
+    elif bytes(hints.get("readOnlyHint", b"")) == b"true":
+        tool_class = ToolClass.READ
+    interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
+    size = envelope.number(meta.get(RESULT_SIZE)) or 0
+    return Markers(tool_class, interactive, int(min(max(size, 0), RESULT_CHARACTERS)))
+
+
+def _members(raw: Raw | None) -> Members:
+    """Return the members of an object; none where there is no object."""
+    try:
+        return {} if raw is None else envelope.members(raw)
+    except msgspec.DecodeError:
+        return {}
 
 
 def exposed_name(server: str, name: str, max_length: int) -> str:

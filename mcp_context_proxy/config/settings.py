@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapVali
 from pydantic_core import PydanticCustomError
 
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
-from mcp_context_proxy.items import IncludeMode
+from mcp_context_proxy.items import IncludeMode, ToolClass
 
 Flag = Annotated[bool, Field(strict=True)]
 Amount = Annotated[int, Field(strict=True, ge=0)]
@@ -242,10 +242,21 @@ class OAuthConfig(Table):
     """Whether a login goes on at an authorization server that does not say that it supports PKCE."""
 
 
+Confirm: TypeAlias = Literal["destructive", "write", "never"]
+
+CONFIRMED: Final[Mapping[Confirm, frozenset[ToolClass]]] = {
+    "destructive": frozenset({ToolClass.DESTRUCTIVE}),
+    "write": frozenset({ToolClass.WRITE, ToolClass.DESTRUCTIVE}),
+    "never": frozenset(),
+}
+"""Classes of tools whose calls a person confirms, by the value of ``confirm``."""
+
+
 class ToolConfig(Table):
     """Settings of one tool of a server."""
 
     include: IncludeMode | None = None
+    confirm: Confirm | None = None
     tags: tuple[Tag, ...] = ()
     """Tags in addition to those of the server."""
     category: Tag | None = None
@@ -273,6 +284,9 @@ class ServerConfig(Table):
     """Whether clients share one connection; with ``auto`` until the server asks a client for input."""
     enabled: Annotated[Flag, Reload.LIVE] = True
     include: Annotated[IncludeMode, Reload.LIVE] = IncludeMode.AGENT
+    confirm: Annotated[Confirm, Reload.LIVE] = "never"
+    """Class of its tools from which a person confirms each call. Hosts ask by themselves, and a second
+    question for each call would teach people to agree unread."""
     tools: Annotated[dict[str, ToolConfig], Reload.LIVE] = Field(default={})
     tags: Annotated[tuple[Tag, ...], Reload.LIVE] = ()
     """Tags of all its tools, for filtered searches; more tags are derived."""
@@ -323,6 +337,12 @@ class ServerConfig(Table):
         """Return the include mode of a tool: its own setting, or the server's."""
         tool = self.tools.get(tool_name)
         return tool.include if tool is not None and tool.include is not None else self.include
+
+    def confirms(self, tool_name: str, tool_class: ToolClass) -> bool:
+        """Return whether a person confirms each call of a tool: by its own setting, or the server's."""
+        tool = self.tools.get(tool_name)
+        confirm = tool.confirm if tool is not None and tool.confirm is not None else self.confirm
+        return tool_class in CONFIRMED[confirm]
 
     def tags_of(self, tool_name: str) -> tuple[str, ...]:
         """Return the tags of a tool: the server's, then its own."""

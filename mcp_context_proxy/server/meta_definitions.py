@@ -19,12 +19,20 @@ from mcp_context_proxy.protocol import envelope
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
+CALL_READ_ONLY = "call_read_only_tool"
 SET_CONTEXT = "set_context"
 MANAGE = "manage_context"
 RECALL = "recall"
-NAMES = frozenset({SEARCH, CALL, SET_CONTEXT})
+CALLS = frozenset({CALL, CALL_READ_ONLY})
+"""Tools that call another one. Hosts let a person always allow one of them, so reading has its own."""
+NAMES = CALLS | {SEARCH, SET_CONTEXT}
+READ_ONLY = frozenset({SEARCH, SET_CONTEXT, RECALL})
+"""Other tools that say they are read-only."""
 RESERVED = NAMES | {MANAGE, RECALL}
 """Names that no tool of a server gets, whether the meta tool is switched on or not."""
+
+READ_MARK = "[r]"
+"""Marks a found tool that says it is read-only."""
 
 SERVERS_NAMED = 40
 """Servers that a description lists by name."""
@@ -47,13 +55,11 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
 class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `call_tool`."""
 
-    name: Annotated[str, Meta(min_length=1, description="The tool's name as the search gives it")]
-    arguments: Annotated[
-        Raw | UnsetType, Meta(description="The tool's arguments", extra_json_schema={"type": "object"})
-    ] = UNSET
+    name: Annotated[str, Meta(min_length=1)]
+    arguments: Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "object"})] = UNSET
     goal: Annotated[
         Annotated[str, Meta(max_length=2000)] | None,
-        Meta(description="What the call is for, in one sentence; not sent to the tool"),
+        Meta(description="Purpose in a sentence, kept from the tool"),
     ] = None
     context_id: str | None = None
 
@@ -151,8 +157,8 @@ def instructions(setup: Setup, words_only: bool = False) -> str:
     return (
         f"One server in front of {_names(setup)}. Not all of their tools may be listed. "
         f"When none of the listed ones fits, describe what you need to {SEARCH}: it returns the matching "
-        f"tools with their parameters. Call what it finds by name, or through {CALL}."
-        + (hint if words_only else "")
+        f"tools with their parameters. Call what it finds by name, or through {CALL_READ_ONLY} if it is "
+        f"marked {READ_MARK}, else through {CALL}." + (hint if words_only else "")
     )
 
 
@@ -179,14 +185,22 @@ def definitions(setup: Setup) -> list[Raw]:
         "inputSchema": input_schema(SearchArguments),
         "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
     }
+    call_schema = input_schema(CallArguments)
     call = {
         "name": CALL,
         "title": "Call a tool",
         "description": (
-            f"Call any tool of the connected servers by its name, listed or not. Use {SEARCH} first to learn "
-            "its name and parameters."
+            f"Call any tool of the connected servers, listed or not, by the name that {SEARCH} gives."
         ),
-        "inputSchema": input_schema(CallArguments),
+        "inputSchema": call_schema,
+        "annotations": {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
+    }
+    call_read_only = {
+        "name": CALL_READ_ONLY,
+        "title": "Call a read-only tool",
+        "description": f"{CALL} for tools that only read, which {SEARCH} marks {READ_MARK}.",
+        "inputSchema": call_schema,
+        "annotations": {"readOnlyHint": True, "openWorldHint": True},
     }
     set_context = {
         "name": SET_CONTEXT,
@@ -218,7 +232,7 @@ def definitions(setup: Setup) -> list[Raw]:
         "inputSchema": input_schema(RecallArguments),
         "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
     }
-    tools = [search, call, set_context]
+    tools = [search, call, call_read_only, set_context]
     tools += [manage] if setup.manage else []
     tools += [recall] if setup.recall else []
     return [envelope.raw(tool) for tool in tools]

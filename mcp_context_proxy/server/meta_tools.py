@@ -21,16 +21,19 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterError, UnknownItemError
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
-from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import (
+    CALL,
+    CALL_READ_ONLY,
+    CALLS,
     MANAGE,
+    READ_ONLY,
     RECALL,
     RESERVED,
     SEARCH,
@@ -95,7 +98,7 @@ class MetaTools:
                 return await self._manage(_arguments(raw, ManageArguments), params, caller)
             if name == RECALL:
                 return await self._recall(_arguments(raw, RecallArguments), params)
-            return await self._call(_arguments(raw, CallArguments), params, caller)
+            return await self._call(name, _arguments(raw, CallArguments), params, caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
 
@@ -216,10 +219,13 @@ class MetaTools:
         except StoreError as error:
             return failure(f"nothing can be recalled now: {error}")
 
-    async def _call(self, wanted: CallArguments, params: Members, caller: Caller) -> bytes:
+    async def _call(self, through: str, wanted: CallArguments, params: Members, caller: Caller) -> bytes:
+        """Call a tool through one of the call tools, named by ``through``."""
         arguments = Raw(b"{}") if wanted.arguments is UNSET else wanted.arguments
         sent = {**params, "arguments": arguments}
-        if wanted.name in RESERVED - {meta_definitions.CALL}:
+        if wanted.name in RESERVED - CALLS:
+            if through == CALL_READ_ONLY and wanted.name not in READ_ONLY:
+                return _not_read_only(wanted.name)
             return await self.call(wanted.name, sent, caller)
         try:
             if wanted.context_id is not None:
@@ -228,7 +234,9 @@ class MetaTools:
                 meta = {**eras.meta_of(params), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
                 sent["_meta"] = envelope.raw(meta)
             tool = await self.calls.resolve(wanted.name, sent, caller)
-            return await self.calls.call_tool(tool, sent, caller, wanted.goal)
+            if through == CALL_READ_ONLY and tool.tool_class is not ToolClass.READ:
+                return _not_read_only(tool.exposed_name)
+            return await self.calls.call_tool(tool, sent, caller, goal=wanted.goal, through=through)
         except UnknownItemError as error:
             return unknown(error)
         except (DownstreamError, RequestError) as error:
@@ -242,6 +250,13 @@ class MetaTools:
         if handle is None:
             raise _UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
         return handle
+
+
+def _not_read_only(name: str) -> bytes:
+    return failure(
+        f"{name} was not run: {CALL_READ_ONLY} calls only tools that say they are read-only (readOnlyHint), "
+        f"and {name} does not. Call it through {CALL}."
+    )
 
 
 class _UnusableArgumentsError(Exception):

@@ -322,6 +322,7 @@ class ChangeNotifier:
 
     def _visible(self, snapshot: Snapshot) -> dict[str, bytes]:
         """Return a digest of each list, as seen without a query, by the method that announces it."""
+        own = map(bytes, self._tools.own_definitions(snapshot))
         tools = [snapshot.tools[name].fingerprint for name in self._tools.base_names(snapshot)]
         resources = [
             *(f"{item.server} ".encode() + item.definition for item in snapshot.resources.values()),
@@ -329,7 +330,7 @@ class ChangeNotifier:
             *(f"{uri} {item.description}".encode() for uri, item in snapshot.documents.items()),
         ]
         return {
-            TOOLS_CHANGED: _digest([*map(bytes, self._tools.meta_tools), *map(str.encode, tools)]),
+            TOOLS_CHANGED: _digest([*own, *map(str.encode, tools)]),
             RESOURCES_CHANGED: _digest(resources),
             PROMPTS_CHANGED: _digest(item.definition for item in snapshot.prompts.values()),
         }

@@ -105,6 +105,11 @@ def secret_field(schema: Any, message: str) -> str:
     return ""
 
 
+def names_secret(label: str) -> bool:
+    """Return whether a label, such as the name of an argument, says that its value is a secret."""
+    return any(_SECRET_LABEL.search(text) or _SECRET.search(text) for text in _spellings(label))
+
+
 def _fields(schema: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and schema of each field, at any depth."""
     left = [schema]

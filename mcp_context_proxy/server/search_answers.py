@@ -22,12 +22,15 @@ from mcp_context_proxy.context.records import RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import Document, Snapshot, Tool
+from mcp_context_proxy.items import Document, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
+from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_MARK
 
-HOW_TO_CALL: Final = "Call one through call_tool, with its name and arguments."
+HOW_TO_CALL: Final = (
+    f"Call one with its name and arguments through {CALL_READ_ONLY} if it is marked {READ_MARK}, else {CALL}."
+)
 HOW_TO_SEE_ALL: Final = "Search for its exact name to see all about it."
 HOW_TO_GO_ON: Final = "Call one if it does the job, or search in other words."
 
@@ -211,12 +214,14 @@ def item_data(result: Result, with_schema: bool) -> Mapping[str, Any]:
             **common,
         }
     schema = {"inputSchema": envelope.members(item.definition)["inputSchema"]} if with_schema else {}
+    read_only = {"call_through": CALL_READ_ONLY} if item.tool_class is ToolClass.READ else {}
     return {
         "type": "tool",
         "name": item.exposed_name,
         "server": item.server,
         "description": item.description,
         **schema,
+        **read_only,
         **common,
     }
 
@@ -275,7 +280,7 @@ class _Fitting:
         if place not in self._schemas:
             self._schemas[place] = schema_of(item)
         told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
-        signature = tool_signature(item.exposed_name, self._schemas[place], detail)
+        signature = tool_signature(item.exposed_name, self._schemas[place], detail) + read_mark(item)
         return f"{signature}\n  {told}" if told else signature
 
 
@@ -309,7 +314,7 @@ def _whole(result: Result) -> str:
     # Each line is indented, so that no description can pass for another tool.
     lines = [line.strip() for line in item.description.splitlines()]
     schema = envelope.encode(schema_of(item)).decode()
-    return "\n  ".join([item.exposed_name, *filter(None, lines), f"Input schema: {schema}"])
+    return "\n  ".join([item.exposed_name + read_mark(item), *filter(None, lines), f"Input schema: {schema}"])
 
 
 _MARKS: Final = "#*->=_`~ \t"
@@ -353,6 +358,11 @@ def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
             for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
                 if isinstance(one, Tool) and one.name != tool.name:
                     yield one
+
+
+def read_mark(tool: Tool) -> str:
+    """Return the mark after the signature of a tool that says it is read-only; empty for any other."""
+    return f" {READ_MARK}" if tool.tool_class is ToolClass.READ else ""
 
 
 def schema_of(tool: Tool) -> Any:

@@ -29,6 +29,7 @@ from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error
 from mcp_context_proxy.system.threads import in_thread
 
@@ -57,6 +58,7 @@ class ToolCalls:
     answered: Counter[str]
     """Number of answered calls of each server."""
     ended: EndedCalls
+    consent: Consent
 
     async def call(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``tools/call`` for a downstream tool, fitted to the caller's era.
@@ -68,8 +70,11 @@ class ToolCalls:
             RequestError: the server answered with an error of its own.
         """
         try:
-            tool = await self.resolve(envelope.text(params["name"]) or "", params, caller)
-            return await self.call_tool(tool, params, caller)
+            name = envelope.text(params["name"]) or ""
+            tool = await self.resolve(name, params, caller)
+            # A host decides by what it has listed, and under this name only.
+            through = None if name == tool.exposed_name else name
+            return await self.call_tool(tool, params, caller, through=through)
         except RemoteError as error:
             raise request_error(error, caller.era) from error
         except UnknownItemError as error:
@@ -96,13 +101,29 @@ class ToolCalls:
             session.means(Kind.TOOL, name, tool.server)
         return tool
 
-    async def call_tool(self, tool: Tool, params: Members, caller: Caller, goal: str | None = None) -> bytes:
+    async def call_tool(
+        self,
+        tool: Tool,
+        params: Members,
+        caller: Caller,
+        *,
+        goal: str | None = None,
+        through: str | None = None,
+    ) -> bytes:
         """Call a tool with the params of a ``tools/call`` and return its result, fitted to the caller's era.
 
-        ``goal`` states the purpose of the call in the model's words; the server never sees it.
+        Every call of a tool passes here, so this is where a person is asked for consent, if it needs any.
+
+        Args:
+            tool: The tool.
+            params: Params of the call; its name and arguments are fitted.
+            caller: The client.
+            goal: Purpose of the call in the model's words; the server never sees it.
+            through: Name that was called, if it is not the listed one of the tool.
 
         Raises:
             DownstreamError: see `Link.request`.
+            RequestError: the call continues one that nobody knows.
         """
         sent = {**params, "name": envelope.raw(tool.name)}
         arguments = params.get("arguments")
@@ -110,6 +131,12 @@ class ToolCalls:
             sent["arguments"] = _object_in_text(arguments)
         elif arguments is not None and envelope.starts_with(arguments, b"n"):
             del sent["arguments"]
+        asks = tool.confirm or (tool.interactive and through is not None)
+        if asks:
+            agreed = await self.consent.obtain(tool, sent, caller, self._session_of(params, caller), through)
+            if isinstance(agreed, bytes):
+                return eras.fit_result_to_client("tools/call", agreed, caller.era)
+            sent = agreed
         began = time.perf_counter()
         try:
             client = self.fleet.clients[tool.server]
@@ -118,6 +145,8 @@ class ToolCalls:
             self.ended.failed(tool, error, time.perf_counter() - began)
             raise
         seconds = time.perf_counter() - began
+        if asks:
+            self.consent.remember(tool, sent, caller, result)
         self.answered[tool.server] += 1
         session = self._session_of(params, caller)
         if session is not None:

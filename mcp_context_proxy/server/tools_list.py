@@ -20,11 +20,12 @@ from mcp_context_proxy.context.records import SESSION_MODES
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import IncludeMode, Kind, Snapshot
+from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, ToolClass
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
 from mcp_context_proxy.system.threads import in_thread
 
 BYTES_PER_TOKEN = 4
@@ -50,6 +51,8 @@ class _BaseList:
     names: tuple[str, ...]
     standing: tuple[str, ...]
     """The ``always`` tools and the working set, which are listed whatever else is."""
+    own: tuple[Raw, ...]
+    """Definitions of the proxy's own tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class ToolList:
 
     def configure(self, expose: ExposeConfig, meta_tools: list[Raw]) -> None:
         """Follow changed settings, with definitions of the proxy's own tools that go with them."""
-        self._expose, self.meta_tools = expose, tuple(meta_tools)
+        self._expose, self._meta_tools = expose, tuple(meta_tools)
         self._base: _BaseList | None = None
         self._cached: tuple[int, tuple[str, ...], bytes] = (-1, (), b"")
 
@@ -182,7 +185,8 @@ class ToolList:
                 names = tuple(
                     name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
                 )
-        self._base = _BaseList(snapshot.generation, everything, names, standing)
+        own = _with_result_size(self._meta_tools, snapshot)
+        self._base = _BaseList(snapshot.generation, everything, names, standing, own)
         return self._base
 
     def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:
@@ -196,7 +200,11 @@ class ToolList:
     def definitions(self, snapshot: Snapshot, names: Iterable[str]) -> list[Raw]:
         """Return definitions as they are listed: the proxy's own tools, then those named."""
         named = (definitions.tool_definition(snapshot.tools[name]) for name in names)
-        return [*self.meta_tools, *named]
+        return [*self.own_definitions(snapshot), *named]
+
+    def own_definitions(self, snapshot: Snapshot) -> tuple[Raw, ...]:
+        """Return the definitions of the proxy's own tools, as they are listed."""
+        return self._base_of(snapshot).own
 
     def header_schema(self, name: str) -> dict[str, Any] | None:
         """Return the input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.
@@ -235,3 +243,27 @@ class ToolList:
 def _known(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     """Join two lists of names in order, each name once, without those that are no longer in the catalog."""
     return tuple(name for name in dict.fromkeys((*first, *more)) if name in snapshot.tools)
+
+
+def _with_result_size(own: Iterable[Raw], snapshot: Snapshot) -> tuple[Raw, ...]:
+    """Return the definitions of the proxy's own tools with the length of results that hosts shall keep whole.
+
+    A host knows a result by the tool that it called. So a call tool asks for the longest that any tool behind
+    it asks for, and for nothing if none does. It stands in the ``_meta``, which is no part of a prompt.
+    """
+    wanting = [tool for tool in snapshot.tools.values() if tool.result_characters]
+    longest = {
+        CALL: max((tool.result_characters for tool in wanting), default=0),
+        CALL_READ_ONLY: max(
+            (tool.result_characters for tool in wanting if tool.tool_class is ToolClass.READ), default=0
+        ),
+    }
+    marked = []
+    for definition in own:
+        members = envelope.members(definition)
+        size = longest.get(envelope.text(members["name"]) or "", 0)
+        if size:
+            meta = {**eras.meta_of(members), definitions.RESULT_SIZE: envelope.raw(size)}
+            definition = envelope.raw({**members, "_meta": envelope.raw(meta)})  # noqa: PLW2901
+        marked.append(definition)
+    return tuple(marked)

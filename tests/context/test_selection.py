@@ -25,6 +25,7 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.server.after_call import EndedCalls
+from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.tools_call import ToolCalls
@@ -249,6 +250,9 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             wait_for_starting_servers=proxy.wait_for_starting_servers,
             answered=Counter(),
             ended=EndedCalls(records=RequestRecords(proxy.config.limits), catalog=proxy.catalog),
+            consent=Consent(
+                pending=proxy.pending_input, changes=proxy.changes, redact=proxy.redact, seconds=1, most=1
+            ),
         )
         own_tools = MetaTools(
             fleet=proxy.fleet,

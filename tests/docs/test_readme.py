@@ -75,6 +75,7 @@ def test_the_tools_of_the_proxy_are_listed(readme):
     assert re.findall(r"^\| `(\w+)` \|", readme.text, re.M) == [
         meta_definitions.SEARCH,
         meta_definitions.CALL,
+        meta_definitions.CALL_READ_ONLY,
         meta_definitions.SET_CONTEXT,
     ]
 

@@ -28,6 +28,7 @@ def spec(name: str, era: str, kind: str) -> dict[str, Any]:
     refusal = {"code": -32050, "message": "not today", "data": {"until": [1.0e-7, None]}}
     calls = {
         **asking,
+        "confirmed": asking["elicit"],
         "report": [{"progress": 3}],
         "log": [{"notify": {"method": MESSAGE, "params": LOGGED}}],
         "refuse": [{"error": refusal}],
@@ -62,7 +63,8 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
     workshop = Workshop(tmp_path_factory.mktemp("every_front"))
     for name, (era, kind) in SERVERS.items():
         makers = {"stdio": workshop.server, "http": workshop.http_server, "sse": workshop.sse_server}
-        makers[kind](name, settings={"era": era}, **spec(name, era, kind))
+        settings = {"era": era, "tools": {"confirmed": {"confirm": "write"}}}
+        makers[kind](name, settings=settings, **spec(name, era, kind))
     yield workshop.servers, workshop.config(expose={"mode": "all"})
     workshop.close()
 

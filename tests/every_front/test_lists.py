@@ -27,8 +27,8 @@ async def test_the_proxys_own_tools_are_listed_first_and_those_of_servers_sorted
 ) -> None:
     names = await client.names()
 
-    assert names[:3] == ["search_available_tools", "call_tool", "set_context"]
-    assert names[3:] == sorted(names[3:])
+    assert names[:4] == ["search_available_tools", "call_tool", "call_read_only_tool", "set_context"]
+    assert names[4:] == sorted(names[4:])
     assert {f"{name}__only_{name}" for name in SERVERS} <= set(names)
 
 

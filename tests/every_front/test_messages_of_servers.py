@@ -23,14 +23,16 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[RawClient]:
         yield opened
 
 
-async def finish(client: RawClient, name: str, result: dict[str, Any]) -> dict[str, Any]:
+async def finish(
+    client: RawClient, name: str, result: dict[str, Any], arguments: Any = None
+) -> dict[str, Any]:
     """The result of a call that asks by its results, answered as the client answers requests."""
     while result.get("resultType") == "input_required":
         client.asked.extend(result["inputRequests"].values())
         given = {
             key: client.answers[asked["method"]](asked) for key, asked in result["inputRequests"].items()
         }
-        params = {"name": name, "arguments": {}, "inputResponses": given}
+        params = {"name": name, "arguments": arguments or {}, "inputResponses": given}
         if "requestState" in result:
             params["requestState"] = result["requestState"]
         result = await client.request("tools/call", params)
@@ -65,6 +67,27 @@ async def test_a_servers_request_reaches_the_client_and_the_answer_reaches_the_s
     assert [(asked["method"], asked.get("params", {})) for asked in client.asked] == [(method, shown)]
     said = json.loads(result["content"][0]["text"])
     assert (said["answers"]["q"] if "answers" in said else said) == given
+
+
+@pytest.mark.parametrize("through", [False, True], ids=["direct", "call_tool"])
+async def test_a_person_is_asked_once_before_a_confirmed_call_and_then_for_what_the_server_needs(
+    client: RawClient, server: Server, through: bool
+) -> None:
+    client.asked.clear()
+    name, before = f"{server.name}__confirmed", len(server.ledger.calls("confirmed"))
+    called, arguments = ("call_tool", {"name": name}) if through else (name, {})
+
+    result = await finish(client, called, await client.call(called, arguments), arguments)
+
+    messages = [asked["params"]["message"] for asked in client.asked]
+    assert messages == [
+        f"May tool 'confirmed' of server '{server.name}' be called?\nIt gets no arguments.",
+        f"[server '{server.name}' asks] Which one?",
+    ]
+    assert "this" in result["content"][0]["text"]
+    # A modern server gets its call again with the answer.
+    times = 1 if SERVERS[server.name][0] == "handshake" else 2
+    assert len(server.ledger.calls("confirmed")) == before + times
 
 
 @pytest.mark.parametrize("token", [7, "seven", "7"], ids=["number", "text", "digits"])

@@ -31,6 +31,7 @@ SERVER_CHANGES: dict[str, dict[str, Any]] = {
     "enabled": {"enabled": False},
     "tags": {"tags": ["archive"]},
     "category": {"category": "office"},
+    "confirm": {"confirm": "write"},
     "tools": {"tools": {"ring_a_bell": {"include": "manual"}}},
 }
 
@@ -52,7 +53,7 @@ async def shown(proxy: Proxy) -> dict[str, Any]:
     context = await proxy.contexts.build("read a file")
     return {
         "catalog": [(one.exposed_name, one.description, one.include) for one in snapshot.tools.values()],
-        "labels": [(one.tags, one.category) for one in snapshot.tools.values()],
+        "labels": [(one.tags, one.category, one.confirm) for one in snapshot.tools.values()],
         "documents": [*snapshot.documents],
         "list": list(map(bytes, proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot)))),
         "context": [(item.name, item.type) for item in context.items],

@@ -37,7 +37,7 @@ async def test_a_host_is_answered_although_servers_hang_or_are_slow_or_dead(
             names = await client.names()
             await client.until_listed("good__fine")
 
-    assert names[:3] == ["search_available_tools", "call_tool", "set_context"]
+    assert names[:4] == ["search_available_tools", "call_tool", "call_read_only_tool", "set_context"]
 
 
 async def test_a_late_server_is_announced_once_listed_found_and_called(workshop: Workshop) -> None:

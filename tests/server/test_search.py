@@ -113,7 +113,7 @@ async def test_a_form_that_does_not_exist_is_refused_before_anything_is_done(hos
 
 
 async def test_the_definitions_themselves_are_valid_schemas(host: Host) -> None:
-    for name in (SEARCH, "call_tool", "set_context"):
+    for name in (SEARCH, "call_tool", "call_read_only_tool", "set_context"):
         definition = (await definitions(host))[name]
         jsonschema.Draft202012Validator.check_schema(definition["inputSchema"])
 

@@ -1,0 +1,272 @@
+"""Consent of a person to a call, asked for before the call is sent.
+
+Two things demand it: ``confirm`` in the configuration, and a tool that wants its user asked. Of the second a
+host takes care where it calls the tool by the name that it listed, because the definition says so. Through
+one of the proxy's own tools the host sees no such thing, so the proxy asks.
+
+The client is asked by elicitation: a handshake-era client by a request, a modern one by the result of the
+call, which it makes again with the answer. A call is asked about once, however often its server asks for
+input afterwards. Without an answer nothing is sent, and the result of the call says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+import anyio
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.context.session import Session, SessionContext
+from mcp_context_proxy.downstream.link import Ask, Notify
+from mcp_context_proxy.items import Tool, ToolClass
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import Members, RequestError
+from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.validation import nests_deeper
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.notifications import ChangeNotifier
+from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.server.question_checks import names_secret
+from mcp_context_proxy.server.questions import BLOCKING_BYTES, ELICITATION, ask_client, may_ask
+from mcp_context_proxy.system.threads import in_thread
+
+ARGUMENTS_SHOWN = 20
+"""Arguments that a question names, and entries of a list or an object in one; it counts the others."""
+
+ARGUMENT_CHARACTERS = 400
+"""Characters of one argument that a question shows, and of a text in it; it says how many there are."""
+
+VALUES_SHOWN = 40
+"""Values inside one argument that a question shows: more than fit into its characters."""
+
+NESTING_SHOWN = 64
+"""Levels of nested arguments that a question shows; no honest call has more."""
+
+HIDDEN: Final = "[hidden]"
+"""Stands for the value of an argument whose name says that it is a secret."""
+
+_FORM: Final = envelope.raw({"type": "object", "properties": {}})
+"""A form without fields: the person only accepts or declines."""
+
+_ACCEPTED: Final = b"accept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Consent:
+    """Asks the person at the client whether a call may be made."""
+
+    pending: PendingInput
+    changes: ChangeNotifier
+    redact: Callable[[str], str]
+    """Removes the secrets that the proxy knows from a text."""
+    seconds: float
+    """Time for a person to answer."""
+    most: int
+    """Calls with consent whose servers ask for input, of which is known that nobody is asked again."""
+    _agreed: dict[bytes, float] = field(default_factory=dict)
+    """Such calls, each with the time at which it is forgotten."""
+
+    async def obtain(
+        self, tool: Tool, params: Members, caller: Caller, session: SessionContext | None, through: str | None
+    ) -> Members | bytes:
+        """Return the params to go on with, or the result of the call if it must not or cannot yet be made.
+
+        Args:
+            tool: A tool that demands consent.
+            params: Params of the call, as the server would get them.
+            caller: The client.
+            session: Session or handle whose tool list gets the tool, where the host has to call it itself.
+            through: Name that was called, if it is not the listed one of the tool.
+
+        Raises:
+            RequestError: the call continues one that nobody knows; it was not sent.
+        """
+        if caller.era is Era.MODERN and self._continues(tool, params, caller):
+            return params
+        try:
+            question = await self._question(tool, params)
+            if caller.era is Era.MODERN:
+                verdict = await self._ask_by_result(tool, params, caller, question)
+            else:
+                verdict = await self._ask_by_request(caller, question)
+        except RequestError as error:
+            if "requestState" in params:
+                raise RequestError(error.code, f"{tool.exposed_name} was not run: {error.message}") from error
+            return self._cannot_ask(tool, session, through, one_line(error.message, NAME_CHARACTERS))
+        if verdict == _ACCEPTED:
+            return {key: raw for key, raw in params.items() if key not in eras.RETRY_KEYS}
+        if envelope.starts_with(verdict, b"{"):
+            return verdict
+        return _not_run(tool, verdict.decode())
+
+    def remember(self, tool: Tool, params: Members, caller: Caller, result: bytes) -> None:
+        """Note that a call with consent goes on if its result asks for input: nobody is asked again."""
+        if caller.era is not Era.MODERN or not may_ask(result):
+            return
+        parts = envelope.members(result)
+        if eras.result_type(parts) != "input_required":
+            return
+        now = anyio.current_time()
+        for key in [key for key, until in self._agreed.items() if until <= now]:
+            del self._agreed[key]
+        if len(self._agreed) >= self.most:
+            del self._agreed[next(iter(self._agreed))]
+        self._agreed[_digest(tool, params, caller, parts.get("requestState"))] = now + self.seconds
+
+    def _continues(self, tool: Tool, params: Members, caller: Caller) -> bool:
+        """Return whether a call is the next request of one that has consent; each can be continued once."""
+        if not any(key in params for key in eras.RETRY_KEYS):
+            return False
+        until = self._agreed.pop(_digest(tool, params, caller, params.get("requestState")), 0.0)
+        return until > anyio.current_time()
+
+    async def _question(self, tool: Tool, params: Members) -> Members:
+        raw = params.get("arguments", Raw(b"{}"))
+        describe = partial(described_arguments, raw, self.redact)
+        lines = await in_thread(describe) if len(raw) > BLOCKING_BYTES else describe()
+        name = one_line(self.redact(tool.name), NAME_CHARACTERS)
+        harm = " It says that it may delete or overwrite something." * (
+            tool.tool_class is ToolClass.DESTRUCTIVE
+        )
+        arguments = f"Arguments:\n{lines}" if lines else "It gets no arguments."
+        message = f"May tool {name!r} of server {tool.server!r} be called?{harm}\n{arguments}"
+        return {"message": envelope.raw(message), "requestedSchema": _FORM}
+
+    async def _ask_by_request(self, caller: Caller, question: Members) -> bytes:
+        with anyio.move_on_after(self.seconds):
+            return await _verdict(caller, caller.ask, question)
+        return f"nobody answered within {self.seconds:g} s".encode()
+
+    async def _ask_by_result(self, tool: Tool, params: Members, caller: Caller, question: Members) -> bytes:
+        async def work(ask: Ask, notify: Notify) -> bytes:
+            del notify
+            return await _verdict(caller, ask, question)
+
+        subject = f"consent {tool.server} {tool.name}"
+        return await self.pending.call(caller.principal, subject, params, caller.notify, work)
+
+    def _cannot_ask(self, tool: Tool, session: SessionContext | None, through: str | None, why: str) -> bytes:
+        if tool.confirm:
+            return _not_run(
+                tool,
+                f"a person has to confirm it (`confirm` of server {tool.server!r} in the configuration), and "
+                f"cannot be asked: {why}. Tell the user, who can use a client that supports elicitation, or "
+                "change that setting",
+            )
+        listed = ""
+        if session is not None:
+            if isinstance(session, Session):
+                self.changes.show(session, [tool.exposed_name])
+            else:
+                session.shown[tool.exposed_name] = None
+            listed = ", which the list of tools has from now on"
+        return _not_run(
+            tool,
+            f"it demands that the user is asked, and through {through} that is not possible here: {why}. "
+            f"Call {tool.exposed_name} itself{listed}, so that the host asks. If the host does not list it, "
+            'tell the user, who can set include = "always" for it',
+        )
+
+
+async def _verdict(caller: Caller, ask: Ask, question: Members) -> bytes:
+    """Ask, and return ``accept`` or the reason why not."""
+    answer = await ask_client(caller, ask, ELICITATION, question)
+    try:
+        action = envelope.text(envelope.members(answer).get("action"))
+    except msgspec.DecodeError:
+        action = None
+    if action == "accept":
+        return _ACCEPTED
+    if action == "decline":
+        return b"the user declined; do not try again unless the user says so"
+    return b"the question was closed without an answer"
+
+
+def _not_run(tool: Tool, why: str) -> bytes:
+    text = f"{tool.exposed_name} was not run: {why}."
+    return envelope.encode({"content": [{"type": "text", "text": text}], "isError": True})
+
+
+def _digest(tool: Tool, params: Members, caller: Caller, state: Raw | None) -> bytes:
+    """Return a digest of a call: who makes it, the tool, the arguments in any order of members, the state."""
+    raw = bytes(params.get("arguments", b"{}"))
+    try:
+        arguments = json.dumps(json.loads(raw), sort_keys=True)  # not msgspec: its numbers end at 64 bits
+    except (ValueError, RecursionError):
+        arguments = raw.hex()
+    call = json.dumps([caller.principal, tool.server, tool.name, arguments, envelope.text(state)])
+    return hashlib.sha256(call.encode()).digest()
+
+
+def described_arguments(raw: bytes | Raw, redact: Callable[[str], str]) -> str:
+    """Return the arguments of a call for a person: clean, bounded, without secrets, one on each line."""
+    encoded = bytes(raw)
+    if nests_deeper(encoded, NESTING_SHOWN):
+        return f"({len(encoded):,} bytes, nested too deeply to be shown)"
+    try:
+        arguments = json.loads(encoded)  # not msgspec: its numbers end at 64 bits
+    except ValueError:
+        return f"({len(encoded):,} bytes that cannot be read)"
+    return "\n".join(_lines(arguments, redact))
+
+
+def _lines(arguments: Any, redact: Callable[[str], str]) -> Iterator[str]:
+    if not isinstance(arguments, dict):
+        arguments = {"(not an object)": arguments}
+    for name, value in islice(arguments.items(), ARGUMENTS_SHOWN):
+        label = one_line(redact(name[: 10 * NAME_CHARACTERS]), NAME_CHARACTERS)
+        shown = _shown_member(name, value, redact, [VALUES_SHOWN])
+        yield f"- {label}: {_cut(one_line(json.dumps(shown, ensure_ascii=False)))}"
+    if (more := len(arguments) - ARGUMENTS_SHOWN) > 0:
+        yield f"- … and {more:,} more arguments"
+
+
+def _shown_member(name: str, value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
+    secret = value not in (None, "", True, False) and names_secret(name[:NAME_CHARACTERS])
+    return HIDDEN if secret else _shown(value, redact, left)
+
+
+def _shown(value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
+    """Return a value as it may be shown; recursion is bounded by the depth that was checked before.
+
+    ``left`` has the number of values that may still be shown, and is counted down.
+    """
+    left[0] -= 1
+    if left[0] < 0:
+        return "…"
+    if isinstance(value, str):
+        # A secret is found only where nothing hides in it, and where it is whole.
+        return _cut(redact(clean(value[: 10 * ARGUMENT_CHARACTERS])), len(value))
+    if isinstance(value, list):
+        more = [f"… and {len(value) - ARGUMENTS_SHOWN:,} more"] * (len(value) > ARGUMENTS_SHOWN)
+        return [*(_shown(each, redact, left) for each in value[:ARGUMENTS_SHOWN]), *more]
+    if isinstance(value, dict):
+        shown: dict[str, Any] = {}
+        for name, each in islice(value.items(), ARGUMENTS_SHOWN):
+            if left[0] <= 0:
+                shown["…"] = "…"
+                break
+            label = one_line(redact(name[: 10 * NAME_CHARACTERS]), NAME_CHARACTERS)
+            while label in shown:  # no member hides another
+                label += "′"
+            shown[label] = _shown_member(name, each, redact, left)
+        if len(value) > ARGUMENTS_SHOWN:
+            shown["…"] = f"and {len(value) - ARGUMENTS_SHOWN:,} more"
+        return shown
+    return value
+
+
+def _cut(text: str, length: int | None = None) -> str:
+    length = max(length or 0, len(text))
+    if len(text) <= ARGUMENT_CHARACTERS and length <= 10 * ARGUMENT_CHARACTERS:
+        return text
+    return f"{text[:ARGUMENT_CHARACTERS]} … [cut here: {ARGUMENT_CHARACTERS:,} of {length:,} characters]"
