@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,9 +15,11 @@ from mcp_context_proxy.app.parts import InteractionParts, SearchParts, Statistic
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
 from mcp_context_proxy.context.background_indexing import Indexed
+from mcp_context_proxy.context.delivery import Introduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
@@ -86,6 +88,7 @@ class Proxy:
     async def running(self) -> AsyncIterator[None]:
         """Run the proxy: start the servers without waiting for any, and stop everything on exit."""
         self.refresh.when_refreshed(self._index)
+        self.refresh.when_refreshed(self._introduce)
         await in_thread(self._choose_working_set)
         await self.refresh.load_listings()
         async with anyio.create_task_group() as group, self.search.reranker, self.fleet:
@@ -127,7 +130,7 @@ class Proxy:
         recalls = self.interactions is not None and self.interactions.recall_tool
         self.setup = tools_setup(config, recalls=recalls)
         if self.server is not None:
-            self.server.instructions = self.instructions()
+            self.server.introduce(self.introduction())
         if self.interactions is not None:
             self.interactions.configure(config)
         # Each of the other parts is reached only if a table that it reads has changed.
@@ -173,7 +176,13 @@ class Proxy:
 
     def instructions(self) -> str:
         """Return the text about this proxy that hosts give to their models."""
-        return meta_definitions.instructions(self.setup, words_only=self.search.model.error is not None)
+        return self.introduction().text
+
+    def introduction(self) -> Introduction:
+        """Return that text with the rules in it: those that are in force and fit into what hosts keep."""
+        text = meta_definitions.instructions(self.setup, words_only=self.search.model.error is not None)
+        rules = introduction(self.catalog.snapshot, INSTRUCTIONS_BYTES - len(text.encode()))
+        return replace(rules, text=text + rules.text)
 
     def health(self) -> dict[str, Any]:
         """Return the body of ``/healthz``: the status, and problems that a person should know."""
@@ -196,6 +205,11 @@ class Proxy:
         await self.wait_first_connect()
         self._warm = True
         self._index(self.catalog.snapshot)
+
+    def _introduce(self, snapshot: Snapshot) -> None:
+        del snapshot
+        if self.server is not None:
+            self.server.introduce(self.introduction())
 
     def _index(self, snapshot: Snapshot) -> None:
         if self._warm:

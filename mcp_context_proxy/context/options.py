@@ -60,6 +60,8 @@ class ContextOptions:
     """True to let the result of the latest call add similar items."""
     calibrated: bool = True
     """False with another embedding model: its cosines differ, so presets have no ``include_score``."""
+    document_tokens: int = 1500
+    """Budget for the text of the rules and references in one answer."""
     list_tokens: int = 0
     """Budget, without ``max_tokens``, of a list that is filled because little is known about the request."""
 
@@ -106,6 +108,7 @@ def configured(config: Config) -> ContextOptions:
         retain_requests=context.retain_requests,
         expand_results=context.expand_results,
         calibrated=calibrated,
+        document_tokens=context.document_tokens,
         list_tokens=config.expose.list_all_below,
     )
 

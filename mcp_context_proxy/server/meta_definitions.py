@@ -6,7 +6,7 @@ process, so that the prompt cache of a host stays valid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Final, Literal
@@ -23,12 +23,13 @@ CALL_READ_ONLY = "call_read_only_tool"
 SET_CONTEXT = "set_context"
 MANAGE = "manage_context"
 RECALL = "recall"
+READ_DOCUMENT = "read_document"
 CALLS = frozenset({CALL, CALL_READ_ONLY})
 """Tools that call another one. Hosts let a person always allow one of them, so reading has its own."""
 NAMES = CALLS | {SEARCH, SET_CONTEXT}
-READ_ONLY = frozenset({SEARCH, SET_CONTEXT, RECALL})
+READ_ONLY = frozenset({SEARCH, SET_CONTEXT, RECALL, READ_DOCUMENT})
 """Other tools that say they are read-only."""
-RESERVED = NAMES | {MANAGE, RECALL}
+RESERVED = NAMES | {MANAGE, RECALL, READ_DOCUMENT}
 """Names that no tool of a server gets, whether the meta tool is switched on or not."""
 
 READ_MARK = "[r]"
@@ -94,10 +95,23 @@ class RecallArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = 0.95
 
 
+class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `read_document`."""
+
+    name: Annotated[str, Meta(min_length=1, description="Such as rule://NAME or reference://SKILL/FILE")]
+    section: Annotated[str | None, Meta(description="A heading")] = None
+    page: Annotated[int, Meta(ge=1)] = 1
+    context_id: str | None = None
+
+
 _LEADING: Final = ("query", "top_n", "server", "include_schema", "kinds")
 """Arguments of a search that stand first, because models use them most."""
 
-_NOT_FOR_MODELS: Final = {"min_calls"}
+_NOT_FOR_MODELS: Final[Mapping[type[msgspec.Struct], Collection[str]]] = {
+    SearchArguments: {"min_calls"},
+    ReadArguments: {"context_id"},
+}
+"""Arguments that are not told to models: a model that reads has a context, or needs none."""
 
 _KEYWORDS: Final = ("type", "minimum", "maximum", "items", "enum", "description")
 
@@ -117,9 +131,10 @@ def input_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
             properties[field.name].pop("description")
             if (description := field.type.extra["model"]) is not None:
                 properties[field.name]["description"] = description
+    hidden = _NOT_FOR_MODELS.get(arguments, ())
     return {
         "type": "object",
-        "properties": {name: told for name, told in properties.items() if name not in _NOT_FOR_MODELS},
+        "properties": {name: told for name, told in properties.items() if name not in hidden},
         "required": schema["required"],
         "additionalProperties": False,
     }
@@ -232,7 +247,15 @@ def definitions(setup: Setup) -> list[Raw]:
         "inputSchema": input_schema(RecallArguments),
         "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
     }
+    read_document = {
+        "name": READ_DOCUMENT,
+        "title": "Read a document",
+        "description": f"Read a document that {SEARCH} names: whole, one section, or a file of a skill.",
+        "inputSchema": input_schema(ReadArguments),
+        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+    }
     tools = [search, call, call_read_only, set_context]
+    tools += [read_document] if setup.has_documents else []
     tools += [manage] if setup.manage else []
     tools += [recall] if setup.recall else []
     return [envelope.raw(tool) for tool in tools]
