@@ -174,6 +174,11 @@ class SdkServer(Server[Any]):
         """Give another text to the clients that come from now on."""
         self.introduction, self.instructions = introduction, introduction.text
 
+    def session_after(self, instructions: object) -> Session:
+        """Return a new session, which knows the rules in the instructions that its client was sent."""
+        introduction = self.introduction
+        return Session(delivered=dict(introduction.given if instructions == introduction.text else {}))
+
     async def _initialize(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Begin a handshake-era session with the instructions of this moment, and remember their rules."""
         state, introduction = ctx.session._connection.state, self.introduction

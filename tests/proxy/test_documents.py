@@ -135,7 +135,8 @@ async def test_the_rules_of_a_session_are_in_the_instructions_and_in_no_answer(
     async with connected(config, era, front) as client:
         await client.until_listed("work__echo")
         answer = text_of(await client.call("search_available_tools", {"query": "how are commits worded"}))
-        found = await client.data("search_available_tools", {"query": "say something"})
+        wanted = {"query": "say something", "kinds": ["tool"]}
+        found = await client.data("search_available_tools", wanted)
         uri = f"context://requests/{found['request_id']}"
         (content,) = (await client.request("resources/read", {"uri": uri}))["contents"]
         read = text_of(await client.call("read_document", {"name": "rule://tone"}))
