@@ -181,7 +181,7 @@ class ContextEngine:
             if session is not None:
                 self.sessions.register(session)
                 session.asked(answer.context.id, query)
-                if deliver != "nothing":
+                if deliver != "nothing" and answer.found.snapshot.documents:
                     session.delivered.update(given_now(answer.context, answer.found.snapshot))
         return answer
 

@@ -77,6 +77,7 @@ def test_the_tools_of_the_proxy_are_listed(readme):
         meta_definitions.CALL,
         meta_definitions.CALL_READ_ONLY,
         meta_definitions.SET_CONTEXT,
+        meta_definitions.READ_DOCUMENT,
     ]
 
 
