@@ -41,6 +41,8 @@ class ToldDocument:
     delivery: Delivery | None
     """None if the answer only names it."""
     text: str
+    is_found: bool
+    """False if it is there for the session and not for the query."""
 
 
 def deliver(
@@ -129,32 +131,32 @@ class _Writing:
             if is_found:
                 where = "in the instructions" if form is Delivery.INSTRUCTIONS else "earlier in this session"
                 self.told.append(
-                    ToldDocument(document, form, f"{document.uri} ({document.kind}): given {where}")
+                    ToldDocument(document, form, f"{document.uri} ({document.kind}): given {where}", True)
                 )
             return
-        if tokens <= self.left and self._tell(document, Delivery.WHOLE, _whole(document)):
+        if tokens <= self.left and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
             return
         waits = is_standing and not is_found and tokens < self.budget
-        if not waits and self._tell(document, Delivery.OUTLINE, _outlined(document, tokens, chunk)):
+        if not waits and self._tell(document, Delivery.OUTLINE, _outlined(document, tokens, chunk), is_found):
             return
         self.forms[key] = None
         if is_found or self.named < NAMED:
             self.named += not is_found
             text = f"{document.uri} ({document.kind}, {tokens:,} tokens)"
-            self.told.append(ToldDocument(document, None, text))
+            self.told.append(ToldDocument(document, None, text, is_found))
 
-    def _tell(self, document: Document, form: Delivery, text: str) -> bool:
+    def _tell(self, document: Document, form: Delivery, text: str, is_found: bool) -> bool:
         cost = self.count(text)
         if cost > self.left:
             return False
         self.left -= cost
         self.forms[key_of(document)] = form
-        self.told.append(ToldDocument(document, form, text))
+        self.told.append(ToldDocument(document, form, text, is_found))
         return True
 
 
 def _whole(document: Document) -> str:
-    folder = "" if document.folder is None else f"\n{_indented(files_line(document.folder))}"
+    folder = "" if document.folder is None else f"\n\n{_indented(files_line(document.folder))}"
     return f"{document.uri} ({document.kind}):\n{_indented(document.text.strip())}{folder}"
 
 

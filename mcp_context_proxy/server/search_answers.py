@@ -33,6 +33,7 @@ HOW_TO_CALL: Final = (
     f"Call one with its name and arguments through {CALL_READ_ONLY} if it is marked {READ_MARK}, else {CALL}."
 )
 HOW_TO_SEE_ALL: Final = "Search for its exact name to see all about it."
+FOR_SESSION: Final = "For the whole session:"
 HOW_TO_READ: Final = f"Read on with {READ_DOCUMENT}: by name, and section if one is enough."
 HOW_TO_READ_FILES: Final = (
     f"Read a file of a skill with {READ_DOCUMENT}: its URI, a slash and the file is the name."
@@ -154,7 +155,7 @@ def search_text(
     documents = _documents(answer)
     head = [f"Note: {note}" for note in notes if note != found.filter_note]
     if not results:
-        return "\n\n".join([*head, _nothing_fits(found, known), *documents])
+        return "\n\n".join([*head, _nothing_fits(found, known), *_titled(documents)])
     if found.near_misses:
         names = _names([_name(one) for one in found.near_misses])
         head.append(f"No tool fits well. Nearest: {names}.")
@@ -174,14 +175,20 @@ def search_text(
     else:
         tail = [f"{HOW_TO_CALL} {HOW_TO_SEE_ALL}"] if has_tools else []
         told = _Fitting(results, found.snapshot, count).fit([*head, *tail], tokens)
-    return "\n\n".join([*head, *told, *tail, *documents])
+    # Without tools they are what the first line announces.
+    return "\n\n".join([*head, *told, *tail, *(_titled(documents) if told else documents)])
+
+
+def _titled(documents: Sequence[str]) -> Sequence[str]:
+    titled = documents and documents[0] != FOR_SESSION
+    return ["Rules and references:", *documents] if titled else documents
 
 
 def _documents(answer: SearchAnswer) -> list[str]:
     """Return the texts of the rules and references that an answer tells."""
-    if not answer.told:
-        return []
-    texts = ["Rules and references:", *(one.text for one in answer.told)]
+    texts = [one.text for one in answer.told if one.is_found]
+    if standing := [one.text for one in answer.told if not one.is_found]:
+        texts += [FOR_SESSION, *standing]
     if any(one.document.folder is not None and one.delivery in SHOWN for one in answer.told):
         texts.append(HOW_TO_READ_FILES)
     if any(one.delivery in (None, Delivery.OUTLINE) for one in answer.told):
