@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
@@ -121,6 +122,21 @@ def uri_of(kind: Kind, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class SkillFolder:
+    """The folder of a skill; its files belong to the skill."""
+
+    root: Path
+    """The configured folder. It may be a link; nothing below it is reached through one."""
+    parts: tuple[str, ...]
+    """Names of the folders that lead from there to the skill."""
+
+    @property
+    def path(self) -> Path:
+        """Return the path of the folder."""
+        return self.root.joinpath(*self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """A rule or a reference: markdown that is served as a resource and found like a tool."""
 
@@ -137,6 +153,10 @@ class Document:
     priority: int = 500
     """0 to 999; higher ones come first."""
     tags: tuple[str, ...] = ()
+    folder: SkillFolder | None = None
+    """Folder of a skill; None for any other document."""
+    full_name: str = ""
+    """Name that begins with that of its configured folder, under which it is known as well."""
 
     @property
     def uri(self) -> str:
@@ -217,6 +237,8 @@ class Snapshot:
     """Sorted by their key, the exposed name."""
     documents: Mapping[str, Document] = field(default_factory=dict)
     """Sorted by their key, the URI."""
+    other_uris: Mapping[str, Document] = field(default_factory=dict)
+    """Documents by the URI of their full name, where that is not the URI of a document."""
     resources: Mapping[str, Resource] = field(default_factory=dict)
     """Resources of the downstream servers, by URI."""
     templates: Mapping[str, Resource] = field(default_factory=dict)
@@ -233,6 +255,10 @@ class Snapshot:
     """Names of all configured servers, also of those that are switched off."""
     unlisted: tuple[str, ...] = ()
     """Names of servers whose tools and prompts are not known yet, because they were never connected."""
+
+    def document(self, uri: str) -> Document | None:
+        """Return the document that a URI leads to; None if there is none."""
+        return self.documents.get(uri) or self.other_uris.get(uri)
 
 
 class Snapshots(Protocol):

@@ -39,6 +39,7 @@ ANSWERS = "server/test_answers.py::"
 LARGE = "server/test_large_results.py::"
 TURNED_OFF = "server/test_turned_off.py::"
 HOST_FILES = "config/test_hosts.py::"
+DOCUMENTS = "server/test_documents.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 SECURITY = (
@@ -510,6 +511,16 @@ SECURITY = (
             HOST_FILES + "test_a_list_of_tools_that_cannot_be_read_is_a_mistake_and_not_ignored",
         ),
     ),
+    Promise(
+        "Of the folders of documents, only visible regular files are read, through no link and never outside "
+        "of the folder. `read_document` reads documents and the files in the folder of a skill, and nothing "
+        "else; what models see of them hides nothing.",
+        (
+            "catalog/test_documents_confinement.py::test_symbolic_links_are_reported_and_not_followed",
+            DOCUMENTS + "test_nothing_but_visible_text_files_of_a_skill_is_read",
+            DOCUMENTS + "test_what_a_skills_file_says_hides_nothing",
+        ),
+    ),
 )
 """Promises of SECURITY.md, in the order of their numbers."""
 
@@ -683,6 +694,17 @@ README = (
             "server/test_search.py::test_documents_are_found_beside_tools_and_alone",
             "proxy/test_documents.py::test_documents_are_listed_and_read_beside_the_resources_of_servers",
             "proxy/test_documents.py::test_a_changed_document_is_served_anew_and_announced_to_subscribers",
+        ),
+    ),
+    Promise(
+        "Found documents are part of the answer, whole or as an outline from which `read_document` reads on, "
+        "also the files of a skill. `always` rules are given to the model once in a session.",
+        (
+            DOCUMENTS + "test_a_found_document_is_given_whole",
+            DOCUMENTS + "test_a_long_document_comes_as_an_outline_that_leads_to_its_sections",
+            DOCUMENTS + "test_the_files_of_a_skill_are_read_by_its_name_and_their_path",
+            DOCUMENTS + "test_the_rules_of_a_session_are_in_its_first_answer_and_in_no_other",
+            "proxy/test_documents.py::test_the_rules_of_a_session_are_in_the_instructions_and_in_no_answer",
         ),
     ),
     Promise(

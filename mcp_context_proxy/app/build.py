@@ -165,6 +165,7 @@ def build(config: Config, store: Store) -> Proxy:
             pending_input=pending_input,
             asks_clients=search.reranker.asks_clients,
             manage=lambda: proxy.setup.manage,
+            document_bytes=lambda: proxy.config.limits.document_bytes,
             recorder=recall_recorder,
             log=log,
         ),

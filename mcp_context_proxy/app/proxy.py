@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,10 +16,12 @@ from mcp_context_proxy.app.parts import InteractionParts, SearchParts, Statistic
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
 from mcp_context_proxy.context.background_indexing import Indexed
+from mcp_context_proxy.context.delivery import Introduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
@@ -90,7 +93,7 @@ class Proxy:
     async def running(self) -> AsyncIterator[None]:
         """Run the proxy: start the servers without waiting for any, and stop everything on exit."""
         self.refresh.when_refreshed(self._index)
-        self.refresh.when_refreshed(self._instruct)
+        self.refresh.when_refreshed(self._introduce)
         await in_thread(self._choose_working_set)
         await self.refresh.load_listings()
         async with anyio.create_task_group() as group, self.search.reranker, self.fleet:
@@ -133,7 +136,8 @@ class Proxy:
         self.results.config = config.results
         recalls = self.interactions is not None and self.interactions.recall_tool
         self.setup = tools_setup(config, recalls=recalls)
-        self._instruct(self.catalog.snapshot)
+        if self.server is not None:
+            self.server.introduce(self.introduction())
         if self.interactions is not None:
             self.interactions.configure(config)
         # Each of the other parts is reached only if a table that it reads has changed.
@@ -179,13 +183,23 @@ class Proxy:
 
     def instructions(self) -> str:
         """Return the text about this proxy that hosts give to their models."""
+        return self.introduction().text
+
+    def introduction(self) -> Introduction:
+        """Return that text with the rules in it: those that are in force and fit into what hosts keep.
+
+        The user's rules come before what servers say about themselves, which gets the room that is left.
+        """
         snapshot = self.catalog.snapshot
-        return meta_definitions.instructions(
+        instructions = partial(
+            meta_definitions.instructions,
             self.setup,
             words_only=self.search.model.error is not None,
-            said=self.said_by_servers(),
             whole=self.tool_list.hides_nothing(snapshot, self.tool_list.base_names(snapshot)),
         )
+        rules = introduction(snapshot, INSTRUCTIONS_BYTES - len(instructions().encode()))
+        room = meta_definitions.INSTRUCTIONS_BYTES - len(rules.text.encode())
+        return replace(rules, text=instructions(said=self.said_by_servers(), most=room) + rules.text)
 
     def said_by_servers(self) -> dict[str, str]:
         """Return the instructions of each server that gave some when it was last connected."""
@@ -223,10 +237,10 @@ class Proxy:
         self._warm = True
         self._index(self.catalog.snapshot)
 
-    def _instruct(self, _: Snapshot) -> None:
-        """Give clients that connect from now on the present instructions."""
+    def _introduce(self, snapshot: Snapshot) -> None:
+        del snapshot
         if self.server is not None:
-            self.server.instructions = self.instructions()
+            self.server.introduce(self.introduction())
 
     def _index(self, snapshot: Snapshot) -> None:
         if self._warm:

@@ -99,7 +99,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 server = SdkServer(
                     gateway=proxy.gateway,
                     changes=proxy.changes,
-                    instructions=proxy.instructions(),
+                    introduction=proxy.introduction(),
                     header_schema=proxy.tool_list.header_schema,
                 )
                 proxy.server, proxy.reloader = server, reloader

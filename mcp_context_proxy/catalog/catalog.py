@@ -25,7 +25,16 @@ from mcp_context_proxy.catalog.uri_owners import (
 )
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.items import Document, Prompt, Resource, Snapshot, Source, Tool, TurnedOffTool
+from mcp_context_proxy.items import (
+    Document,
+    Prompt,
+    Resource,
+    Snapshot,
+    Source,
+    Tool,
+    TurnedOffTool,
+    uri_of,
+)
 from mcp_context_proxy.protocol import envelope
 
 logger = logging.getLogger(__name__)
@@ -126,7 +135,12 @@ class Catalog:
                 sources=(*self._tool_sources(tools.values()), *document_sources),
                 tools=tools,
                 turned_off=self._turned_off(),
-                documents={item.uri: item for item in sorted(documents, key=lambda item: item.uri)},
+                documents=(by_uri := {one.uri: one for one in sorted(documents, key=lambda one: one.uri)}),
+                other_uris={
+                    uri: one
+                    for one in documents
+                    if one.full_name and (uri := uri_of(one.kind, one.full_name)) not in by_uri
+                },
                 resources=_listed(dict(sorted(resources.items()))),
                 templates=_listed(templates),
                 owner_of=owner_of,

@@ -2,6 +2,9 @@
 
 A file is one document; a file for coding agents (``AGENTS.md``) is one document for each of its sections. A
 problem in a file becomes a finding; the usable part of the file is served, and no file stops another.
+
+A name that two folders have gets that of its folder as a prefix, where it comes second. Every document is
+known by its name with the prefix as well, so that this URI stays valid when other folders come and go.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
-from mcp_context_proxy.catalog.files import Allowance, Finding, FolderReader, MarkdownFile, is_utf8
+from mcp_context_proxy.catalog.files import SUFFIXES, Allowance, Finding, FolderReader, MarkdownFile, is_utf8
 from mcp_context_proxy.catalog.front_matter import (
     NAME_LIMIT,
     Format,
@@ -29,7 +32,7 @@ from mcp_context_proxy.catalog.front_matter import (
     shorten,
 )
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.items import Document, IncludeMode, Kind
+from mcp_context_proxy.items import Document, IncludeMode, Kind, SkillFolder
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.protocol.text import clean
 
@@ -84,19 +87,20 @@ def load_documents(
 ) -> Loaded:
     """Read all folders. Blocks: call it in a worker thread. Every problem becomes a finding.
 
-    Of several documents of one kind and name the first wins, in the order of folders and paths. Files that
-    are ``known`` from an earlier call (`Loaded.parsed`) are not parsed again.
+    Of several documents of one kind and name the first keeps it, in the order of folders and paths. Files
+    that are ``known`` from an earlier call (`Loaded.parsed`) are not parsed again.
     """
     allowance = Allowance(files=limits.documents, file_bytes=limits.document_bytes)
     known = known or {}
     parsed: dict[bytes, Parsed] = {}
-    by_name: dict[tuple[Kind, str], tuple[Document, Path]] = {}
+    by_name: dict[tuple[Kind, str], Document] = {}
+    claims = _Claims()
     findings: list[Finding] = []
     read_folders: list[Path] = []
-    for folder in folders:
+    for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
         reader = FolderReader(folder.path, allowance)
         for file in reader.files():
-            place = repr((folder.kind, folder.include, file.path)).encode()
+            place = repr((folder.kind, folder.include, folder.path, file.path)).encode()
             key = hashlib.sha256(place + file.data).digest()
             documents, own_findings = parsed[key] = known.get(key) or _parse(file, folder)
             findings.extend(own_findings)
@@ -104,20 +108,78 @@ def load_documents(
             if len(documents) > room:
                 message = f"only {room} of its {len(documents)} sections fit into the limit 'documents'"
                 findings.append(Finding(file.path, None, message))
-            for document in documents[:room]:
-                kept, path = by_name.setdefault((document.kind, document.name), (document, file.path))
-                if kept is not document:
-                    message = (
-                        f"left out: {path} is a {document.kind} named {document.name!r} as well; rename one"
-                    )
-                    findings.append(Finding(file.path, None, message))
+            named, message = claims.named(documents[:room], file, label)
+            by_name |= {(document.kind, document.name): document for document in named}
+            if message:
+                findings.append(Finding(file.path, None, message))
         findings.extend(reader.findings)
         read_folders.extend(reader.folders)
     ordered = sorted(
-        (document for document, _ in by_name.values()),
+        by_name.values(),
         key=lambda document: (document.kind is not Kind.RULE, -document.priority, document.name),
     )
     return Loaded(tuple(ordered), tuple(findings), tuple(read_folders), parsed)
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Return the name of each folder, after the names of those above it where other folders have that name.
+
+    For a file it is that of the folder that it is in.
+    """
+    folders = [path.parent if path.suffix.lower() in SUFFIXES else path for path in paths]
+    parts = [folder.absolute().parts[1:] or ("root",) for folder in folders]
+    distinct, labels = set(parts), []
+    for own in parts:
+        size = 1
+        while size < len(own) and sum(other[-size:] == own[-size:] for other in distinct) > 1:
+            size += 1
+        name = "/".join(own[-size:]).encode("utf-8", "replace").decode()
+        labels.append(unicodedata.normalize("NFC", one_line(name)) or "documents")
+    return labels
+
+
+class _Claims:
+    """The names that documents have got, with the files that they come from."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[Kind, str], Path] = {}
+        self._full_names: set[tuple[Kind, str]] = set()
+        self._files: set[tuple[Kind, Path]] = set()
+
+    def named(
+        self, documents: Sequence[Document], file: MarkdownFile, label: str
+    ) -> tuple[list[Document], str]:
+        """Return the documents of a file under names that are free, and a message for a person, if any.
+
+        All of them get the same prefix: a section belongs to its file.
+        """
+        if not documents:
+            return [], ""
+        kind, path = documents[0].kind, file.path.absolute()
+        if (kind, path) in self._files:
+            return [], f"left out: it is read as a {kind} of another folder already"
+        self._files.add((kind, path))
+        message = ""
+        for prefix in ("", f"{label}/", f"{label}/{one_line(file.relative)}/"):
+            named = [_renamed(document, prefix, label) for document in documents]
+            names = [(kind, document.name) for document in named]
+            taken = [self._names[name] for name in names if name in self._names]
+            if not taken and not (prefix and self._full_names.intersection(names)):
+                self._names |= dict.fromkeys(names, path)
+                self._full_names |= {(kind, document.full_name or document.name) for document in named}
+                return named, message and f"served as {named[0].name!r}: {message}"
+            if taken and taken[0].parent == path.parent:
+                message = f"{taken[0]} is a {kind} named {documents[0].name!r} as well; rename one"
+        return [], f"left out: {message or 'its names are those of other documents; rename it'}"
+
+
+def _renamed(document: Document, prefix: str, label: str) -> Document:
+    """Return a document under its name with a prefix, or else with the one that it is known by as well."""
+    if not prefix:
+        return replace(document, full_name=f"{label}/{document.name}")
+    name = f"{prefix}{document.name}"
+    fingerprint = hashlib.sha256(f"{document.fingerprint} {name}".encode()).hexdigest()
+    return replace(document, name=name, fingerprint=fingerprint)
 
 
 def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
@@ -153,13 +215,14 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
         return unusable(None, "it has no text")
     include = front.include or folder.include or IncludeMode.AGENT
     priority = PRIORITY if front.priority is None else front.priority
+    skill = _skill_folder(file, folder) if form is Format.SKILL else None
     documents = []
     for name, description, part in parts:
         facts = (kind, unicodedata.normalize("NFC", name), description, part)
         # As a JSON array, in which no two different lists look alike.
         identity = json.dumps((*facts, include, priority, front.tags), ensure_ascii=True)
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-        documents.append(Document(*facts, fingerprint, include, priority, front.tags))
+        documents.append(Document(*facts, fingerprint, include, priority, front.tags, skill))
     problems: list[Problem] = [*front.problems]
     if form is Format.SKILL and not front.description:
         problems.append((1, "the front matter of a skill needs a 'description'; its first words are used"))
@@ -170,6 +233,12 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
         message = f"{hidden} control or unseen characters were removed; check where they come from"
         problems.append((None, message))
     return documents, [Finding(file.path, *problem) for problem in problems]
+
+
+def _skill_folder(file: MarkdownFile, folder: DocumentsConfig) -> SkillFolder:
+    if folder.path.suffix.lower() in SUFFIXES:
+        return SkillFolder(folder.path.absolute().parent, ())
+    return SkillFolder(folder.path.absolute(), PurePosixPath(file.relative).parent.parts)
 
 
 def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str, str, str]], int]:
@@ -211,9 +280,9 @@ def divide(text: str) -> tuple[list[Section], int]:
     """
     parts: list[tuple[int, str, list[str]]] = [(0, "", [])]
     left = 0
-    for line, code in _with_code_marked(text):
+    for line, code in with_code_marked(text):
         heading = None if code else _SECTION_HEADING.match(line)
-        begins = heading is not None and bool(_title(heading[2]))
+        begins = heading is not None and bool(title_of(heading[2]))
         if heading is not None and begins and len(parts) <= SECTIONS_LIMIT:
             parts.append((len(heading[1]), line, []))
         else:
@@ -224,14 +293,14 @@ def divide(text: str) -> tuple[list[Section], int]:
     above: tuple[str, ...] = ()
     for level, line, lines in parts:
         match = _SECTION_HEADING.match(line)
-        path = (_title(match[2]),) if match else ()
+        path = (title_of(match[2]),) if match else ()
         if level == 1:
             above = path if several else ()
         sections.append(Section(above + path if level > 1 else path, line.strip(), "\n".join(lines).strip()))
     return sections, left
 
 
-def _title(heading: str) -> str:
+def title_of(heading: str) -> str:
     """Return the text of a heading without the signs that close it."""
     text = heading.rstrip(" \t")
     unclosed = text.rstrip("#")
@@ -244,7 +313,7 @@ def overview(text: str) -> str:
     Whichever comes first, since a heading far below says less about the whole than the words at its top.
     """
     lines: list[str] = []
-    for line, code in _with_code_marked(_COMMENT.sub("", text[:_LOOKED_AT])):
+    for line, code in with_code_marked(_COMMENT.sub("", text[:_LOOKED_AT])):
         if not code and (lines or _LETTER.search(line)):
             lines.append(line)
     if not lines:
@@ -256,7 +325,7 @@ def overview(text: str) -> str:
     return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
 
 
-def _with_code_marked(text: str) -> Iterator[tuple[str, bool]]:
+def with_code_marked(text: str) -> Iterator[tuple[str, bool]]:
     """Yield each line, and whether it is code between fences or a fence: a ``#`` there begins a comment."""
     opening = ""
     for line in text.split("\n"):

@@ -11,12 +11,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
+
+from mcp_context_proxy.items import SkillFolder
 
 SUFFIXES: Final = (".md", ".markdown", ".mdc")
 
@@ -28,6 +30,15 @@ ENTRY_LIMIT: Final = 100_000
 
 TOTAL_LIMIT: Final = 128 * 1024 * 1024
 """Bytes of all files together: they are all held in memory."""
+
+SKILL_FILES: Final = 200
+"""Files of a skill that are listed; the largest published ones have about 80."""
+
+SKILL_DEPTH: Final = 6
+"""Folders below that of a skill that are listed and read."""
+
+SKILL_ENTRIES: Final = 5_000
+"""Entries of a skill's folder that are looked at: more means that a package was installed there."""
 
 _NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS: Final = (
@@ -190,6 +201,96 @@ class FolderReader:
         self.findings.append(Finding(path, None, message))
 
 
+def skill_files(
+    skill: SkillFolder, *, by_descriptor: bool = CAN_WALK_DESCRIPTORS
+) -> tuple[list[tuple[str, int]], bool]:
+    """Return path and size of a skill's files beside its SKILL.md, and whether there are more. Blocks.
+
+    Hidden files, links and everything that is no regular file are left out.
+
+    Raises:
+        UnsafePathError: a link leads to the folder.
+        OSError: the folder cannot be read.
+    """
+    found: list[tuple[str, int]] = []
+    looked_at = 0
+
+    def walk(folder: _OpenFolder, parts: tuple[str, ...]) -> bool:
+        nonlocal looked_at
+        entries = list(islice(folder.scan(), SKILL_ENTRIES - looked_at + 1))
+        looked_at += len(entries)
+        more = looked_at > SKILL_ENTRIES
+        for entry in sorted(entries, key=lambda entry: (entry.is_dir(follow_symlinks=False), entry.name)):
+            path = (*parts, entry.name)
+            if not _may_be_read(entry.name) or path == ("SKILL.md",):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if len(path) > SKILL_DEPTH or looked_at > SKILL_ENTRIES:
+                    more = True
+                    continue
+                with closing(folder.folder(entry.name)) as inner:
+                    more |= walk(inner, path)
+            elif entry.is_file(follow_symlinks=False):
+                if len(found) == SKILL_FILES:
+                    return True
+                found.append(("/".join(path), entry.stat(follow_symlinks=False).st_size))
+        return more
+
+    with ExitStack() as stack:
+        return found, walk(_opened(skill, (), stack, by_descriptor), ())
+
+
+def read_skill_file(
+    skill: SkillFolder, relative: str, most: int, *, by_descriptor: bool = CAN_WALK_DESCRIPTORS
+) -> bytes:
+    """Return the content of a file in the folder of a skill. Blocks.
+
+    Args:
+        skill: The folder, which nothing outside of is ever opened.
+        relative: Path from the folder, with ``/``.
+        most: Largest size in bytes.
+        by_descriptor: As of `FolderReader`.
+
+    Raises:
+        UnsafePathError: the path leads out of the folder or through a link, or the file is hidden, too large
+            or not a regular one.
+        OSError: there is no such file, or it cannot be read.
+    """
+    *parts, name = PurePosixPath(relative).parts or ("",)
+    if relative.startswith("/") or not all(map(_may_be_read, (*parts, name))):
+        raise UnsafePathError(
+            "the path must stay in the folder of the skill, and no part may begin with a dot"
+        )
+    if len(parts) > SKILL_DEPTH:
+        raise UnsafePathError(f"it is more than {SKILL_DEPTH} folders deep")
+    with ExitStack() as stack:
+        folder = _opened(skill, parts, stack, by_descriptor)
+        if not folder.has_file(name):
+            raise UnsafePathError("it is not a regular file; links are not followed")
+        with os.fdopen(folder.file(name), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UnsafePathError("it is not a regular file")
+            data = file.read(most + 1) if status.st_size <= most else None
+    if data is None or len(data) > most:
+        raise UnsafePathError(f"it is over {most:,} bytes")
+    return data
+
+
+def _may_be_read(name: str) -> bool:
+    """Return whether a name is that of one visible entry; on some systems a colon or backslash is a path."""
+    return bool(name) and not name.startswith(".") and not set(name) & set("/\\:\0") and is_utf8(name)
+
+
+def _opened(skill: SkillFolder, parts: Iterable[str], stack: ExitStack, by_descriptor: bool) -> _OpenFolder:
+    """Open a folder below that of a skill, from its configured folder on, one by one and through no link."""
+    opener: Callable[[Path], _OpenFolder] = _DescriptorFolder if by_descriptor else _PathFolder
+    folder = stack.enter_context(closing(opener(skill.root)))
+    for part in (*skill.parts, *parts):
+        folder = stack.enter_context(closing(folder.folder(part)))
+    return folder
+
+
 class _DescriptorFolder:
     """A folder by descriptor: its entries are those of the folder that was opened, wherever it is now."""
 
@@ -202,6 +303,9 @@ class _DescriptorFolder:
 
     def folder(self, name: str) -> _DescriptorFolder:
         return _DescriptorFolder(name, _NO_FOLLOW, self._descriptor)
+
+    def has_file(self, name: str) -> bool:
+        return stat.S_ISREG(os.stat(name, dir_fd=self._descriptor, follow_symlinks=False).st_mode)
 
     def file(self, name: str) -> int:
         return os.open(name, _FLAGS | _NO_FOLLOW, dir_fd=self._descriptor)
@@ -224,6 +328,9 @@ class _PathFolder:
 
     def folder(self, name: str) -> _PathFolder:
         return _PathFolder(self._confined(name))
+
+    def has_file(self, name: str) -> bool:
+        return stat.S_ISREG((self._real / name).lstat().st_mode)
 
     def file(self, name: str) -> int:
         path = self._confined(name)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import click
@@ -34,6 +34,15 @@ from mcp_context_proxy.protocol.strangers import one_line
 if TYPE_CHECKING:
     from mcp_context_proxy.context.engine import Explanation
     from mcp_context_proxy.context.records import ContextItem, RequestContext
+
+
+GIVEN: Final[Mapping[str, str]] = {
+    "whole": "given whole to a model",
+    "outline": "given to a model as an outline",
+    "instructions": "given to a model at the start of its session",
+    "earlier": "given to a model earlier in its session",
+}
+"""Forms in which a model was given a document (`context.records.Delivery`)."""
 
 
 @click.command("context")
@@ -74,7 +83,9 @@ async def _build(config: Config, query: str, max_tokens: int | None) -> tuple[Re
     from mcp_context_proxy.server.rendering import context_text
 
     async with open_started_proxy(config) as proxy:
-        answer = await proxy.contexts.select(query, overrides=Overrides(max_tokens=max_tokens))
+        answer = await proxy.contexts.select(
+            query, overrides=Overrides(max_tokens=max_tokens), deliver="whole"
+        )
         return answer.context, context_text(answer.context, answer.found.snapshot)
 
 
@@ -158,7 +169,7 @@ def _show_items(console: Terminal, title: str, items: Sequence[ContextItem]) -> 
             str(item.type),
             Text(item.name, style="cyan"),
             f"{item.tokens:,}",
-            Text(item.why, style="dim"),
+            Text(item.why if item.delivered is None else f"{item.why}; {GIVEN[item.delivered]}", style="dim"),
         )
         for item in items
     ]
@@ -221,6 +232,10 @@ def _show(console: Terminal, explained: Explanation) -> None:
     rows.append(("selected are", f"{options.top_n} of the {options.top_k} closest{always}"))
     budget = "no limit" if explained.max_tokens is None else f"of {explained.max_tokens:,}"
     rows.append(("tokens", f"{explained.tokens:,}, {budget}"))
+    if explained.type is not Kind.TOOL:
+        rows.append(
+            ("text", "not given to a model" if explained.delivered is None else GIVEN[explained.delivered])
+        )
     width = max(len(label) for label, _ in rows) + 2
     for label, value in rows:
         console.prose(f"{label:<{width}}{value}", indent=2, hanging=width)

@@ -158,6 +158,7 @@ async def _search(
             origin="search",
             scope=Scope(kinds or None, filters),
             remember=False,
+            deliver="answer",
             rerank=proxy.search.reranker.mode if rerank is None else "always" if rerank else "never",
         )
         notes = search_answers.search_notes(answer, proxy.fleet)

@@ -285,6 +285,9 @@ HOSTS: Final[Mapping[str, HostProfile]] = {host.name: host for host in _HOSTS}
 NAME_CHARACTERS: Final = min(host.name_characters for host in _HOSTS)
 """Longest name that fits every host, if the proxy has its recommended name there."""
 
+INSTRUCTIONS_BYTES: Final = min(size for host in _HOSTS if (size := host.description_bytes.value) is not None)
+"""Length of the instructions that no host cuts."""
+
 
 def host_named(name: str) -> HostProfile | None:
     """Return a host by its name here or by the ``clientInfo.name`` that it sends; None if it is not known."""

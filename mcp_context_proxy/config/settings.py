@@ -322,6 +322,8 @@ class ContextConfig(Table):
 
     max_tokens: Count | None = None
     """Largest cost of one request's context; None for no bound."""
+    document_tokens: Count = 1500
+    """Budget for the text of rules and references in one answer: longer ones come as an outline."""
     keep_requests: Annotated[Flag, Reload.RESTART] = True
     """Whether request contexts, with their queries, are kept in the store or only until the proxy stops."""
     expansion_depth: Annotated[int, Field(strict=True, ge=0, le=5)] = 0

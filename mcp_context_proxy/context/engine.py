@@ -14,6 +14,7 @@ import anyio
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.background_indexing import OnProgress
+from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.options import (
     NO_OVERRIDES,
     ContextOptions,
@@ -21,7 +22,14 @@ from mcp_context_proxy.context.options import (
     Overrides,
     overridden,
 )
-from mcp_context_proxy.context.records import ContextItem, Mode, Origin, RequestContext, RequestRecords
+from mcp_context_proxy.context.records import (
+    ContextItem,
+    Delivery,
+    Mode,
+    Origin,
+    RequestContext,
+    RequestRecords,
+)
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions, SessionView, key_of
@@ -118,6 +126,7 @@ class ContextEngine:
         client: RerankerModel | None = None,
         listed: Collection[str] | None = None,
         owner: str | None = None,
+        deliver: Deliver = "nothing",
     ) -> SearchAnswer:
         """Return the context for a query, with the results of the search.
 
@@ -134,6 +143,8 @@ class ContextEngine:
             client: Model of the client, where it may be asked.
             listed: Exposed names in the list of a handshake-era session, if this decides on that list.
             owner: Digest of the credentials of an MCP client.
+            deliver: Amount that the caller gives to a model of the documents in the context. The record and
+                the session note it.
 
         Raises:
             UnknownFilterError: a server, category or tag in the scope does not exist.
@@ -151,6 +162,7 @@ class ContextEngine:
             scope=replace(scope or EVERYTHING, without=view.removed),
             listed=listed,
             owner=owner,
+            deliver=deliver,
         )
         try:
             snapshot = await self._searcher.ready(self._catalog, on_progress)
@@ -169,6 +181,8 @@ class ContextEngine:
             if session is not None:
                 self.sessions.register(session)
                 session.asked(answer.context.id, query)
+                if deliver != "nothing" and answer.found.snapshot.documents:
+                    session.delivered.update(given_now(answer.context, answer.found.snapshot))
         return answer
 
     async def _complete(
@@ -198,7 +212,9 @@ class ContextEngine:
     ) -> Explanation:
         """Explain why an item is in the context of a query or not, without a record."""
         as_configured = None if self._reranker is None else self._reranker.mode
-        answer = await self.select(query, session, overrides, remember=False, rerank=as_configured)
+        answer = await self.select(
+            query, session, overrides, remember=False, rerank=as_configured, deliver="answer"
+        )
         context, snapshot = answer.context, answer.found.snapshot
         item = context_session.resolve(snapshot, kind, name, server)
 
@@ -305,6 +321,8 @@ class Explanation:
     max_tokens: int | None
     rerank: str | None = None
     """Outcome of reranking; ``rank`` is the position before it."""
+    delivered: Delivery | None = None
+    """Form in which the answer to a search gives a rule or reference to the model; None if it does not."""
 
 
 def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) -> Explanation:
@@ -336,6 +354,7 @@ def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int)
         options=context.options.tools if kind is Kind.TOOL else context.options.documents,
         max_tokens=context.options.max_tokens,
         rerank=None if context.rerank is None or kind is not Kind.TOOL else context.rerank.reason,
+        delivered=None if here is None else here.delivered,
     )
 
 

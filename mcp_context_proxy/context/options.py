@@ -64,6 +64,8 @@ class ContextOptions:
     calibrated: bool = True
     """False with another embedding model: its cosines differ, so presets have no ``include_score`` and do not
     select ``by_fit``."""
+    document_tokens: int = 1500
+    """Budget for the text of the rules and references in one answer."""
     list_tokens: int = 0
     """Budget, without ``max_tokens``, of a list that is filled because little is known about the request."""
 
@@ -110,6 +112,7 @@ def configured(config: Config) -> ContextOptions:
         retain_requests=context.retain_requests,
         expand_results=context.expand_results,
         calibrated=calibrated,
+        document_tokens=context.document_tokens,
         list_tokens=config.expose.list_all_below,
     )
 

@@ -59,6 +59,19 @@ SESSION_MODES = frozenset({Mode.ALWAYS, Mode.MANUAL, Mode.WORKING_SET})
 """Modes of items that do not depend on the query."""
 
 
+class Delivery(StrEnum):
+    """Form in which a model was given a rule or reference."""
+
+    WHOLE = "whole"
+    """With the answer to this request."""
+    OUTLINE = "outline"
+    """With the answer to this request: its headings, and the way to read on."""
+    INSTRUCTIONS = "instructions"
+    """Whole, in the instructions with which its session began."""
+    EARLIER = "earlier"
+    """With an earlier answer in its session."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContextItem:
     """One item of a request context."""
@@ -75,6 +88,8 @@ class ContextItem:
     """Estimated cost for a model that reads it."""
     why: str
     """Short reason for a person."""
+    delivered: Delivery | None = None
+    """Form in which the model got a rule or reference; None if it did not, and for tools."""
 
 
 @dataclass(frozen=True, slots=True)

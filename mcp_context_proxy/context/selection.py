@@ -18,6 +18,7 @@ from typing import Final
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import SEPARATOR, tool_definition
+from mcp_context_proxy.context.delivery import Deliver, ToldDocument, all_whole, deliver
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Mode, Origin, RequestContext
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
@@ -73,6 +74,8 @@ class Selection:
     confidence: float | None = None
     rerank: Reranking | None = None
     owner: str | None = None
+    deliver: Deliver = "nothing"
+    """Amount that the answer tells of the documents."""
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, items: Iterable[ContextItem]) -> None:
@@ -136,6 +139,8 @@ class SearchAnswer:
     context: RequestContext
     found: Found
     """Results of the search, without those over budget; the session's items if the search failed."""
+    told: tuple[ToldDocument, ...] = ()
+    """Rules and references as the answer tells them; none where it tells only names."""
 
     @property
     def tool_names(self) -> list[str]:
@@ -185,7 +190,7 @@ class Selector:
         """Complete a selection with the results of its search; None if that failed."""
         selection.add(self.session_items(snapshot, selection.session))
         if found is None:
-            return SearchAnswer(selection.context(), self._instead(selection, snapshot))
+            return self._delivered(selection, self._instead(selection, snapshot))
         selection.note = found.tools.note or found.filter_note
         selection.near_misses = tuple(self._selected(result) for result in found.near_misses)
         selection.add(self._selected(result) for result in found.results)
@@ -200,7 +205,19 @@ class Selector:
         selection.drop_over_budget()
         if _is_doubted(selection):
             selection.add(self._fill(selection, snapshot, found.tools))
-        return SearchAnswer(selection.context(), _served(found, companions, selection))
+        return self._delivered(selection, _served(found, companions, selection))
+
+    def _delivered(self, selection: Selection, found: Found) -> SearchAnswer:
+        """Return the answer with the documents that it gives to a model."""
+        context = selection.context()
+        if selection.deliver == "nothing" or not found.snapshot.documents:
+            return SearchAnswer(context, found)
+        if selection.deliver == "whole":
+            return SearchAnswer(all_whole(context), found)
+        session = selection.session
+        delivered = None if session.id is None else session.delivered
+        context, told = deliver(context, found, delivered, self._costs.of_text)
+        return SearchAnswer(context, found, told)
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         """Yield the items that a session has for any query."""

@@ -20,7 +20,7 @@ import msgspec
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
-from mcp_context_proxy.context.records import Mode
+from mcp_context_proxy.context.records import Delivery, Mode
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool, uri_of
@@ -53,6 +53,10 @@ ItemKey: TypeAlias = tuple[Kind, str]
 """Type of an item, and the exposed name of a tool or the name of a document."""
 
 
+Delivered: TypeAlias = tuple[str, Delivery]
+"""Fingerprint of a document that a model was given, and the form."""
+
+
 def key_of(item: Item) -> ItemKey:
     """Return the key by which contexts refer to an item."""
     return (item.kind, item.name) if isinstance(item, Document) else (Kind.TOOL, item.exposed_name)
@@ -71,6 +75,8 @@ class SessionView:
     """Recent queries and calls, latest first."""
     answer: tuple[str, str] | None = None
     """Exposed name of the tool called last, and the text of its result."""
+    delivered: Mapping[ItemKey, Delivered] = field(default_factory=dict)
+    """Documents that the model was given before."""
     meant: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Servers of own names; see `SessionContext.meant`."""
 
@@ -111,6 +117,8 @@ class SessionContext:
 
     meant: dict[tuple[str, str], str] = field(default_factory=dict)
     """Server that each kind of item and own name meant when the client first used it."""
+    delivered: dict[ItemKey, Delivered] = field(default_factory=dict)
+    """Documents that the model was given in this session. One that changes is given again."""
 
     @property
     def kind(self) -> str:
@@ -166,6 +174,7 @@ class SessionContext:
             used=tuple(name for name, at in reversed(self.used.items()) if at > since),
             history=tuple(islice(self.history, history)),
             answer=self.answer,
+            delivered=dict(self.delivered),
             meant=dict(self.meant) if self.added else {},
         )
 
@@ -366,7 +375,7 @@ def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tupl
 def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
     """Return the item with a key; None if it is not in the catalog."""
     kind, name = key
-    return snapshot.tools.get(name) if kind is Kind.TOOL else snapshot.documents.get(uri_of(kind, name))
+    return snapshot.tools.get(name) if kind is Kind.TOOL else snapshot.document(uri_of(kind, name))
 
 
 def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None) -> Item:

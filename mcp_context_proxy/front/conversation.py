@@ -128,7 +128,7 @@ class Conversation:
                 options = server.create_initialization_options()
                 self._group.start_soon(server.run, self._sdk_input, to_host, options)
                 async with to_host, sdk_output:
-                    await self._relay_from_sdk(sdk_output)
+                    await self._relay_from_sdk(sdk_output, server)
                     await anyio.sleep_forever()
         finally:
             for request in self._for_sdk.values():
@@ -342,7 +342,9 @@ class Conversation:
         if isinstance(message, JSONRPCRequest):
             self._for_sdk.setdefault(message.id, ExitStack()).enter_context(self._gateway.drain.busy())
 
-    async def _relay_from_sdk(self, messages: MemoryObjectReceiveStream[SessionMessage]) -> None:
+    async def _relay_from_sdk(
+        self, messages: MemoryObjectReceiveStream[SessionMessage], server: SdkServer
+    ) -> None:
         """Write the SDK's messages; the session opens before the response to ``initialize`` is written."""
 
         async def notify(method: str, params: Members) -> None:
@@ -353,7 +355,7 @@ class Conversation:
             response_to = None if hasattr(message, "method") else message.id
             negotiated = hasattr(message, "result") and response_to == self._initialize_id
             if negotiated and self._session is None:
-                self._session = Session()
+                self._session = server.session_after(getattr(message, "result", {}).get("instructions"))
                 self._gateway.open_session(self._session, notify)
             await self._channel.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
             if response_to is not None:

@@ -26,12 +26,13 @@ SET_CONTEXT = "set_context"
 MANAGE = "manage_context"
 RECALL = "recall"
 READ_RESULT = shortening.READ_RESULT
+READ_DOCUMENT = "read_document"
 CALLS = frozenset({CALL, CALL_READ_ONLY})
 """Tools that call another one. Hosts let a person always allow one of them, so reading has its own."""
 NAMES = CALLS | {SEARCH}
-READ_ONLY = frozenset({SEARCH, SET_CONTEXT, RECALL, READ_RESULT})
+READ_ONLY = frozenset({SEARCH, SET_CONTEXT, RECALL, READ_RESULT, READ_DOCUMENT})
 """Other tools that say they are read-only."""
-RESERVED = NAMES | {SET_CONTEXT, MANAGE, RECALL, READ_RESULT}
+RESERVED = NAMES | {SET_CONTEXT, MANAGE, RECALL, READ_RESULT, READ_DOCUMENT}
 """Names that no tool of a server gets, whether the meta tool is switched on or not."""
 
 READ_MARK = "[r]"
@@ -128,6 +129,15 @@ class RecallArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = 0.95
 
 
+class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `read_document`."""
+
+    name: Annotated[str, Meta(min_length=1, description="Such as rule://NAME or reference://SKILL/FILE")]
+    section: Annotated[str | None, Meta(description="A heading")] = None
+    page: Annotated[int, Meta(ge=1)] = 1
+    context_id: str | None = None
+
+
 class ReadResultArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `read_result`."""
 
@@ -204,18 +214,23 @@ class Setup:
 
 
 def instructions(
-    setup: Setup, words_only: bool = False, said: Mapping[str, str] = NOTHING_SAID, whole: bool = False
+    setup: Setup,
+    words_only: bool = False,
+    said: Mapping[str, str] = NOTHING_SAID,
+    whole: bool = False,
+    most: int = INSTRUCTIONS_BYTES,
 ) -> str:
     """Return the server instructions for the host's model.
 
     The proxy's own part comes first, then one line for each server that gives instructions itself, as many
-    as there is room for in `INSTRUCTIONS_BYTES`.
+    as there is room for.
 
     Args:
         setup: What is configured.
         words_only: True if there is no embedding model.
         said: The instructions of servers, by name.
         whole: True if every tool is listed, and the search is not.
+        most: Bytes of the whole text.
     """
     hint = (
         f" The embedding model cannot be used, so {SEARCH} goes by words alone: use words that the names and "
@@ -228,7 +243,7 @@ def instructions(
     )
     names = f"These tools are those of {_names(setup, INSTRUCTIONS_NAMES_BYTES)}."
     text = names if whole else f"{search} {names}"
-    left = INSTRUCTIONS_BYTES - len(text.encode())
+    left = most - len(text.encode())
     lines = []
     for server, words in said.items():
         if line := server_line(server, words):
@@ -326,7 +341,16 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
         "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
         **ALWAYS_LOAD,
     }
+    read_document = {
+        "name": READ_DOCUMENT,
+        "description": f"Read a document that {SEARCH} names: whole, one section, or a file of a skill.",
+        # A model that reads has a context, or needs none.
+        "inputSchema": input_schema(ReadArguments, frozenset({"context_id"})),
+        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+        **ALWAYS_LOAD,
+    }
     tools: list[dict[str, Any]] = [] if whole else [search, call, call_read_only]
+    tools += [read_document] if setup.has_documents else []
     tools += [set_context] if setup.set_context else []
     tools += [manage] if setup.manage else []
     tools += [recall] if setup.recall else []

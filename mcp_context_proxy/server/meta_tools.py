@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw
 
+from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.context.background_indexing import OnProgress
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
+from mcp_context_proxy.context.records import Delivery
 from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.session import Handle, Handles, SessionContext, handle_of
+from mcp_context_proxy.context.session import Handle, Handles, SessionContext, handle_of, key_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterError, UnknownItemError
@@ -33,6 +35,7 @@ from mcp_context_proxy.server.meta_definitions import (
     CALL_READ_ONLY,
     CALLS,
     MANAGE,
+    READ_DOCUMENT,
     READ_ONLY,
     READ_RESULT,
     RECALL,
@@ -42,6 +45,7 @@ from mcp_context_proxy.server.meta_definitions import (
     CallArguments,
     ContextArguments,
     ManageArguments,
+    ReadArguments,
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
@@ -49,7 +53,7 @@ from mcp_context_proxy.server.meta_definitions import (
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client, client_capabilities
-from mcp_context_proxy.server.rendering import recall_data, recall_text
+from mcp_context_proxy.server.rendering import part_text, recall_data, recall_text
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
     answer_tokens,
@@ -80,6 +84,8 @@ class MetaTools:
     """True to let the client's own model rerank searches."""
     manage: Callable[[], bool]
     """Returns whether models may change contexts by hand."""
+    document_bytes: Callable[[], int]
+    """Returns the largest size of a skill's file that is read."""
     recorder: InteractionRecorder | None = None
     """Interactions that models may recall; None if they may not."""
     log: InteractionLog | None = None
@@ -98,6 +104,8 @@ class MetaTools:
                 return await self._with_sampling(params, caller, search)
             if name == MANAGE:
                 return await self._manage(_arguments(raw, ManageArguments), params, caller)
+            if name == READ_DOCUMENT:
+                return await self._read(_arguments(raw, ReadArguments), params, caller)
             if name == RECALL:
                 return await self._recall(_arguments(raw, RecallArguments), params)
             if name == READ_RESULT:
@@ -149,7 +157,7 @@ class MetaTools:
             number = DomainOverrides(top_n=wanted.top_n)
             overrides = Overrides(number, number)
         else:
-            handle = handle or self.handles.create(caller.principal)
+            handle = handle or self._new_handle(caller)
             query = query if wanted.intent is None else f"{query}\n{wanted.intent}"
         try:
             answer = await self.contexts.select(
@@ -162,6 +170,7 @@ class MetaTools:
                 client=client,
                 listed=None if caller.session is None else tuple(caller.session.shown),
                 owner=caller.principal,
+                deliver="answer",
             )
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
@@ -187,7 +196,7 @@ class MetaTools:
             return failure(f"{MANAGE} is switched off; [context] manage_tool switches it on")
         session: SessionContext | None = self._handle(wanted.context_id, params, caller) or caller.session
         if session is None:
-            session = self.handles.create(caller.principal)
+            session = self._new_handle(caller)
         if wanted.action != "list":
             if wanted.type is None or wanted.name is None:
                 raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
@@ -205,6 +214,29 @@ class MetaTools:
             return _data({"items": items}, context_id)
         text = "\n".join(["In the context of every request:", *lines] if lines else ["The context is empty."])
         return _text(text, context_id)
+
+    def _new_handle(self, caller: Caller) -> Handle:
+        """Create a handle; it knows the documents that the client's session was given."""
+        handle = self.handles.create(caller.principal)
+        if caller.session is not None:
+            handle.delivered.update(caller.session.delivered)
+        return handle
+
+    async def _read(self, wanted: ReadArguments, params: Members, caller: Caller) -> bytes:
+        """Return a part of a document; one that is read whole is not given again in this session."""
+        session: SessionContext | None = self._handle(wanted.context_id, params, caller) or caller.session
+        most, snapshot = self.document_bytes(), self.calls.catalog.snapshot
+        read = partial(read_part, snapshot, wanted.name, wanted.section, wanted.page, most)
+        try:
+            part = await in_thread(read, self.contexts.count_tokens, abandon_on_cancel=True)
+        except (UnknownItemError, UnreadableDocumentError) as error:
+            return failure(f"{READ_DOCUMENT}: {error}")
+        if part.is_whole and session is not None:
+            session.delivered[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
+        if not _wants_data(params):
+            return _text(part_text(part))
+        facts = {"uri": part.uri, "section": part.section, "page": part.page, "pages": part.pages}
+        return _data({**facts, "text": part.text, "outline": part.outline, "folder": part.folder})
 
     async def _recall(self, wanted: RecallArguments, params: Members) -> bytes:
         if self.recorder is None:

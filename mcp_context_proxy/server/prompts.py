@@ -101,7 +101,7 @@ class Prompts:
             raise RequestError(INVALID_PARAMS, f"prompt {NAME!r} needs a query: what you want to do")
         query = query[:QUERY_CHARACTERS]
         session = handle_of(params, self.handles, caller.principal) or caller.session
-        selected = await self.contexts.select(query, session, owner=caller.principal)
+        selected = await self.contexts.select(query, session, owner=caller.principal, deliver="whole")
         context, snapshot = selected.context, selected.found.snapshot
         texts = [rendering.document_message(one) for one in rendering.documents_of(context, snapshot)]
         if tools := rendering.tools_text(context, snapshot):

@@ -101,7 +101,7 @@ class Resources:
     async def read(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/read``, fitted to the caller's era."""
         uri = envelope.text(params["uri"]) or ""
-        document = self.catalog.snapshot.documents.get(uri)
+        document = self.catalog.snapshot.document(uri)
         if document is not None:
             read: tuple[str, str] | None = "text/markdown", document.text
         else:
@@ -144,7 +144,7 @@ class Resources:
             return b"{}"
         if too_many((*session.subscriptions, uri)):
             raise RequestError(INVALID_PARAMS, TOO_MANY)
-        if uri not in self.catalog.snapshot.documents:
+        if self.catalog.snapshot.document(uri) is None:
             owner = self.owner(uri, caller.era)
             outgoing = Outgoing(
                 subject=f"resource {uri!r}", party=session.party, capabilities=caller.capabilities

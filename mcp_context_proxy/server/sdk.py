@@ -34,6 +34,7 @@ from msgspec import Raw
 from starlette.requests import Request
 
 from mcp_context_proxy import __version__
+from mcp_context_proxy.context.delivery import Introduction
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
@@ -69,6 +70,9 @@ SESSION_KEY = "mcp-context-proxy/session"
 HANDSHAKE_KEY = "mcp-context-proxy/handshake"
 """Key in the same state: the params of `initialize`, of which the SDK's models drop what they do not know."""
 
+INTRODUCTION_KEY = "mcp-context-proxy/introduction"
+"""Key in the same state: the instructions with which the session began."""
+
 HEADER_PARAMS = ("name", "uri")
 """Params that the SDK compares with headers."""
 
@@ -100,13 +104,13 @@ class SdkServer(Server[Any]):
         *,
         gateway: Gateway,
         changes: ChangeNotifier,
-        instructions: str,
+        introduction: Introduction,
         header_schema: Callable[[str], dict[str, Any] | None],
     ) -> None:
         """Build the server.
 
-        `instructions` is the text about it that hosts give to their models; `header_schema` returns the input
-        schema of a tool whose arguments are repeated in headers, and None for any other.
+        `introduction` has the text about it that hosts give to their models; `header_schema` returns the
+        input schema of a tool whose arguments are repeated in headers, and None for any other.
         """
         self.gateway, self._changes, self._header_schema = gateway, changes, header_schema
         self._bus = InMemorySubscriptionBus()
@@ -115,11 +119,12 @@ class SdkServer(Server[Any]):
             "mcp-context-proxy",
             version=__version__,
             title="MCP Context Proxy",
-            instructions=instructions,
+            instructions=introduction.text,
             on_subscriptions_listen=self._listen,
             # Without it, every modern HTTP call would first run the whole tools/list.
             get_tool_input_schema=lambda name: None,
         )
+        self.introduction = introduction
         self.extensions = EXTENSIONS
         for method in gateway.methods:
             # A registered method is what makes the SDK declare the capability that goes with it.
@@ -151,7 +156,7 @@ class SdkServer(Server[Any]):
                 await self.gateway.notified(ctx.method, session)
             return await call_next(ctx)
         if ctx.method == "initialize":
-            ctx.session._connection.state[HANDSHAKE_KEY] = dict(ctx.params or {})
+            return await self._initialize(ctx, call_next)
         if ctx.method not in self.gateway.methods:
             return await call_next(ctx)
         era = Era.MODERN if ctx.protocol_version == eras.MODERN_VERSION else Era.HANDSHAKE
@@ -164,6 +169,25 @@ class SdkServer(Server[Any]):
         if ctx.method == "tools/call" and era is Era.MODERN and ctx.request is not None:
             self._check_headers(ctx.request, bypass.params)
         return await self._answer(ctx, bypass.params, era, bypass.leave)
+
+    def introduce(self, introduction: Introduction) -> None:
+        """Give another text to the clients that come from now on."""
+        self.introduction, self.instructions = introduction, introduction.text
+
+    def session_after(self, instructions: object) -> Session:
+        """Return a new session, which knows the rules in the instructions that its client was sent."""
+        introduction = self.introduction
+        return Session(delivered=dict(introduction.given if instructions == introduction.text else {}))
+
+    async def _initialize(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
+        """Begin a handshake-era session with the instructions of this moment, and remember their rules."""
+        state, introduction = ctx.session._connection.state, self.introduction
+        state[HANDSHAKE_KEY], state[INTRODUCTION_KEY] = dict(ctx.params or {}), introduction
+        result = await call_next(ctx)
+        # Over stdio the SDK made its answer ready before the first documents may have been read.
+        if isinstance(result, types.InitializeResult):
+            return result.model_copy(update={"instructions": introduction.text})
+        return {**result, "instructions": introduction.text} if isinstance(result, dict) else result
 
     def _check_headers(self, request: Request, params: Members) -> None:
         """Refuse a call whose headers contradict its arguments."""
@@ -244,7 +268,9 @@ class SdkServer(Server[Any]):
         connection = ctx.session._connection
         session = connection.state.get(SESSION_KEY)
         if not isinstance(session, Session):
-            session = connection.state[SESSION_KEY] = Session()
+            introduction = connection.state.get(INTRODUCTION_KEY)
+            given = introduction.given if isinstance(introduction, Introduction) else {}
+            session = connection.state[SESSION_KEY] = Session(delivered=dict(given))
             self.gateway.open_session(
                 session, lambda method, params: connection.notify(method, _plain(params))
             )

@@ -18,23 +18,29 @@ from typing import Any, Final
 
 import msgspec
 
-from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.context.records import Delivery, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
+from mcp_context_proxy.context.session import key_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Document, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
-from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_MARK
+from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
-HOW_TO_READ: Final = (
+HOW_TO_CALL_MARKED: Final = (
     f"Call one with its name and arguments through {CALL_READ_ONLY} if it is marked {READ_MARK}, "
     f"else through {CALL}."
 )
 """Said where a tool of the answer is marked."""
 HOW_TO_SEE_ALL: Final = "Search for its exact name to see all about it."
+FOR_SESSION: Final = "For the whole session:"
+HOW_TO_READ: Final = f"Read on with {READ_DOCUMENT}: by name, and section if one is enough."
+HOW_TO_READ_FILES: Final = (
+    f"Read a file of a skill with {READ_DOCUMENT}: its URI, a slash and the file is the name."
+)
 HOW_TO_GO_ON: Final = "Call one if it does the job, or search in other words."
 
 ANSWER_TOKENS: Final = 400
@@ -60,6 +66,10 @@ CAUSE_CHARACTERS: Final = 80
 
 NOTED: Final = 5
 """Names in a note; the others are counted."""
+
+
+SHOWN: Final = (Delivery.WHOLE, Delivery.OUTLINE)
+"""Forms of a skill in which its files are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +161,18 @@ def search_text(
     """
     found = answer.found
     results, known = found.results, _known(found.snapshot)
+    documents = _documents(answer)
     head = [f"Note: {note}" for note in notes if note != found.filter_note]
     if not results:
-        return "\n\n".join([*head, _nothing_fits(found, known)])
+        return "\n\n".join([*head, _nothing_fits(found, known), *_titled(documents)])
     if found.near_misses:
         names = _names([_name(one) for one in found.near_misses])
         head.append(f"No tool fits well. Nearest: {names}.")
     best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
     head.append(f"{best} of {known}:")
+    # Those in the texts of documents are told there, within a budget of their own.
+    told_there = {key_of(one.document) for one in answer.told}
+    results = tuple(result for result in results if key_of(result.item) not in told_there)
     named = [result for result in results if result.exact]
     # Several servers may have a tool of that name: then which one is meant is still to be chosen.
     is_one = len(named) == 1
@@ -170,7 +184,25 @@ def search_text(
     else:
         tail = [f"{call} {HOW_TO_SEE_ALL}"] if call else []
         told = _Fitting(results, found.snapshot, count).fit([*head, *tail], tokens)
-    return "\n\n".join([*head, *told, *tail])
+    # Without tools they are what the first line announces.
+    return "\n\n".join([*head, *told, *tail, *(_titled(documents) if told else documents)])
+
+
+def _titled(documents: Sequence[str]) -> Sequence[str]:
+    titled = documents and documents[0] != FOR_SESSION
+    return ["Rules and references:", *documents] if titled else documents
+
+
+def _documents(answer: SearchAnswer) -> list[str]:
+    """Return the texts of the rules and references that an answer tells."""
+    texts = [one.text for one in answer.told if one.is_found]
+    if standing := [one.text for one in answer.told if not one.is_found]:
+        texts += [FOR_SESSION, *standing]
+    if any(one.document.folder is not None and one.delivery in SHOWN for one in answer.told):
+        texts.append(HOW_TO_READ_FILES)
+    if any(one.delivery in (None, Delivery.OUTLINE) for one in answer.told):
+        texts.append(HOW_TO_READ)
+    return texts
 
 
 def _nothing_fits(found: Found, known: str) -> str:
@@ -196,6 +228,10 @@ def search_data(answer: SearchAnswer, notes: Sequence[str]) -> dict[str, Any]:
     }
     if found.near_misses or not found.results:
         data["near_misses"] = [item_data(result, with_schema=True) for result in found.near_misses]
+    if answer.told:
+        data["documents"] = [
+            {"uri": one.document.uri, "delivered": one.delivery, "text": one.text} for one in answer.told
+        ]
     if context.dropped:
         data["dropped"] = [{"name": item.name, "tokens": item.tokens} for item in context.dropped]
     if context.rerank is not None:
@@ -243,7 +279,7 @@ def read_mark(tool: Tool) -> str:
 def how_to_call(items: Iterable[Tool | Document]) -> str:
     """Return a sentence on how to call these tools; empty if there are none among the items."""
     classes = {item.tool_class for item in items if isinstance(item, Tool)}
-    return (HOW_TO_READ if ToolClass.READ in classes else HOW_TO_CALL) if classes else ""
+    return (HOW_TO_CALL_MARKED if ToolClass.READ in classes else HOW_TO_CALL) if classes else ""
 
 
 class _Fitting:

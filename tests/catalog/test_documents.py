@@ -208,13 +208,69 @@ def test_reading_front_matter_never_fails(source: str) -> None:
     assert front.priority is None or 0 <= front.priority <= 999
 
 
-def test_the_first_of_two_documents_with_one_name_wins(write: Write) -> None:
+def test_the_second_of_two_documents_with_one_name_in_a_folder_gets_its_path_as_a_prefix(
+    write: Write,
+) -> None:
     folder = write({"b.md": "---\nname: same\n---\nsecond", "a.md": "---\nname: same\n---\nfirst"})
     loaded = load(folder)
 
-    assert only(loaded).text == "first"
+    assert {one.name: one.text for one in loaded.documents} == {"same": "first", "docs/b.md/same": "second"}
     assert told(loaded, folder) == [
-        f"b.md: left out: {folder / 'a.md'} is a rule named 'same' as well; rename one"
+        f"b.md: served as 'docs/b.md/same': {folder / 'a.md'} is a rule named 'same' as well; rename one"
+    ]
+
+
+def loaded_from(*folders: Path) -> Loaded:
+    return load_documents([DocumentsConfig(kind=Kind.RULE, path=folder) for folder in folders], Limits())
+
+
+def folder_with(path: Path, text: str, name: str = "AGENTS.md") -> Path:
+    path.mkdir(parents=True)
+    (path / name).write_text(text, encoding="utf-8")
+    return path
+
+
+def test_documents_of_two_folders_with_one_name_are_both_served(tmp_path: Path) -> None:
+    shop, bank = folder_with(tmp_path / "shop", "Sell."), folder_with(tmp_path / "bank", "Save.")
+    loaded = loaded_from(shop, bank)
+
+    assert {one.name: one.text for one in loaded.documents} == {"AGENTS": "Sell.", "bank/AGENTS": "Save."}
+    assert loaded.findings == ()
+
+
+def test_the_full_name_of_a_document_is_the_same_beside_whatever_other_folders(tmp_path: Path) -> None:
+    shop, bank = folder_with(tmp_path / "shop", "Sell."), folder_with(tmp_path / "bank", "Save.")
+
+    for folders in ((shop,), (bank,), (shop, bank), (bank, shop)):
+        by_full_name = {one.full_name or one.name: one.text for one in loaded_from(*folders).documents}
+        assert by_full_name.get("shop/AGENTS", "Sell.") == "Sell."
+        assert by_full_name.get("bank/AGENTS", "Save.") == "Save."
+        assert set(by_full_name) == {f"{folder.name}/AGENTS" for folder in folders}
+
+
+def test_folders_of_one_name_are_told_apart_by_the_folder_above_them(tmp_path: Path) -> None:
+    one = folder_with(tmp_path / "shop" / "rules", "Sell.", "tone.md")
+    other = folder_with(tmp_path / "bank" / "rules", "Save.", "tone.md")
+
+    assert {document.name for document in loaded_from(one, other).documents} == {"tone", "bank/rules/tone"}
+
+
+def test_all_sections_of_a_file_get_the_same_prefix(tmp_path: Path) -> None:
+    shop = folder_with(tmp_path / "shop", "## Build\n\nMake.\n")
+    bank = folder_with(tmp_path / "bank", "## Build\n\nAnt.\n\n## Test\n\nTry.\n")
+    folders = [DocumentsConfig(kind=Kind.REFERENCE, path=folder) for folder in (shop, bank)]
+
+    documents = load_documents(folders, Limits()).documents
+    assert {one.name for one in documents} == {"AGENTS/Build", "bank/AGENTS/Build", "bank/AGENTS/Test"}
+
+
+def test_a_file_in_two_configured_folders_is_served_once(tmp_path: Path) -> None:
+    folder_with(tmp_path / "all" / "shop", "Sell.", "tone.md")
+    loaded = loaded_from(tmp_path / "all", tmp_path / "all" / "shop")
+
+    assert [one.name for one in loaded.documents] == ["shop/tone"]
+    assert [str(one.message) for one in loaded.findings] == [
+        "left out: it is read as a rule of another folder already"
     ]
 
 

@@ -51,7 +51,7 @@ def test_a_search_prints_the_answer_that_a_model_gets(run: Run, config: Path) ->
     done = run("search", query, "--config", config)
 
     assert done.stdout == anyio.run(answer) + "\n"
-    assert "desk__loan_payment(text?: string)\n  Compute the monthly payment of a loan" in done.stdout
+    assert "desk__loan_payment(text?: string) [r]\n  Compute the monthly payment of a loan" in done.stdout
     assert "score" not in done.stdout
 
 
@@ -171,7 +171,7 @@ def test_if_only_a_rule_fits_the_nearest_tools_are_shown_as_such(run: Run, works
     assert [one["uri"] for one in data["results"]] == ["rule://style"]
     assert data["near_misses"][0]["server"] == "desk"
     assert done.stdout.startswith("No tool fits well. Nearest: desk__")
-    assert "The best match of 4 tools and documents:\n\nrule://style (rule)\n  " in done.stdout
+    assert "The best match of 4 tools and documents:\n\nrule://style (rule):\n  # Style\n" in done.stdout
 
 
 def test_a_lexical_search_says_so_and_why(run: Run, workshop: Workshop) -> None:

@@ -265,6 +265,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             pending_input=proxy.pending_input,
             asks_clients=False,
             manage=lambda: False,
+            document_bytes=lambda: 1_000_000,
         )
         host = Host(proxy, "handshake")
         assert host.session is not None

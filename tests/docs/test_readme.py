@@ -76,6 +76,7 @@ def test_the_tools_of_the_proxy_are_listed(readme):
         meta_definitions.SEARCH,
         meta_definitions.CALL,
         meta_definitions.CALL_READ_ONLY,
+        meta_definitions.READ_DOCUMENT,
     ]
 
 

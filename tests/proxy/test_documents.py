@@ -1,14 +1,17 @@
 """Rules and references as resources: listed, read, found, and served anew when their file changes."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
-from support.proxies import command
+from support.proxies import command, http_proxy
 from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop, tool
-from support.wires import stdio
+from support.wires import http, stdio
 
 pytestmark = pytest.mark.anyio
 
@@ -104,3 +107,67 @@ async def test_very_many_documents_are_served_once_they_are_read(workshop: Works
         with anyio.fail_after(PATIENCE):
             while (count := await listed(client)) != 2_000:
                 assert count == 0
+
+
+ALWAYS = "---\ninclude: always\npriority: 900\n---\nBe polite to everybody.\n"
+
+
+@asynccontextmanager
+async def connected(config: Path, era: str, front: str) -> AsyncIterator[RawClient]:
+    if front == "stdio":
+        async with stdio(command(config), era) as client:
+            yield client
+    else:
+        with http_proxy(config) as proxy:
+            async with http(proxy.base, era) as client:
+                yield client
+
+
+def text_of(result: dict[str, Any]) -> str:
+    return "\n".join(block["text"] for block in result["content"])
+
+
+@pytest.mark.parametrize("front", ["stdio", "http"])
+async def test_the_rules_of_a_session_are_in_the_instructions_and_in_no_answer(
+    config: Path, workshop: Workshop, era: str, front: str
+) -> None:
+    (workshop.folder / "rules" / "tone.md").write_text(ALWAYS, encoding="utf-8")
+    async with connected(config, era, front) as client:
+        await client.until_listed("work__echo")
+        answer = text_of(await client.call("search_available_tools", {"query": "how are commits worded"}))
+        wanted = {"query": "say something", "kinds": ["tool"]}
+        found = await client.data("search_available_tools", wanted)
+        uri = f"context://requests/{found['request_id']}"
+        (content,) = (await client.request("resources/read", {"uri": uri}))["contents"]
+        read = text_of(await client.call("read_document", {"name": "rule://tone"}))
+
+    instructions = client.introduction["instructions"]
+    delivered = {one["name"]: one["delivered"] for one in json.loads(content["text"])["items"]}
+    assert "Rule tone:\n  Be polite to everybody." in instructions
+    assert len(instructions.encode()) <= 2048
+    assert "rule://commits (rule):" in answer
+    assert "Be polite" not in answer
+    # A request of the modern era belongs to no session, so nothing is known of what its model was given.
+    assert delivered["tone"] == ("instructions" if era == "handshake" else None)
+    assert read == "rule://tone:\n\nBe polite to everybody."
+
+
+@pytest.mark.parametrize("front", ["stdio", "http"])
+async def test_rules_that_the_instructions_have_no_room_for_come_with_the_first_answer(
+    config: Path, workshop: Workshop, era: str, front: str
+) -> None:
+    long = ALWAYS + "And keep to the style of the house. " * 60
+    (workshop.folder / "rules" / "tone.md").write_text(long, encoding="utf-8")
+    async with connected(config, era, front) as client:
+        await client.until_listed("work__echo")
+        first = text_of(await client.call("set_context", {"query": "how are commits worded"}))
+        context = {"context_id": first.rpartition(" ")[2]}
+        second = text_of(await client.call("search_available_tools", {"query": "say something", **context}))
+
+    instructions = client.introduction["instructions"]
+    assert "Be polite" not in instructions
+    assert "read_document" in instructions
+    assert "rule://tone" in instructions
+    assert len(instructions.encode()) <= 2048
+    assert "Be polite to everybody." in first
+    assert "Be polite" not in second

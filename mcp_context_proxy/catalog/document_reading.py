@@ -1,0 +1,323 @@
+"""Reads documents by parts: their headings with sizes, one section, one page, and the files of a skill.
+
+A document is named by its URI or its name, a file of a skill by that of the skill and its path below it, such
+as ``reference://pdf/scripts/fill.py``. A section is named by its heading, with those above it where several
+are called so. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import unquote
+
+from mcp_context_proxy.catalog import names
+from mcp_context_proxy.catalog.documents import title_of, with_code_marked
+from mcp_context_proxy.catalog.files import UnsafePathError, read_skill_file, skill_files
+from mcp_context_proxy.errors import ContextProxyError, UnknownItemError
+from mcp_context_proxy.items import Document, Kind, SkillFolder, Snapshot, uri_of
+from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.protocol.text import clean
+
+PAGE_CHARACTERS: Final = 20_000
+"""Length of a page: some 5,000 tokens, half of where hosts begin to warn of a large result."""
+
+HEADINGS_LIMIT: Final = 500
+"""Headings of a document that begin a section; the text below others belongs to the last one."""
+
+OUTLINED: Final = 40
+"""Headings in an outline; of more, the deepest are left out, and then the last."""
+
+TITLE_CHARACTERS: Final = 80
+"""Length to which an outline cuts a heading."""
+
+FILES_NAMED: Final = 30
+"""Files of a skill that are named with it; the others are counted."""
+
+_HEADING: Final = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")
+
+
+class UnreadableDocumentError(ContextProxyError):
+    """A document, a section or a file of a skill that cannot be read as asked for; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading of a text and the section below it, which ends at the next heading of its level or above."""
+
+    level: int
+    """Number of signs before it, from 1."""
+    name: str
+    """Its words after those of the headings above it, with ``/``; repeated ones are numbered."""
+    title: str
+    start: int
+    """Offset of its line."""
+    end: int
+    """Offset behind the section."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a document or of a skill's file, as it was asked for."""
+
+    uri: str
+    document: Document
+    """The document; for a file of a skill, that of the skill."""
+    text: str
+    section: str | None = None
+    """Name of the section; None for all of it."""
+    page: int = 1
+    pages: int = 1
+    outline: tuple[str, ...] = ()
+    """Headings of the whole, on the first page of a long one."""
+    folder: str = ""
+    """Folder and files of a skill, where it is read whole; see `files_line`."""
+    is_whole: bool = False
+    """True if this is all of the document."""
+
+
+def headings(text: str) -> list[Heading]:
+    """Return the headings of a markdown text in order."""
+    found: list[Heading] = []
+    above: list[tuple[int, str]] = []
+    repeated: Counter[str] = Counter()
+    offset = 0
+    for line, code in with_code_marked(text):
+        match = None if code or len(found) >= HEADINGS_LIMIT else _HEADING.match(line)
+        title = one_line(title_of(match[2])) if match else ""
+        if match and title:
+            level = len(match[1])
+            above = [one for one in above if one[0] < level]
+            name = "/".join([*(one for _, one in above), title])
+            above.append((level, title))
+            repeated[name] += 1
+            if repeated[name] > 1:
+                name = f"{name} ({repeated[name]})"
+            found.append(Heading(level, name, title, offset, len(text)))
+        offset += len(line) + 1
+    ends: list[tuple[int, int]] = []
+    """Level and offset of the headings behind, the nearest last."""
+    for place in reversed(range(len(found))):
+        heading = found[place]
+        while ends and ends[-1][0] > heading.level:
+            ends.pop()
+        if ends:
+            found[place] = replace(heading, end=ends[-1][1])
+        ends.append((heading.level, heading.start))
+    return found
+
+
+def outline(text: str, tokens: int) -> list[str]:
+    """Return the headings of a text as indented lines, each with the estimated tokens of its section.
+
+    ``tokens`` is the size of the whole text, of which each section has a share by its length.
+    """
+    found = headings(text)
+    deepest = 6
+    while deepest > 1 and sum(one.level <= deepest for one in found) > OUTLINED:
+        deepest -= 1
+    shown = [one for one in found if one.level <= deepest] or found
+    top = min((one.level for one in shown), default=1)
+    share = tokens / max(1, len(text))
+    lines = [
+        f"{'  ' * (one.level - top)}- {one_line(one.title, TITLE_CHARACTERS)}{_number(one)} "
+        f"({round((one.end - one.start) * share):,})"
+        for one in shown[:OUTLINED]
+    ]
+    return [*lines, f"- and {len(shown) - OUTLINED:,} more headings"] if len(shown) > OUTLINED else lines
+
+
+def _number(heading: Heading) -> str:
+    """Return the number of a heading whose name is repeated; empty for any other."""
+    last = heading.name.rpartition("/")[2]
+    return last.removeprefix(heading.title) if last.startswith(heading.title) else ""
+
+
+def files_line(skill: SkillFolder) -> str:
+    """Return the folder of a skill and its files with sizes, on a line each."""
+    where = f"Folder: {one_line(str(skill.path))}"
+    try:
+        files, more = skill_files(skill)
+    except (UnsafePathError, OSError):
+        return where
+    if not files:
+        return where
+    named = ", ".join(f"{one_line(path)} ({_size(size)})" for path, size in files[:FILES_NAMED])
+    left = len(files) - FILES_NAMED
+    rest = f" and {'over ' if more else ''}{left} more" if left > 0 else " and more" if more else ""
+    return f"{where}\nFiles: {named}{rest}"
+
+
+def _size(size: int) -> str:
+    return f"{size} bytes" if size < 1000 else f"{size / 1000:,.1f} kB"
+
+
+def read_part(
+    snapshot: Snapshot,
+    name: str,
+    section: str | None,
+    page: int,
+    most: int,
+    count: Callable[[str], int],
+) -> Part:
+    """Return the part of a document that was asked for.
+
+    Args:
+        snapshot: The catalog.
+        name: URI or name of a document, or that of a skill and the path of one of its files.
+        section: Heading; None or empty for the whole.
+        page: Number of the page, from 1.
+        most: Largest size of a skill's file, in bytes.
+        count: Estimates the tokens of a text, for the outline of a long one.
+
+    Raises:
+        UnknownItemError: there is no such document.
+        UnreadableDocumentError: there is no such section, page or file, or the file must not be read.
+    """
+    document, path = find(snapshot, name)
+    uri, text = document.uri, document.text.strip()
+    if path:
+        uri, text = f"{uri}/{path}", _file_text(document, path, most)
+    whole = text
+    if section and section.strip():
+        heading = _heading_named(section, headings(text), uri)
+        text, section = text[heading.start : heading.end].strip(), heading.name
+    else:
+        section = None
+    pages = paged(text)
+    if not 1 <= page <= len(pages):
+        size = "1 page" if len(pages) == 1 else f"{len(pages)} pages"
+        raise UnreadableDocumentError(
+            f"{uri} has no page {page}: {'its section' if section else 'it'} has {size}"
+        )
+    lines: Sequence[str] = ()
+    if len(pages) > 1 and page == 1 and section is None:
+        lines = outline(whole, count(whole))
+    is_whole = len(pages) == 1 and section is None and not path
+    folder = files_line(document.folder) if document.folder is not None and is_whole else ""
+    return Part(uri, document, pages[page - 1], section, page, len(pages), tuple(lines), folder, is_whole)
+
+
+def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
+    """Return the document that a name leads to, and the path of a file where it names one of a skill's.
+
+    Raises:
+        UnknownItemError: there is none.
+        UnreadableDocumentError: a rule and a reference have that name.
+    """
+    name = name.strip()
+    for end in (len(name), *_slashes(name)):
+        found = [one for uri in _uris(name[:end]) if (one := snapshot.document(uri)) is not None]
+        found = [one for one in found if end == len(name) or one.folder is not None]
+        if len(found) > 1:
+            known = " or ".join(one.uri for one in found)
+            raise UnreadableDocumentError(f"several documents are named {one_line(name, 100)}: read {known}")
+        if found:
+            return found[0], name[end + 1 :]
+    known_names = [document.name for document in snapshot.documents.values()]
+    raise UnknownItemError("document", one_line(name, 200), names.nearest(_without_scheme(name), known_names))
+
+
+def _slashes(name: str) -> Iterator[int]:
+    """Yield the places of slashes from the last to the first; those of deeper paths are not looked at."""
+    end = len(name)
+    for _ in range(16):
+        end = name.rfind("/", 0, end)
+        if end <= 0:
+            return
+        yield end
+
+
+def _uris(name: str) -> list[str]:
+    """Return the URIs that a name may mean: it may be one, with or without escapes."""
+    kinds = [kind for kind in (Kind.RULE, Kind.REFERENCE) if name.startswith(f"{kind}://")]
+    plain = _without_scheme(name)
+    return list(
+        dict.fromkeys(
+            uri_of(kind, one)
+            for kind in kinds or (Kind.RULE, Kind.REFERENCE)
+            for one in (plain, unquote(plain))
+        )
+    )
+
+
+def _without_scheme(name: str) -> str:
+    return re.sub(r"\A(?:rule|reference)://", "", name)
+
+
+def _file_text(document: Document, path: str, most: int) -> str:
+    assert document.folder is not None
+    try:
+        data = read_skill_file(document.folder, path, most)
+    except UnsafePathError as error:
+        raise UnreadableDocumentError(
+            f"{one_line(path, 200)} of {document.uri} is not read: {error}"
+        ) from None
+    except OSError:
+        hint = ""
+        try:
+            known = [name for name, _ in skill_files(document.folder)[0]]
+            near = names.nearest(path, known)
+            hint = (
+                f"; did you mean {' or '.join(near)}?"
+                if near
+                else f"; it has {', '.join(known[:5]) or 'none'}"
+            )
+        except (UnsafePathError, OSError):
+            pass
+        raise UnreadableDocumentError(f"{document.uri} has no file {one_line(path, 200)}{hint}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        where = one_line(str(document.folder.path.joinpath(*path.split("/"))))
+        raise UnreadableDocumentError(
+            f"{path} of {document.uri} is no text ({_size(len(data))}); it is {where}"
+        )
+    return clean(text.replace("\r\n", "\n").replace("\r", "\n")).strip("\n")
+
+
+def _heading_named(section: str, known: Sequence[Heading], uri: str) -> Heading:
+    """Return the heading of that full name, or the only one with that end of it."""
+    wanted = _plain(section)
+    exact = [one for one in known if _plain(one.name) == wanted]
+    found = exact or [one for one in known if _plain(one.name).endswith(f"/{wanted}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        named = " or ".join(one.name for one in found[:5])
+        raise UnreadableDocumentError(
+            f"several sections of {uri} are called {one_line(section, 100)}: name {named}"
+        )
+    if not known:
+        raise UnreadableDocumentError(f"{uri} has no sections; leave 'section' out")
+    near = names.nearest(section.strip(), dict.fromkeys(one.title for one in known), HEADINGS_LIMIT)
+    hint = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"it has {', '.join(one.title for one in known[:8])}"
+    )
+    raise UnreadableDocumentError(f"{uri} has no section {one_line(section, 100)!r}; {hint}")
+
+
+def _plain(name: str) -> str:
+    """Return the name of a section as it is compared: without signs, case and repeated spaces."""
+    parts = (" ".join(part.split()) for part in name.strip().lstrip("#").split("/"))
+    return "/".join(parts).casefold()
+
+
+def paged(text: str) -> list[str]:
+    """Divide a text into pages between lines; a line that is longer than a page is divided within.
+
+    There is at least one page, and all of them together are the text.
+    """
+    pages, start = [], 0
+    while len(text) - start > PAGE_CHARACTERS:
+        end = text.rfind("\n", start, start + PAGE_CHARACTERS) + 1 or start + PAGE_CHARACTERS
+        pages.append(text[start:end])
+        start = end
+    return [*pages, text[start:]]

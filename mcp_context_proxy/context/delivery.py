@@ -1,0 +1,229 @@
+"""Delivery: the rules and references that reach a model, in which form, and when.
+
+The instructions with which a session begins have the ``always`` rules that fit there. The answer to a search
+has the documents that it found, and the ``always`` and hand-added ones that the session was not given yet:
+whole as long as the budget lasts, or as an outline that `read_document` goes on from. Nothing is given twice
+in a session. What a record calls delivered is what is written here. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, TypeAlias
+
+from mcp_context_proxy.catalog.document_reading import files_line, outline
+from mcp_context_proxy.context.records import ContextItem, Delivery, Mode, RequestContext
+from mcp_context_proxy.context.search import Found
+from mcp_context_proxy.context.session import Delivered, ItemKey, item_by, key_of
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, IncludeMode, Kind, Snapshot
+from mcp_context_proxy.protocol.strangers import one_line
+
+Deliver: TypeAlias = Literal["nothing", "answer", "whole"]
+"""Amount that a request gives to a model of the documents in its context: nothing but names; the text of an
+answer, within its budget; or all of them whole, as in the text of a prompt."""
+
+EXCERPT_CHARACTERS: Final = 240
+"""Length of the piece that was found, where a document is not given whole."""
+
+NAMED: Final = 5
+"""Documents of the session that are only named because the budget is used up; others wait in silence."""
+
+GIVEN: Final = frozenset({Delivery.WHOLE, Delivery.INSTRUCTIONS})
+"""Forms after which a model knows the whole text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldDocument:
+    """A document as an answer tells it."""
+
+    document: Document
+    delivery: Delivery | None
+    """None if the answer only names it."""
+    text: str
+    is_found: bool
+    """False if it is there for the session and not for the query."""
+
+
+def deliver(
+    context: RequestContext,
+    found: Found,
+    delivered: Mapping[ItemKey, Delivered] | None,
+    count: Callable[[str], int],
+) -> tuple[RequestContext, tuple[ToldDocument, ...]]:
+    """Return a context that says what of its documents an answer tells, and the texts in their order.
+
+    Args:
+        context: Context with a budget in its options.
+        found: Results of its search.
+        delivered: Documents that the session was given before; None outside of a session, where only what
+            was found is given: the rules of every session would be in every answer.
+        count: Estimates the tokens of a text.
+    """
+    chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
+    writing = _Writing(context.options.document_tokens, delivered or {}, count)
+    modes = () if delivered is None else (Mode.ALWAYS, Mode.MANUAL)
+    standing = [item for item in _documents(context) if item.include_mode in modes]
+    for item in sorted(standing, key=lambda item: item.type is not Kind.RULE):
+        if isinstance(document := item_by(found.snapshot, (item.type, item.name)), Document):
+            chunk = chunks.pop((item.type, item.name), None)
+            writing.add(document, item.tokens, chunk or "", is_found=chunk is not None, is_standing=True)
+    tokens = {(item.type, item.name): item.tokens for item in _documents(context)}
+    for key, chunk in chunks.items():
+        if isinstance(document := item_by(found.snapshot, key), Document):
+            writing.add(document, tokens.get(key, 0), chunk, is_found=True, is_standing=False)
+    forms = writing.forms
+    items = tuple(
+        replace(item, delivered=forms[key]) if (key := (item.type, item.name)) in forms else item
+        for item in context.items
+    )
+    return replace(context, items=items), tuple(writing.told)
+
+
+def all_whole(context: RequestContext) -> RequestContext:
+    """Return a context that says that all of its documents were given whole."""
+    given = set(_documents(context))
+    return replace(
+        context,
+        items=tuple(
+            replace(item, delivered=Delivery.WHOLE) if item in given else item for item in context.items
+        ),
+    )
+
+
+def given_now(context: RequestContext, snapshot: Snapshot) -> Iterator[tuple[ItemKey, Delivered]]:
+    """Yield the documents that the answer with this context gives, for the session to remember."""
+    for item in _documents(context):
+        document = item_by(snapshot, (item.type, item.name))
+        if document is not None and item.delivered in (Delivery.WHOLE, Delivery.OUTLINE):
+            yield (item.type, item.name), (document.fingerprint, item.delivered)
+
+
+def _documents(context: RequestContext) -> tuple[ContextItem, ...]:
+    return context.of(*DOCUMENT_KINDS)
+
+
+@dataclass(slots=True)
+class _Writing:
+    """The documents of one answer while they are written, and the budget that is left."""
+
+    budget: int
+    delivered: Mapping[ItemKey, Delivered]
+    count: Callable[[str], int]
+    told: list[ToldDocument] = field(default_factory=list)
+    forms: dict[ItemKey, Delivery | None] = field(default_factory=dict)
+    left: int = field(init=False)
+    named: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = self.budget
+
+    def add(self, document: Document, tokens: int, chunk: str, *, is_found: bool, is_standing: bool) -> None:
+        """Write a document in the best form that there is room for.
+
+        One of the session that would fit into a budget of its own waits for the next answer.
+        """
+        key = key_of(document)
+        fingerprint, before = self.delivered.get(key, ("", Delivery.EARLIER))
+        if fingerprint == document.fingerprint and (before in GIVEN or not is_found):
+            form = before if before is Delivery.INSTRUCTIONS else Delivery.EARLIER
+            self.forms[key] = form
+            if is_found:
+                where = "in the instructions" if form is Delivery.INSTRUCTIONS else "earlier in this session"
+                self.told.append(
+                    ToldDocument(document, form, f"{document.uri} ({document.kind}): given {where}", True)
+                )
+            return
+        if tokens <= self.left and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
+            return
+        waits = is_standing and not is_found and tokens < self.budget
+        if not waits and self._tell(document, Delivery.OUTLINE, _outlined(document, tokens, chunk), is_found):
+            return
+        self.forms[key] = None
+        if is_found or self.named < NAMED:
+            self.named += not is_found
+            text = f"{document.uri} ({document.kind}, {tokens:,} tokens)"
+            self.told.append(ToldDocument(document, None, text, is_found))
+
+    def _tell(self, document: Document, form: Delivery, text: str, is_found: bool) -> bool:
+        cost = self.count(text)
+        if cost > self.left:
+            return False
+        self.left -= cost
+        self.forms[key_of(document)] = form
+        self.told.append(ToldDocument(document, form, text, is_found))
+        return True
+
+
+def _whole(document: Document) -> str:
+    folder = "" if document.folder is None else f"\n\n{_indented(files_line(document.folder))}"
+    return f"{document.uri} ({document.kind}):\n{_indented(document.text.strip())}{folder}"
+
+
+def _outlined(document: Document, tokens: int, chunk: str) -> str:
+    lines = outline(document.text.strip(), tokens)
+    if chunk:
+        lines = [f"... {one_line(chunk, EXCERPT_CHARACTERS)}", *lines]
+    if document.folder is not None:
+        lines.append(files_line(document.folder))
+    told = _indented("\n".join(lines))
+    return f"{document.uri} ({document.kind}, {tokens:,} tokens), outline:\n{told}"
+
+
+def _indented(text: str) -> str:
+    """Indent a text, so that nothing in it can pass for another part of the answer."""
+    return "\n".join(f"  {line}" if line.strip() else "" for line in text.split("\n"))
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """The rules in the instructions with which sessions begin."""
+
+    text: str = ""
+    given: Mapping[ItemKey, Delivered] = field(default_factory=dict)
+    """The rules that it has whole."""
+
+
+RULES_INTRODUCED: Final = "Rules in force, written by the user:"
+
+
+def introduction(snapshot: Snapshot, most_bytes: int) -> Introduction:
+    """Return the ``always`` rules that fit into so many bytes, by priority, with the names of others."""
+    rules = [
+        one
+        for one in snapshot.documents.values()
+        if one.kind is Kind.RULE and one.include is IncludeMode.ALWAYS
+    ]
+    rules.sort(key=lambda rule: -rule.priority)
+    texts: list[str] = []
+    given: dict[ItemKey, Delivered] = {}
+    left: list[Document] = []
+    room = most_bytes - len(f"\n\n{RULES_INTRODUCED}")
+    for rule in rules:
+        text = f"\n\nRule {rule.name}:\n{_indented(rule.text.strip())}"
+        # Room is kept for the names of those that come after.
+        if len(text.encode()) <= room - NAMES_BYTES:
+            room -= len(text.encode())
+            texts.append(text)
+            given[key_of(rule)] = (rule.fingerprint, Delivery.INSTRUCTIONS)
+        else:
+            left.append(rule)
+    if left and (names := _names(left, room)):
+        texts.append(names)
+    return Introduction(f"\n\n{RULES_INTRODUCED}{''.join(texts)}" if texts else "", given)
+
+
+NAMES_BYTES: Final = 200
+"""Room for the names of rules that the instructions have no room for."""
+
+
+def _names(rules: list[Document], room: int) -> str:
+    """Return the names of rules and the way to read them, as many as there is room for."""
+    for number in range(min(len(rules), NAMED), -1, -1):
+        named = ", ".join(rule.uri for rule in rules[:number])
+        more = len(rules) - number
+        rest = f" and {more} more" if named and more else f"{more} more, which a search shows" if more else ""
+        text = f"\n\nRead these with read_document before you begin: {named}{rest}."
+        if len(text.encode()) <= room:
+            return text
+    return ""

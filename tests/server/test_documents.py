@@ -1,0 +1,460 @@
+"""Rules, references and skills as a model gets them: in answers, in parts, and once in a session."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.proxies import Host, inside
+from support.raw_client import OWN
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.context.records import ContextItem, Delivery
+from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.items import Kind
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = "search_available_tools"
+READ = "read_document"
+BILLING = "how is an invoice numbered"
+COUNT = TokenCounter().count
+
+HANDBOOK = "# Handbook\n\n" + "\n\n".join(
+    f"## {title}\n\n{text}\n\n### Details\n\n{'More about it, in many words. ' * 60}"
+    for title, text in (
+        ("Travel", "Trips are booked by the office."),
+        ("Holidays", "Employees get thirty days of vacation a year."),
+        ("Equipment", "Laptops are replaced after four years."),
+    )
+)
+
+
+@pytest.fixture
+def folder(workshop: Workshop) -> Path:
+    workshop.server("work", tools=[tool("clock", "Tell the time"), tool("dice", "Roll a die")])
+    root = workshop.folder / "library"
+    root.mkdir()
+    return root
+
+
+def write(root: Path, files: dict[str, str | bytes]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+@asynccontextmanager
+async def opened(
+    workshop: Workshop, root: Path, kind: str = "reference", **tables: Any
+) -> AsyncIterator[Proxy]:
+    documents = [{"kind": kind, "path": str(root)}]
+    tables.setdefault("limits", {"indexing_wait_seconds": 600.0})
+    async with inside(workshop.config(documents=documents, **tables), patience=None) as proxy:
+        yield proxy
+
+
+async def text_of(host: Host, name: str, arguments: dict[str, Any], **meta: Any) -> str:
+    result = await host.call(name, arguments, **meta)
+    (block,) = result["content"]
+    assert "structuredContent" not in result
+    return str(block["text"])
+
+
+async def recorded(proxy: Proxy) -> dict[str, ContextItem]:
+    context = next(iter(proxy.records.recent()))
+    return {item.name: item for item in context.items}
+
+
+async def test_a_found_document_is_given_whole(workshop: Workshop, folder: Path, era: str) -> None:
+    text = "# Billing\n\nAn invoice is numbered by year.\n\n```sh\nnumber --next\n```"
+    write(folder, {"billing.md": text})
+    async with opened(workshop, folder) as proxy:
+        answer = await text_of(Host(proxy, era), SEARCH, {"query": BILLING})
+        items = await recorded(proxy)
+
+    told = answer.partition("reference://billing (reference):\n")[2]
+    assert "\n".join(line.removeprefix("  ") for line in told.splitlines()).startswith(text)
+    assert items["billing"].delivered is Delivery.WHOLE
+
+
+async def test_a_long_document_comes_as_an_outline_that_leads_to_its_sections(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    write(folder, {"handbook.md": HANDBOOK})
+    async with opened(workshop, folder, context={"document_tokens": 300}) as proxy:
+        host = Host(proxy, era)
+        answer = await text_of(host, SEARCH, {"query": "how many days of vacation do employees get"})
+        items = await recorded(proxy)
+        section = await text_of(host, READ, {"name": "reference://handbook", "section": "holidays"})
+        details = await text_of(host, READ, {"name": "handbook", "section": "Holidays/Details"})
+        unclear = await text_of(host, READ, {"name": "handbook", "section": "Details"})
+        wrong = await text_of(host, READ, {"name": "handbook", "section": "Holiday"})
+
+    assert "- Holidays (" in answer
+    assert READ in answer
+    assert "More about it, in many words. More about it" not in answer.partition("- Handbook")[2]
+    assert COUNT(answer) < 500
+    assert items["handbook"].delivered is Delivery.OUTLINE
+    assert section.startswith(
+        "reference://handbook, section Handbook/Holidays:\n\n## Holidays\n\nEmployees get thirty"
+    )
+    assert "### Details" in section
+    assert "Laptops" not in section
+    assert details.partition("\n\n")[2].startswith("### Details")
+    assert "name Handbook/Travel/Details or Handbook/Holidays/Details" in unclear
+    assert "did you mean Holidays" in wrong
+
+
+async def test_the_documents_of_an_answer_stay_within_their_budget(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    for number in range(8):
+        write(
+            folder, {f"invoice{number}.md": f"# Invoices {number}\n\n" + "How an invoice is numbered. " * 60}
+        )
+    budget = 1000
+    search = {"include_score": 0.1, "top_n": 8}
+    async with opened(workshop, folder, context={"document_tokens": budget}, search=search) as proxy:
+        answer = await text_of(Host(proxy, era), SEARCH, {"query": BILLING, "kinds": ["reference"]})
+        items = await recorded(proxy)
+
+    whole = [item for item in items.values() if item.delivered is Delivery.WHOLE]
+    assert len(whole) == 2
+    assert len(items) == 8
+    assert all(f"reference://{name} (" in answer for name in items)
+    assert COUNT(answer) < budget + 400
+
+
+async def test_a_very_long_document_is_read_in_pages_that_are_all_of_it(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    lines = [f"Line {number} of the log, which goes on for a while." for number in range(2000)]
+    write(folder, {"log.md": "# Log\n\n" + "\n".join(lines)})
+    async with opened(workshop, folder) as proxy:
+        host = Host(proxy, era)
+        first = await host.data(READ, {"name": "log"})
+        pages = [first] + [
+            await host.data(READ, {"name": "log", "page": page}) for page in range(2, first["pages"] + 1)
+        ]
+        told = await text_of(host, READ, {"name": "log"})
+        beyond = await text_of(host, READ, {"name": "log", "page": 99})
+
+    assert first["pages"] > 3
+    assert all(len(page["text"]) <= 20_000 for page in pages)
+    assert "".join(page["text"] for page in pages) == "# Log\n\n" + "\n".join(lines)
+    assert f"page 1 of {first['pages']}" in told
+    assert told.endswith("Go on with page 2.")
+    assert f"has no page 99: it has {first['pages']} pages" in beyond
+
+
+async def test_an_unknown_document_is_answered_with_the_nearest_name(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    write(folder, {"billing.md": "Text."})
+    async with opened(workshop, folder) as proxy:
+        result = await Host(proxy, era).call(READ, {"name": "reference://biling"})
+
+    assert result["isError"] is True
+    assert "did you mean billing?" in result["content"][0]["text"]
+
+
+async def test_the_tool_that_reads_documents_is_listed_only_where_there_are_some(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    write(folder, {"billing.md": "Text."})
+    async with opened(workshop, folder) as proxy:
+        definitions = (await Host(proxy, era).request("tools/list"))["tools"]
+    async with inside(workshop.config()) as proxy:
+        without = await Host(proxy, era).names()
+
+    (definition,) = [one for one in definitions if one["name"] == READ]
+    assert READ not in without
+    assert definition["annotations"]["readOnlyHint"] is True
+    assert set(definition["inputSchema"]["properties"]) == {"name", "section", "page"}
+    read = {name: definition[name] for name in ("name", "description", "inputSchema")}
+    assert COUNT(json.dumps(read)) <= 120
+
+
+SKILL = (
+    "---\nname: pdf\ndescription: Fills in the forms of PDF files\n---\n# PDF forms\n\nSee forms.md first.\n"
+)
+
+
+@pytest.fixture
+def skill(workshop: Workshop, folder: Path) -> Iterator[Path]:
+    write(workshop.folder, {"secret.txt": "SECRET"})
+    write(
+        folder,
+        {
+            "pdf/SKILL.md": SKILL,
+            "pdf/forms.md": "# Forms\n\n## Fields\n\nNames of fields.\n\n## Flattening\n\nLast.\n",
+            "pdf/scripts/fill.py": "print('fill')\n",
+            "pdf/logo.png": b"\x89PNG\0\xff",
+            "pdf/.env": "SECRET",
+            "pdf/huge.txt": "x" * 2_000_000,
+            "other/notes.txt": "OTHER",
+        },
+    )
+    (folder / "pdf" / "link.txt").symlink_to(workshop.folder / "secret.txt")
+    (folder / "pdf" / "out").symlink_to(workshop.folder)
+    os.mkfifo(folder / "pdf" / "pipe")
+    yield folder / "pdf"
+
+
+async def test_a_skill_tells_its_folder_and_its_files(workshop: Workshop, skill: Path, era: str) -> None:
+    async with opened(workshop, skill.parent) as proxy:
+        host = Host(proxy, era)
+        answer = await text_of(host, SEARCH, {"query": "fill in a form of a PDF file"})
+        read = await text_of(host, READ, {"name": "pdf"})
+
+    size = (skill / "forms.md").stat().st_size
+    for text in (answer, read):
+        assert f"Folder: {skill}" in text
+        assert (
+            f"forms.md ({size} bytes), huge.txt (2,000.0 kB), logo.png (6 bytes), scripts/fill.py (14 bytes)"
+            in text
+        )
+        assert ".env" not in text
+        assert "link.txt" not in text
+        assert READ in text
+
+
+async def test_the_files_of_a_skill_are_read_by_its_name_and_their_path(
+    workshop: Workshop, skill: Path, era: str
+) -> None:
+    async with opened(workshop, skill.parent) as proxy:
+        host = Host(proxy, era)
+        script = await text_of(host, READ, {"name": "reference://pdf/scripts/fill.py"})
+        by_name = await text_of(host, READ, {"name": "pdf/scripts/fill.py"})
+        section = await text_of(host, READ, {"name": "reference://pdf/forms.md", "section": "Fields"})
+        typed_wrong = await text_of(host, READ, {"name": "pdf/scripts/fil.py"})
+
+    assert script == by_name == "reference://pdf/scripts/fill.py:\n\nprint('fill')"
+    assert section.endswith("## Fields\n\nNames of fields.")
+    assert "did you mean scripts/fill.py?" in typed_wrong
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../other/notes.txt",
+        "../../secret.txt",
+        "scripts/../../other/notes.txt",
+        "./../other/notes.txt",
+        "link.txt",
+        "out/secret.txt",
+        ".env",
+        "pipe",
+        "huge.txt",
+        "logo.png",
+        "scripts",
+        "/etc/passwd",
+        "..\\other\\notes.txt",
+        "scripts/%2e%2e/%2e%2e/other/notes.txt",
+        "",
+        "a/" * 40,
+    ],
+)
+async def test_nothing_but_visible_text_files_of_a_skill_is_read(
+    workshop: Workshop, skill: Path, path: str
+) -> None:
+    async with opened(workshop, skill.parent) as proxy:
+        result = await Host(proxy, "modern").call(READ, {"name": f"reference://pdf/{path}"})
+
+    text = result["content"][0]["text"]
+    assert "SECRET" not in text
+    assert "OTHER" not in text
+    assert "root:" not in text
+    assert len(text) < 600
+    assert result.get("isError") is True or path == ""
+
+
+async def test_what_a_skills_file_says_hides_nothing(workshop: Workshop, skill: Path) -> None:
+    (skill / "notes.txt").write_text("Seen.\x1b[2J\u202e\U000e0041 Hidden?", encoding="utf-8")
+    async with opened(workshop, skill.parent) as proxy:
+        text = await text_of(Host(proxy, "modern"), READ, {"name": "pdf/notes.txt"})
+
+    assert text == "reference://pdf/notes.txt:\n\nSeen. Hidden?"
+
+
+RULES = {
+    "tone.md": "---\ninclude: always\npriority: 900\n---\nBe polite to everybody.\n",
+    "commits.md": "---\ninclude: manual\n---\nCommit messages say why.\n",
+}
+
+
+async def test_the_rules_of_a_session_are_in_its_first_answer_and_in_no_other(
+    workshop: Workshop, folder: Path
+) -> None:
+    write(folder, RULES)
+    async with opened(workshop, folder, "rule") as proxy:
+        host = Host(proxy, "handshake")
+        first = await text_of(host, SEARCH, {"query": "tell the time"})
+        items = await recorded(proxy)
+        second = await text_of(host, SEARCH, {"query": "roll a die"})
+        later = await recorded(proxy)
+        another = await text_of(Host(proxy, "handshake"), SEARCH, {"query": "tell the time"})
+
+    assert "rule://tone (rule):\n  Be polite to everybody." in first
+    assert items["tone"].delivered is Delivery.WHOLE
+    assert "Be polite" not in second
+    assert later["tone"].delivered is Delivery.EARLIER
+    assert "Be polite to everybody." in another
+
+
+async def test_a_rule_that_is_added_by_hand_comes_with_the_next_answer(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    write(folder, RULES)
+    async with opened(workshop, folder, "rule", context={"manage_tool": True}) as proxy:
+        host = Host(proxy, era)
+        given = {"context_id": (await host.data("set_context", {"query": "time"}))["context_id"]}
+        added = await host.call(
+            "manage_context", {"action": "add", "type": "rule", "name": "commits", **given}
+        )
+        answer = await text_of(host, SEARCH, {"query": "tell the time", **given})
+        items = await recorded(proxy)
+        again = await text_of(host, SEARCH, {"query": "roll a die", **given})
+
+    assert "isError" not in added
+    assert "Commit messages say why." in answer
+    assert items["commits"].delivered is Delivery.WHOLE
+    assert "Be polite" not in answer
+    assert "Commit messages" not in again
+
+
+async def test_a_handle_is_given_the_rules_in_its_first_answer(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    write(folder, RULES)
+    async with opened(workshop, folder, "rule") as proxy:
+        host = Host(proxy, era)
+        context = await text_of(host, "set_context", {"query": "tell the time"})
+        context_id = context.rpartition(" ")[2]
+        again = await text_of(host, SEARCH, {"query": "roll a die"}, **{OWN + "context": context_id})
+
+    assert "Be polite to everybody." in context
+    assert "Be polite" not in again
+
+
+async def test_an_answer_outside_of_a_session_has_no_rules_but_those_that_were_found(
+    workshop: Workshop, folder: Path
+) -> None:
+    write(folder, RULES)
+    async with opened(workshop, folder, "rule") as proxy:
+        host = Host(proxy, "modern")
+        answers = [await text_of(host, SEARCH, {"query": query}) for query in ("tell the time", "roll a die")]
+        items = await recorded(proxy)
+
+    assert "Be polite" not in "".join(answers)
+    assert items["tone"].delivered is None
+
+
+async def test_a_rule_that_changes_is_given_again(workshop: Workshop, folder: Path) -> None:
+    write(folder, RULES)
+    async with opened(workshop, folder, "rule") as proxy:
+        host = Host(proxy, "handshake")
+        await host.call(SEARCH, {"query": "tell the time"})
+        write(folder, {"tone.md": RULES["tone.md"].replace("polite", "brief")})
+        await proxy.refresh.reread()
+        answer = await text_of(host, SEARCH, {"query": "tell the time"})
+
+    assert "Be brief to everybody." in answer
+
+
+async def test_rules_that_do_not_fit_into_one_answer_come_with_the_next(
+    workshop: Workshop, folder: Path
+) -> None:
+    for name in "abc":
+        text = f"---\ninclude: always\n---\nRule {name} begins. {'Words of the rule. ' * 40}"
+        write(folder, {f"{name}.md": text})
+    async with opened(workshop, folder, "rule", context={"document_tokens": 250}) as proxy:
+        host = Host(proxy, "handshake")
+        answers, delivered = [], []
+        for query in ("tell the time", "roll a die", "read a clock", "throw dice"):
+            answers.append(await text_of(host, SEARCH, {"query": query}))
+            items = await recorded(proxy)
+            delivered.append([name for name, item in items.items() if item.delivered is Delivery.WHOLE])
+
+    assert delivered == [["a"], ["b"], ["c"], []]
+    for name, answer in zip("abc", answers, strict=False):
+        assert f"Rule {name} begins." in answer
+    assert "rule://b (rule, " in answers[0]
+
+
+async def test_a_rule_over_the_budget_comes_once_as_an_outline(workshop: Workshop, folder: Path) -> None:
+    write(folder, {"style.md": f"---\ninclude: always\n---\n{HANDBOOK}"})
+    async with opened(workshop, folder, "rule", context={"document_tokens": 300}) as proxy:
+        host = Host(proxy, "handshake")
+        first = await text_of(host, SEARCH, {"query": "tell the time"})
+        items = await recorded(proxy)
+        second = await text_of(host, SEARCH, {"query": "roll a die"})
+
+    assert "- Holidays (" in first
+    assert items["style"].delivered is Delivery.OUTLINE
+    assert "Holidays" not in second
+
+
+async def test_a_request_without_a_session_records_no_rule_that_it_does_not_give(
+    workshop: Workshop, folder: Path
+) -> None:
+    write(folder, RULES)
+    async with opened(workshop, folder, "rule") as proxy:
+        host = Host(proxy, "handshake")
+        await proxy.contexts.build("tell the time")
+        built = await recorded(proxy)
+        await host.request("tools/list", **{OWN + "query": "tell the time"})
+        listed = await recorded(proxy)
+        await host.request("prompts/get", {"name": "with_context", "arguments": {"query": "tell the time"}})
+        prompted = await recorded(proxy)
+
+    assert built["tone"].delivered is None
+    assert "tone" not in listed or listed["tone"].delivered is None
+    assert prompted["tone"].delivered is Delivery.WHOLE
+
+
+async def test_a_document_that_was_read_whole_is_not_given_again(workshop: Workshop, folder: Path) -> None:
+    write(folder, {"billing.md": "# Billing\n\nAn invoice is numbered by year.\n"})
+    async with opened(workshop, folder) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call(READ, {"name": "billing"})
+        answer = await text_of(host, SEARCH, {"query": BILLING})
+        stranger = await text_of(Host(proxy, "handshake"), SEARCH, {"query": BILLING})
+
+    assert "reference://billing (reference): given earlier in this session" in answer
+    assert "numbered by year" not in answer
+    assert "numbered by year" in stranger
+
+
+async def test_an_explanation_tells_how_a_rule_reaches_the_model(workshop: Workshop, folder: Path) -> None:
+    write(folder, RULES)
+    async with opened(workshop, folder, "rule") as proxy:
+        host = Host(proxy, "handshake")
+
+        async def delivered(name: str) -> Delivery | None:
+            explained = await proxy.contexts.explain("tell the time", Kind.RULE, name, session=host.session)
+            return explained.delivered
+
+        before = [await delivered("tone"), await delivered("commits")]
+        await host.call(SEARCH, {"query": "tell the time"})
+        after = [await delivered("tone"), await delivered("commits")]
+
+    assert before == [Delivery.WHOLE, None]
+    assert after == [Delivery.EARLIER, None]
+
+
+async def test_the_data_of_an_answer_has_the_text_that_a_model_is_given(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    write(folder, {"billing.md": "# Billing\n\nAn invoice is numbered by year.\n"})
+    async with opened(workshop, folder) as proxy:
+        data = await Host(proxy, era).data(SEARCH, {"query": BILLING})
+
+    (told,) = data["documents"]
+    assert (told["uri"], told["delivered"]) == ("reference://billing", "whole")
+    assert "numbered by year" in told["text"]
