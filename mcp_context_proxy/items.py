@@ -123,11 +123,13 @@ class Document:
     priority: int = 500
     """0 to 999; higher ones come first."""
     tags: tuple[str, ...] = ()
+    server: str = ""
+    """Server whose skill it describes, under the skill's URI as name; empty for the user's own documents."""
 
     @property
     def uri(self) -> str:
         """Return the URI of the document as a resource."""
-        return uri_of(self.kind, self.name)
+        return self.name if self.server else uri_of(self.kind, self.name)
 
 
 Item: TypeAlias = Tool | Document
@@ -144,6 +146,44 @@ class Resource:
     """As of a tool."""
     listed: bool = True
     """False while its server, which is still configured, has not listed it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkillFile:
+    """A file of a skill, with the digest and the size that its content must have."""
+
+    uri: str
+    """URI under which hosts read it."""
+    source: str
+    """URI that its server uses; that of hosts for the user's own skills."""
+    digest: str
+    """``sha256:`` and 64 hexadecimal digits."""
+    size: int
+    """In bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """A skill of a downstream server or of the user: a folder with a ``SKILL.md`` and other files."""
+
+    owner: str
+    """Key of the server, or the name that stands for the user's own folders."""
+    uri: str
+    """URI of its ``SKILL.md`` as hosts read it; unique in the catalog."""
+    source: str
+    """URI that its server uses for it."""
+    name: str
+    """From its front matter; the last folder of both URIs."""
+    description: str
+    frontmatter: bytes
+    """One JSON object as received."""
+    files: Mapping[str, SkillFile] | None
+    """All files by URI; None if the server calls the content dynamic, so that nothing can be checked."""
+
+    @property
+    def root(self) -> str:
+        """Return the URI of its folder, without a slash at its end."""
+        return self.uri.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +251,8 @@ class Snapshot:
     """Returns the resource or template that a URI leads to; None if no server has it."""
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     """Sorted by their key, the exposed name."""
+    skills: Mapping[str, Skill] = field(default_factory=dict)
+    """Skills of the downstream servers, by URI."""
     findings: tuple[str, ...] = ()
     """Messages for a person about items that were withheld."""
     servers: frozenset[str] = frozenset()

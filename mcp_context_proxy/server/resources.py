@@ -32,6 +32,7 @@ from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.watches import Watches
 
 SCHEME = "context://"
@@ -81,6 +82,7 @@ class Resources:
     forwarder: Forwarder
     contexts: ContextEngine
     handles: Handles
+    skills: Skills
 
     async def list(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/list``: the proxy's own resources, then the servers'."""
@@ -89,14 +91,19 @@ class Resources:
         own = [
             {
                 "uri": uri,
-                "name": document.name,
+                "name": rendering.document_name(document),
                 "description": document.description,
                 "mimeType": "text/markdown",
                 "annotations": {"priority": round(document.priority / PRIORITY_SCALE, 3)},
             }
             for uri, document in snapshot.documents.items()
         ]
-        foreign = map(definitions.resource_definition, snapshot.resources.values())
+        # A file of a skill is listed with its skill.
+        hidden = self.skills.sources(snapshot)
+        listed = (
+            resource for uri, resource in snapshot.resources.items() if (resource.server, uri) not in hidden
+        )
+        foreign = map(definitions.resource_definition, listed)
         return envelope.encode({"resources": [*own, *LISTED, *foreign]})
 
     async def templates(self, params: Members, caller: Caller) -> bytes:
@@ -108,8 +115,10 @@ class Resources:
     async def read(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/read``, fitted to the caller's era."""
         uri = envelope.text(params["uri"]) or ""
+        if (skill_file := await self.skills.read(uri, params, caller)) is not None:
+            return skill_file
         document = self.catalog.snapshot.documents.get(uri)
-        if document is not None:
+        if document is not None and not document.server:
             read: tuple[str, str] | None = "text/markdown", document.text
         else:
             read = await self._read_context(uri, params, caller) if uri.startswith(SCHEME) else None
