@@ -24,6 +24,8 @@ MODULES = [
         "server.notifications",
         "server.resources",
         "server.sdk",
+        "server.skills",
+        "catalog.skills",
         "front.conversation",
     )
 ]
