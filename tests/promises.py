@@ -460,10 +460,11 @@ SECURITY = (
         ),
     ),
     Promise(
-        "A skill of a server stands under the name of that server, and no URI of another server passes for it "
-        "or for a skill of the user. A file of it is given on only if its manifest lists it, and if its size "
-        "and digest are those of the manifest; one that differs becomes a finding. No file of a skill is "
-        "fetched before somebody reads it, and nothing outside of the folder of one of the user's own is read.",
+        "A skill of a server stands under the name of that server, and no URI of another server passes "
+        "for it or for a skill of the user. A file of a skill with a manifest is given on only if it is "
+        "listed there with its size and digest; one that differs becomes a finding. No file of a skill is "
+        "fetched before somebody reads it, and nothing outside of the folder of one of the user's own is "
+        "read.",
         (
             SKILLS + "test_skills_of_two_servers_with_one_uri_stay_two_skills",
             SKILLS + "test_no_server_passes_for_another_or_for_the_user",
