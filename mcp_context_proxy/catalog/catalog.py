@@ -119,9 +119,10 @@ class Catalog:
             documents = [item for source in sources for item in source.items if isinstance(item, Document)]
             resources = self._resources("resources", before.resources, findings)
             templates = self._resources("templates", before.templates, findings)
-            owned = list(resources.values()), list(templates.values()), self._servers
+            servers = self._servers if resources or templates else frozenset[str]()
+            owned = list(resources.values()), list(templates.values()), servers
             unchanged = owned == self._indexed
-            owner_of = self._owner_of if unchanged else UriOwners(resources, templates, self._servers)
+            owner_of = self._owner_of if unchanged else UriOwners(resources, templates, servers)
             findings += owner_of.overlaps
             made = Snapshot(
                 generation=before.generation + 1,
