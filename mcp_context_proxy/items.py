@@ -157,11 +157,13 @@ class Document:
     """Folder of a skill; None for any other document."""
     full_name: str = ""
     """Name that begins with that of its configured folder, under which it is known as well."""
+    server: str = ""
+    """Server whose skill it describes, under the skill's URI as name; empty for the user's own documents."""
 
     @property
     def uri(self) -> str:
         """Return the URI of the document as a resource."""
-        return uri_of(self.kind, self.name)
+        return self.name if self.server else uri_of(self.kind, self.name)
 
 
 Item: TypeAlias = Tool | Document
@@ -178,6 +180,44 @@ class Resource:
     """As of a tool."""
     listed: bool = True
     """False while its server, which is still configured, has not listed it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkillFile:
+    """A file of a skill, with the digest and the size that its content must have."""
+
+    uri: str
+    """URI under which hosts read it."""
+    source: str
+    """URI that its server uses; that of hosts for the user's own skills."""
+    digest: str
+    """``sha256:`` and 64 hexadecimal digits."""
+    size: int
+    """In bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """A skill of a downstream server or of the user: a folder with a ``SKILL.md`` and other files."""
+
+    owner: str
+    """Key of the server, or the name that stands for the user's own folders."""
+    uri: str
+    """URI of its ``SKILL.md`` as hosts read it; unique in the catalog."""
+    source: str
+    """URI that its server uses for it."""
+    name: str
+    """From its front matter; the last folder of both URIs."""
+    description: str
+    frontmatter: bytes
+    """One JSON object as received."""
+    files: Mapping[str, SkillFile] | None
+    """All files by URI; None if the server calls the content dynamic, so that nothing can be checked."""
+
+    @property
+    def root(self) -> str:
+        """Return the URI of its folder, without a slash at its end."""
+        return self.uri.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +289,8 @@ class Snapshot:
     """Sorted by their key, the exposed name."""
     turned_off: Mapping[str, TurnedOffTool] = field(default_factory=dict)
     """Tools that the configuration turns off, by exposed name. They are in none of the other members."""
+    skills: Mapping[str, Skill] = field(default_factory=dict)
+    """Skills of the downstream servers, by URI."""
     findings: tuple[str, ...] = ()
     """Messages for a person about items that were withheld."""
     servers: frozenset[str] = frozenset()

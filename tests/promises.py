@@ -32,6 +32,7 @@ FOLDER = "downstream/test_working_folder.py::"
 QUESTIONS = "server/test_questions.py::"
 MARKERS = "server/test_markers.py::"
 CONSENT = "server/test_consent.py::"
+SKILLS = "server/test_skills.py::"
 ADVERSARIAL = "trust/test_adversarial_text.py::"
 EVENT_LOOP = "trust/test_event_loop.py::"
 STANDING = "server/test_standing_list.py::"
@@ -521,6 +522,21 @@ SECURITY = (
             DOCUMENTS + "test_what_a_skills_file_says_hides_nothing",
         ),
     ),
+    Promise(
+        "A skill of a server stands under the name of that server, and no URI of another server passes "
+        "for it or for a skill of the user. A file of a skill with a manifest is given on only if it is "
+        "listed there with its size and digest; one that differs becomes a finding. No file of a skill is "
+        "fetched before somebody reads it, and nothing outside of the folder of one of the user's own is "
+        "read.",
+        (
+            SKILLS + "test_skills_of_two_servers_with_one_uri_stay_two_skills",
+            SKILLS + "test_no_server_passes_for_another_or_for_the_user",
+            SKILLS + "test_a_file_that_is_not_what_its_manifest_says_is_refused_with_a_finding",
+            SKILLS + "test_a_file_that_the_manifest_does_not_list_never_reaches_the_server",
+            SKILLS + "test_skills_of_a_server_of_either_era_are_listed_under_its_name",
+            SKILLS + "test_nothing_outside_of_a_skill_is_read_from_the_disk",
+        ),
+    ),
 )
 """Promises of SECURITY.md, in the order of their numbers."""
 
@@ -539,6 +555,13 @@ README_SECTIONS = (
 """Sections of README.md in which every sentence is a promise below or one of `README_REMARKS`."""
 
 README = (
+    Promise(
+        "Hosts that know skills get those of folders and of servers whole.",
+        (
+            SKILLS + "test_skills_of_the_users_folders_are_served_with_all_their_files",
+            SKILLS + "test_a_file_that_is_what_its_manifest_says_is_passed_on_unchanged",
+        ),
+    ),
     Promise(
         "Search runs on your machine with a small embedding model that ships in the package: no external "
         "service, no API key, no network.",

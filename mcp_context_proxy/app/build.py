@@ -32,6 +32,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
+from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.server.watches import Watches
@@ -118,8 +119,14 @@ def build(config: Config, store: Store) -> Proxy:
     pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
     forwarder = Forwarder(pending_input)
     redact = Redactor(all_secrets_of(config))
+    skills = Skills(catalog=catalog, library=library, fleet=fleet, forwarder=forwarder)
     resources = Resources(
-        catalog=catalog, watches=watches, forwarder=forwarder, contexts=contexts, handles=handles
+        catalog=catalog,
+        watches=watches,
+        forwarder=forwarder,
+        contexts=contexts,
+        handles=handles,
+        skills=skills,
     )
     log = None if interactions is None else interactions.log
     calls = ToolCalls(
@@ -170,6 +177,7 @@ def build(config: Config, store: Store) -> Proxy:
             log=log,
         ),
         resources=resources,
+        skills=skills,
         prompts=Prompts(
             catalog=catalog,
             fleet=fleet,

@@ -16,12 +16,15 @@ from typing import TypeVar
 from mcp_context_proxy.catalog import definitions, names, turned_off
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
+    OWN_SKILLS,
     TEMPLATE_BYTES_PER_SERVER,
     TEMPLATES_PER_SERVER,
     UriOwners,
     UriTemplate,
     check_uri,
+    skill_claim,
 )
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
@@ -29,6 +32,7 @@ from mcp_context_proxy.items import (
     Document,
     Prompt,
     Resource,
+    Skill,
     Snapshot,
     Source,
     Tool,
@@ -85,11 +89,12 @@ class Catalog:
         self._parsed: dict[str, _ParsedTools] = {}
         self._fitted: dict[tuple[str, str], _FittedEntries] = {}
         """Entries of the other lists as they may be shown, by server and name of the list."""
+        self._parsed_skills: dict[str, _ParsedSkills] = {}
         self._last_entries: dict[tuple[str, str], tuple[bytes, ...]] = {}
         """What each configured server listed last, by server and name of the list."""
         self._owner_of = UriOwners({}, {})
-        self._indexed: tuple[list[Resource], list[Resource]] = ([], [])
-        """The resources and templates that it was made of."""
+        self._indexed: tuple[list[Resource], list[Resource], frozenset[str]] = ([], [], frozenset())
+        """The resources and templates that it was made of, and the servers."""
         self._refreshing = threading.Lock()
         self.snapshot = Snapshot(generation=0, sources=(), owner_of=self._owner_of)
         """The current snapshot. A request takes it once and uses it to the end."""
@@ -122,17 +127,19 @@ class Catalog:
             self._fitted = {key: fitted for key, fitted in self._fitted.items() if key[0] in serving}
             tools = definitions.keep_unchanged(before.tools, self._tools(findings))
             document_sources = self._documents.sources
-            documents = [
-                item for source in document_sources for item in source.items if isinstance(item, Document)
-            ]
+            skills = self._skills(findings)
+            sources = (*self._tool_sources(tools.values()), *self._skill_sources(), *document_sources)
+            documents = [item for source in sources for item in source.items if isinstance(item, Document)]
             resources = self._resources("resources", before.resources, findings)
             templates = self._resources("templates", before.templates, findings)
-            owned = list(resources.values()), list(templates.values())
-            owner_of = self._owner_of if owned == self._indexed else UriOwners(resources, templates)
+            servers = self._servers if resources or templates else frozenset[str]()
+            owned = list(resources.values()), list(templates.values()), servers
+            unchanged = owned == self._indexed
+            owner_of = self._owner_of if unchanged else UriOwners(resources, templates, servers)
             findings += owner_of.overlaps
             made = Snapshot(
                 generation=before.generation + 1,
-                sources=(*self._tool_sources(tools.values()), *document_sources),
+                sources=sources,
                 tools=tools,
                 turned_off=self._turned_off(),
                 documents=(by_uri := {one.uri: one for one in sorted(documents, key=lambda one: one.uri)}),
@@ -145,6 +152,7 @@ class Catalog:
                 templates=_listed(templates),
                 owner_of=owner_of,
                 prompts=definitions.keep_unchanged(before.prompts, self._prompts(findings)),
+                skills=skills,
                 findings=tuple(findings),
                 servers=self._servers,
                 unlisted=unlisted,
@@ -171,6 +179,38 @@ class Catalog:
         """Return the tools that are turned off, by the name that they would have."""
         parsed = (self._parsed[client.name] for client in self._clients)
         return {tool.exposed_name: tool for one in parsed for tool in one.turned_off}
+
+    def _skills(self, findings: list[str]) -> dict[str, Skill]:
+        """Return the skills of all servers by URI; parsed again only where a listing has changed."""
+        before, self._parsed_skills = self._parsed_skills, {}
+        found: dict[str, Skill] = {}
+        for client in self._clients:
+            listed = client.listing.skills
+            if not listed:
+                continue
+            known = before.get(client.name)
+            if (
+                known is None
+                or known.entries is not listed
+                or known.source.embeddings is not client.skill_embeddings
+            ):
+                skills, own_findings = parse_skills(client.name, listed)
+                items = tuple(map(document_of, skills.values()))
+                source = Source(client.name, items, client.skill_embeddings)
+                if (
+                    known is not None
+                    and known.source.items == items
+                    and known.source.embeddings is source.embeddings
+                ):
+                    source = known.source
+                known = _ParsedSkills(listed, skills, tuple(own_findings), source)
+            self._parsed_skills[client.name] = known
+            found |= known.skills
+            findings += known.findings
+        return found
+
+    def _skill_sources(self) -> Iterator[Source]:
+        return (known.source for known in self._parsed_skills.values() if known.source.items)
 
     def _tools(self, findings: list[str]) -> dict[str, Tool]:
         """Return all tools by exposed name."""
@@ -282,6 +322,9 @@ class Catalog:
             for uri, definition in self._entries(client.name, name, entries, member, findings):
                 try:
                     check(uri)
+                    if (claimed := skill_claim(uri, client.name, self._servers)) is not None:
+                        whose = "the user's own" if claimed == OWN_SKILLS else f"one of server {claimed!r}"
+                        raise UnfitError(f"it would pass for a skill that is {whose}")
                 except UnfitError as error:
                     findings.append(f"{client.name}: {kind} {uri[:URI_SHOWN]!r} is withheld: {error}")
                     continue
@@ -386,6 +429,16 @@ class _FittedEntries:
     findings: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _ParsedSkills:
+    """The skills of a listing."""
+
+    entries: Sequence[bytes]
+    skills: Mapping[str, Skill]
+    findings: tuple[str, ...]
+    source: Source
+
+
 def _same(before: Snapshot, after: Snapshot) -> bool:
     """Return whether nothing has changed but the generation; a source is equal only to itself."""
     return (
@@ -397,6 +450,7 @@ def _same(before: Snapshot, after: Snapshot) -> bool:
         and before.templates == after.templates
         and before.owner_of is after.owner_of
         and before.prompts == after.prompts
+        and before.skills == after.skills
         and before.findings == after.findings
         and before.servers == after.servers
         and before.unlisted == after.unlisted

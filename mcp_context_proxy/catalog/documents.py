@@ -20,6 +20,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
+from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.files import SUFFIXES, Allowance, Finding, FolderReader, MarkdownFile, is_utf8
 from mcp_context_proxy.catalog.front_matter import (
     NAME_LIMIT,
@@ -31,6 +32,7 @@ from mcp_context_proxy.catalog.front_matter import (
     read_front_matter,
     shorten,
 )
+from mcp_context_proxy.catalog.own_skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind, SkillFolder
 from mcp_context_proxy.protocol.strangers import one_line
@@ -78,6 +80,8 @@ class Loaded:
     findings: tuple[Finding, ...]
     folders: tuple[Path, ...] = ()
     """Every folder that was read: where a change can be."""
+    skills: tuple[SkillPlace, ...] = ()
+    """Where the skills are that hosts get whole, in the order of folders and paths."""
     parsed: Mapping[bytes, Parsed] = field(default_factory=dict)
     """Every file that was read, by a hash of its content and its folder's settings."""
 
@@ -97,6 +101,7 @@ def load_documents(
     claims = _Claims()
     findings: list[Finding] = []
     read_folders: list[Path] = []
+    skills: list[SkillPlace] = []
     for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
         reader = FolderReader(folder.path, allowance)
         for file in reader.files():
@@ -104,6 +109,13 @@ def load_documents(
             key = hashlib.sha256(place + file.data).digest()
             documents, own_findings = parsed[key] = known.get(key) or _parse(file, folder)
             findings.extend(own_findings)
+            if documents and format_of(file.relative) is Format.SKILL:
+                try:
+                    skills.append(place_of(folder.path, file))
+                except UnfitError as error:
+                    # Where the front matter has another finding, that one is to be mended first.
+                    reason = f"hosts get it as a reference and not as a skill: {error}"
+                    findings.extend([] if own_findings else [Finding(file.path, None, reason)])
             room = limits.documents - len(by_name)
             if len(documents) > room:
                 message = f"only {room} of its {len(documents)} sections fit into the limit 'documents'"
@@ -118,7 +130,7 @@ def load_documents(
         by_name.values(),
         key=lambda document: (document.kind is not Kind.RULE, -document.priority, document.name),
     )
-    return Loaded(tuple(ordered), tuple(findings), tuple(read_folders), parsed)
+    return Loaded(tuple(ordered), tuple(findings), tuple(read_folders), tuple(skills), parsed)
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

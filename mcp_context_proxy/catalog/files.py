@@ -1,4 +1,4 @@
-"""Reads the markdown files of a folder that anybody may have filled: regular files only, and through no link.
+"""Reads the files of a folder that anybody may have filled: regular files only, and through no link.
 
 The configured path itself may be a link: the person who configured it chose it. Everything below is opened
 relative to the descriptor of the folder above it, so that a file that is replaced by a link between listing
@@ -21,6 +21,10 @@ from typing import Final, TypeAlias
 from mcp_context_proxy.items import SkillFolder
 
 SUFFIXES: Final = (".md", ".markdown", ".mdc")
+"""Of markdown."""
+
+ANY: Final = ("",)
+"""Suffix of all files."""
 
 DEPTH_LIMIT: Final = 32
 """Folders below the configured one: more is a mistake, and each costs an open descriptor."""
@@ -103,49 +107,79 @@ class FolderReader:
     """Reads one configured folder, or one configured file, and collects findings."""
 
     def __init__(
-        self, root: Path, allowance: Allowance, *, by_descriptor: bool = CAN_WALK_DESCRIPTORS
+        self,
+        root: Path,
+        allowance: Allowance,
+        *,
+        below: tuple[str, ...] = (),
+        suffixes: tuple[str, ...] = SUFFIXES,
+        by_descriptor: bool = CAN_WALK_DESCRIPTORS,
     ) -> None:
         """Read nothing yet.
 
         Args:
             root: The configured path.
             allowance: The amount that may be read; it is used up.
+            below: The folder below the root of which alone the files are read, one folder after the other.
+            suffixes: Endings of the names of files that are read, in small letters.
             by_descriptor: Whether to walk descriptors or to compare real paths.
         """
         self._root, self._allowance = root, allowance
+        self._below, self._suffixes = below, suffixes
+        self.exhausted = False
+        """True once something was left out because the allowance was used up."""
         self._open = _DescriptorFolder if by_descriptor else _PathFolder
         self.findings: list[Finding] = []
         self.folders: list[Path] = []
         """Every folder that was read, the configured one first."""
 
     def files(self) -> Iterator[MarkdownFile]:
-        """Yield every markdown file below the root, sorted by path; others become findings."""
+        """Yield every file of a wanted suffix below the root, sorted by path; others become findings."""
         try:
             missing = "there is no such folder; it is read as soon as there is one"
             with self._findings_of(self._root, missing):
                 if stat.S_ISREG(self._root.stat().st_mode):
                     yield self._read(self._root, self._root.name, os.open(self._root, _FLAGS))
                 else:
-                    with closing(self._open(self._root)) as folder:
-                        yield from self._walk(folder, ())
+                    with ExitStack() as opened:
+                        folder: _OpenFolder = opened.enter_context(closing(self._open(self._root)))
+                        for name in self._below:
+                            folder = opened.enter_context(closing(folder.folder(name)))
+                        yield from self._walk(folder, self._below)
         except _ExhaustedError as error:
+            self.exhausted = True
             self._find(self._root, f"{error}; the rest of this folder and of those after it is left out")
+
+    def file(self, name: str) -> bytes:
+        """Return the content of one file in the folder ``below``, or of the root itself if that is a file.
+
+        Raises:
+            OSError: It cannot be read.
+            UnsafePathError: It is a link, no regular file, or too long.
+        """
+        if stat.S_ISREG(self._root.stat().st_mode) and name == self._root.name:
+            return self._read(self._root, name, os.open(self._root, _FLAGS)).data
+        with ExitStack() as opened:
+            folder: _OpenFolder = opened.enter_context(closing(self._open(self._root)))
+            for each in self._below:
+                folder = opened.enter_context(closing(folder.folder(each)))
+            return self._read(self._root.joinpath(*self._below, name), name, folder.file(name)).data
 
     def _walk(self, folder: _OpenFolder, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
         self.folders.append(self._root.joinpath(*parts))
         for entry in self._entries(folder):
             name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
             below, path = (*parts, name), self._root.joinpath(*parts, name)
-            is_markdown = name.lower().endswith(SUFFIXES)
+            is_wanted = name.lower().endswith(self._suffixes)
             if not is_utf8(name):  # not even opened: a watcher of this folder could not report it
-                if is_folder or is_markdown:
+                if is_folder or is_wanted:
                     self._find(path, "left out: its name is not UTF-8; rename it")
             elif is_folder and len(below) > DEPTH_LIMIT:
                 self._find(path, f"left out: it is more than {DEPTH_LIMIT} folders deep")
             elif is_folder:
                 with self._findings_of(path), closing(folder.folder(name)) as inner:
                     yield from self._walk(inner, below)
-            elif is_markdown:
+            elif is_wanted:
                 with self._findings_of(path):
                     if entry.is_symlink():
                         raise UnsafePathError("links are not followed")

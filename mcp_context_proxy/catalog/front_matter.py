@@ -147,6 +147,30 @@ def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
     )
 
 
+def front_matter_nodes(text: str) -> yaml.MappingNode:
+    """Return the front matter of a document as YAML nodes, whatever its keys.
+
+    Raises:
+        ValueError: There is none, or it is not YAML of moderate size.
+    """
+    opening = _OPENING.match(text)
+    closing = None
+    if opening is not None:
+        closing = _CLOSING.search(text, opening.end(), opening.end() + FRONT_MATTER_LIMIT)
+    if opening is None or closing is None:
+        raise ValueError("it does not begin with front matter between two lines '---'")
+    source = text[opening.end() : closing.start()]
+    if source.count("[") + source.count("{") > BRACKETS_LIMIT:
+        raise ValueError(f"its front matter has over {BRACKETS_LIMIT} brackets")
+    try:
+        node = yaml.compose(source, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError):
+        raise ValueError("its front matter is not valid YAML") from None
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError("its front matter is not a list of 'key: value' lines")
+    return node
+
+
 @dataclass(slots=True)
 class _Entries:
     """The values by key with their lines, and the problems met on the way."""

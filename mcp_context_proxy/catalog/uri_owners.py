@@ -15,16 +15,22 @@ times the words of an integer, which has one bit for each byte of the URI.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
+from urllib.parse import unquote
 
-from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.definitions import UnfitError, folded
 from mcp_context_proxy.items import Resource
 
 OWN_SCHEMES: Final = frozenset({"rule", "reference", "context"})
 """Schemes of the proxy's own resources, in small letters."""
+
+SKILL_SCHEME: Final = "skill://"
+
+OWN_SKILLS: Final = "own.folders"
+"""First part of the URIs of the user's own skills. No server has that name: it has a dot."""
 
 URI_BYTES: Final = 8 * 1024
 """Longest URI: as long as web servers take. The time to find an owner grows with it."""
@@ -50,6 +56,21 @@ _IN_SCHEME: Final = str.maketrans("", "", "+-.")
 def is_own(uri: str) -> bool:
     """Return whether a URI has a scheme of the proxy itself, in whatever case and after whatever spaces."""
     return uri.partition(":")[0].strip().lower() in OWN_SCHEMES
+
+
+def skill_claim(uri: str, server: str, servers: Iterable[str]) -> str | None:
+    """Return whose skill a person takes the ``skill:`` URI of a server for, if that is another's.
+
+    That is one of the user's own (`OWN_SKILLS`), or one of another server.
+    """
+    scheme, _, rest = uri.partition(":")
+    if scheme.strip().lower() != "skill":
+        return None
+    first = unquote(rest.lstrip("/").partition("/")[0])
+    if first == server:
+        return None
+    read = folded(first)
+    return next((each for each in (OWN_SKILLS, *servers) if each != server and folded(each) == read), None)
 
 
 def check_uri(uri: str, member: str = "uri") -> None:
@@ -183,8 +204,17 @@ class _Uri:
 class UriOwners:
     """Finds the resource or the template that a URI leads to. It never changes."""
 
-    def __init__(self, resources: Mapping[str, Resource], templates: Mapping[str, Resource]) -> None:
-        """Index resources by URI, and templates by URI template, in the order of the configuration."""
+    def __init__(
+        self,
+        resources: Mapping[str, Resource],
+        templates: Mapping[str, Resource],
+        servers: frozenset[str] = frozenset(),
+    ) -> None:
+        """Index resources by URI, and templates by URI template, in the order of the configuration.
+
+        ``servers`` has the names of all servers: a skill under the name of one leads to no other.
+        """
+        self._servers = servers
         self._resources, self._listed_templates = resources, templates
         self._templates: dict[bytes, list[tuple[UriTemplate, Resource]]] = defaultdict(list)
         for resource in templates.values():
@@ -196,6 +226,12 @@ class UriOwners:
 
     def __call__(self, uri: str) -> Resource | None:
         """Return the resource or template that a URI leads to; None if no server has it."""
+        found = self._find(uri)
+        if found is not None and skill_claim(uri, found.server, self._servers) is not None:
+            return None
+        return found
+
+    def _find(self, uri: str) -> Resource | None:
         listed = self._resources.get(uri)
         text = _bytes(uri)
         if listed is not None or len(text) > URI_BYTES:

@@ -375,7 +375,11 @@ def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tupl
 def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
     """Return the item with a key; None if it is not in the catalog."""
     kind, name = key
-    return snapshot.tools.get(name) if kind is Kind.TOOL else snapshot.document(uri_of(kind, name))
+    if kind is Kind.TOOL:
+        return snapshot.tools.get(name)
+    own, skill = snapshot.document(uri_of(kind, name)), snapshot.documents.get(name)
+    # The skill of a server has its URI as its name.
+    return skill if own is None and skill is not None and skill.server else own
 
 
 def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None) -> Item:

@@ -93,6 +93,8 @@ class DownstreamClient(ServerLifecycle):
         )
         self.tool_embeddings: dict[str, list[IndexedChunk]] = {}
         """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""
+        self.skill_embeddings: dict[str, list[IndexedChunk]] = {}
+        """Chunks of its skills, by URI."""
         self._dedicated = DedicatedConnections(config, limits, self._redact, self._route)
         self._on_event = on_event
         self._admission = Admission(config.name)
@@ -119,6 +121,10 @@ class DownstreamClient(ServerLifecycle):
     def listing(self) -> ServerListing:
         """Everything that the server offers; the last known listing while the connection is down."""
         return self._lists.current
+
+    def note_unverified(self, message: str) -> None:
+        """Note a file of a skill that is not what its manifest says: a finding, for a person."""
+        self._lists.note_unverified(message)
 
     @property
     def stale(self) -> bool:

@@ -77,6 +77,12 @@ class Introduction:
         """Return whether the server declared `capability`, such as ``tools``."""
         return isinstance(self.capabilities.get(capability), dict)
 
+    def extension(self, name: str) -> Mapping[str, JSON] | None:
+        """Return the settings of an extension that the server declared; None if it did not."""
+        extensions = self.capabilities.get("extensions")
+        settings = extensions.get(name) if isinstance(extensions, dict) else None
+        return settings if isinstance(settings, dict) else None
+
 
 async def negotiate(
     link: Link, config: ServerConfig, limits: Limits, capabilities: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Lists of tools, resources, templates and prompts of one server: fetched, kept current, and cached on disk.
+"""Lists of tools, resources, templates, prompts and skills of one server: fetched, kept current, and cached.
 
 Entries stay bytes, and one odd entry never costs the rest of its list. The last listing stays while the
 connection is down, so that the death of a server empties no list.
@@ -24,6 +24,7 @@ from mcp_context_proxy.downstream.link import Link, Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError, StoreError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.eras import SKILLS_EXTENSION
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.clock import time_of_day
@@ -49,6 +50,12 @@ FAR_TOO_MANY = 4
 STALE = "stale"
 """Key among the findings of a listing that could not be fetched again after a change."""
 
+UNVERIFIED = "unverified"
+"""Key among the findings of a listing for files of skills that are not what their manifest says."""
+
+UNVERIFIED_KEPT = 20
+"""Such files that are named, until the server lists other manifests."""
+
 STALE_SECONDS = 24 * 3600.0
 """Age from which a cached listing is fetched again in the background: programs are updated unseen."""
 
@@ -64,6 +71,13 @@ class Listed:
     """Member of the result that holds the entries."""
     capability: str
     """The capability that the server declares; it also names the notification of changes."""
+    extension: str | None = None
+    """The extension that it must declare as well."""
+
+    def offered_by(self, introduction: Introduction) -> bool:
+        """Return whether a server declared everything that this list needs."""
+        declared = self.extension is None or introduction.extension(self.extension) is not None
+        return declared and introduction.offers(self.capability)
 
 
 LISTS = {
@@ -71,6 +85,7 @@ LISTS = {
     "resources": Listed("resources/list", "resources", "resources"),
     "templates": Listed("resources/templates/list", "resourceTemplates", "resources"),
     "prompts": Listed("prompts/list", "prompts", "prompts"),
+    "skills": Listed("skills/list", "skills", "resources", SKILLS_EXTENSION),
 }
 
 
@@ -82,6 +97,7 @@ class ServerListing:
     resources: tuple[bytes, ...] = ()
     templates: tuple[bytes, ...] = ()
     prompts: tuple[bytes, ...] = ()
+    skills: tuple[bytes, ...] = ()
     findings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Reasons why parts of a list are missing, by list, for a person."""
 
@@ -126,7 +142,7 @@ class Lists:
             DownstreamError: the first list that the server offers cannot be fetched, or the connection is
                 lost.
         """
-        names = [name for name, kind in LISTS.items() if connected.introduction.offers(kind.capability)]
+        names = [name for name, kind in LISTS.items() if kind.offered_by(connected.introduction)]
         found = self.current
         for name in names[:1]:
             found = await self._fetched(connected, name, found)
@@ -162,6 +178,17 @@ class Lists:
         self._stale.update(names)
         self._notice.set()
 
+    def note_unverified(self, message: str) -> None:
+        """Note a file of a skill that is not what its manifest says, and fetch the manifests again."""
+        noted = self.current.findings.get(UNVERIFIED, ())
+        if message not in noted and len(noted) < UNVERIFIED_KEPT:
+            logger.warning("server %s: %s", self._server, message)
+            self._replace(
+                replace(self.current, findings={**self.current.findings, UNVERIFIED: (*noted, message)})
+            )
+            self.publish()
+        self.mark_stale({"skills"})
+
     async def refresh(self, connected: Connected, on_fetched: Callable[[], Awaitable[None]]) -> None:
         """Fetch stale lists, at most once a second, until cancelled; retry failures with longer waits."""
         failures = 0
@@ -189,11 +216,12 @@ class Lists:
         """Fetch a list if the server offers it; return the known listing with this one replaced."""
         self._stale.discard(name)
         listing = known
-        if connected.introduction.offers(LISTS[name].capability):
+        if LISTS[name].offered_by(connected.introduction):
             entries, cuts = await _fetch_pages(connected.link, LISTS[name], self.limits)
             listing = replace(known, **{name: entries}, findings={**known.findings, name: cuts})
         self._missing.discard(name)
-        findings = {name: found for name, found in listing.findings.items() if name != STALE}
+        outdated = {STALE} if listing.skills == known.skills else {STALE, UNVERIFIED}
+        findings = {name: found for name, found in listing.findings.items() if name not in outdated}
         return _fit_headers(replace(listing, findings=findings), connected.link)
 
     def _mark_outdated(self, cause: DownstreamError) -> None:

@@ -62,6 +62,8 @@ CACHEABLE = frozenset(
         "resources/list",
         "resources/templates/list",
         "resources/read",
+        "skills/list",
+        "skills/get",
     }
 )
 """Methods whose modern results must carry ``ttlMs`` and ``cacheScope``."""
@@ -82,6 +84,9 @@ no support, so the param is ignored, as the protocol asks, and the call is an or
 TASKS_CAPABILITY, TASKS_EXTENSION = "tasks", META_PREFIX + "tasks"
 """The capabilities that declare tasks, in the handshake era and in the modern one. They are removed: a server
 that saw them could answer with a task, and no client could ask for its result."""
+
+SKILLS_EXTENSION = META_PREFIX + "skills"
+"""The extension by which a server declares that it serves skills."""
 
 MODERN_ONLY_RESULT_KEYS = ("resultType", "ttlMs", "cacheScope")
 

@@ -67,14 +67,23 @@ _NEEDED: Mapping[str, Mapping[str, str]] = {
     "tools/call": {"name": STRING},
     "prompts/get": {"name": STRING},
     "resources/read": {"uri": STRING},
+    "resources/directory/read": {"uri": STRING},
     "resources/subscribe": {"uri": STRING},
     "resources/unsubscribe": {"uri": STRING},
     "completion/complete": {"ref": OBJECT, "argument": OBJECT},
     "logging/setLevel": {"level": STRING},
+    "skills/get": {"uri": STRING},
 }
 """Required members of the params of each method, with their kind."""
 
-_LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+_LISTS = (
+    "tools/list",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "resources/directory/read",
+    "skills/list",
+)
 
 _ALLOWED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     # Models sometimes write the object as a string of JSON; it is accepted.

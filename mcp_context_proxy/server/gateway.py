@@ -41,6 +41,7 @@ from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import OpenSessions, Send
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
+from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_thread
@@ -83,6 +84,7 @@ class Gateway:
         tool_calls: ToolCalls,
         meta_tools: MetaTools,
         resources: Resources,
+        skills: Skills,
         prompts: Prompts,
         page_size: int = 0,
     ) -> None:
@@ -104,8 +106,13 @@ class Gateway:
                 "resources/templates/list", "resourceTemplates", resources.templates
             ),
             "resources/read": resources.read,
+            "resources/directory/read": self._paged(
+                "resources/directory/read", "resources", skills.directory
+            ),
             "resources/subscribe": resources.subscribe,
             "resources/unsubscribe": resources.unsubscribe,
+            "skills/list": self._paged("skills/list", "skills", skills.list),
+            "skills/get": skills.get,
             "prompts/list": self._paged("prompts/list", "prompts", prompts.list),
             "prompts/get": prompts.get,
             "completion/complete": prompts.complete,

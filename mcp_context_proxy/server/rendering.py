@@ -48,6 +48,11 @@ def documents_of(context: RequestContext, snapshot: Snapshot) -> list[Document]:
     return sorted(found, key=lambda document: (-document.priority, document.kind is not Kind.RULE))
 
 
+def document_name(document: Document) -> str:
+    """Return the name of a document as hosts list it; for a server's skill that of the skill alone."""
+    return document.uri.split("/")[-2] if document.server else document.name
+
+
 def document_message(document: Document) -> str:
     """Return a rule or reference as a message of a conversation."""
     return f"{LABELS[document.kind]}: {document.name}\n\n{document.text.strip()}"

@@ -32,6 +32,7 @@ from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.server.watches import Watches
 
@@ -82,13 +83,17 @@ class Resources:
     forwarder: Forwarder
     contexts: ContextEngine
     handles: Handles
+    skills: Skills
 
     async def list(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``resources/list``: the proxy's own resources, then the servers'."""
         del params, caller
         snapshot = self.catalog.snapshot
+        # A file of a skill is listed with its skill.
+        hidden = self.skills.sources(snapshot)
+        foreign = (one for uri, one in snapshot.resources.items() if (one.server, uri) not in hidden)
         items: list[Document | Resource | dict[str, Any]]
-        items = [*snapshot.documents.values(), *LISTED, *snapshot.resources.values()]
+        items = [*snapshot.documents.values(), *LISTED, *foreign]
         return {"resources": await encoded_list((), _definition, items)}
 
     async def templates(self, params: Members, caller: Caller) -> Members:
@@ -101,8 +106,10 @@ class Resources:
     async def read(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/read``, fitted to the caller's era."""
         uri = envelope.text(params["uri"]) or ""
+        if (skill_file := await self.skills.read(uri, params, caller)) is not None:
+            return skill_file
         document = self.catalog.snapshot.document(uri)
-        if document is not None:
+        if document is not None and not document.server:
             read: tuple[str, str] | None = "text/markdown", document.text
         else:
             read = await self._read_context(uri, params, caller) if uri.startswith(SCHEME) else None
@@ -215,7 +222,7 @@ def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, A
         return definitions.resource_definition(item)
     return {
         "uri": item.uri,
-        "name": item.name,
+        "name": rendering.document_name(item),
         "description": item.description,
         "mimeType": "text/markdown",
         "annotations": {"priority": round(item.priority / PRIORITY_SCALE, 3)},

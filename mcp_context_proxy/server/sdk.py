@@ -84,6 +84,9 @@ EXTENSIONS: dict[str, dict[str, Any]] = {
 }
 """Tells clients that lists can be asked for by query, and under which ``_meta`` keys."""
 
+SKILLS: dict[str, dict[str, Any]] = {eras.SKILLS_EXTENSION: {"directoryRead": True}}
+"""Declares skills, to modern clients only: the extension is one of that era."""
+
 _EVENTS: Mapping[str, Callable[[], ServerEvent]] = {
     TOOLS_CHANGED: ToolsListChanged,
     PROMPTS_CHANGED: PromptsListChanged,
@@ -125,7 +128,7 @@ class SdkServer(Server[Any]):
             get_tool_input_schema=lambda name: None,
         )
         self.introduction = introduction
-        self.extensions = EXTENSIONS
+        self.extensions = EXTENSIONS | SKILLS
         for method in gateway.methods:
             # A registered method is what makes the SDK declare the capability that goes with it.
             self.add_request_handler(method, types.RequestParams, _unreachable)

@@ -32,6 +32,8 @@ MODULES = [
         "server.notifications",
         "server.resources",
         "server.sdk",
+        "server.skills",
+        "catalog.skills",
         "front.conversation",
     )
 ]

@@ -7,6 +7,8 @@
 * ``ledger``: a file that gets one JSON line for each start, received line and executed call.
 * ``tools``, ``resources``, ``templates``, ``prompts``: the lists, verbatim. ``tools_file``: a JSON file with
   a ``tools`` member. ``page_size``: entries on a page.
+* ``skills``: entries of skills; ``unlisted_skills``: those that only ``skills/get`` tells; ``files``: the
+  texts of resources by URI.
 * ``capabilities``: replaces the capabilities that the lists imply.
 * ``at_start``: steps before anything is read, such as ``{"stderr": "..."}`` and ``{"exit": 3}``.
 * ``on``: steps for a method, such as ``{"initialize": [{"wait": "FILE"}]}``.

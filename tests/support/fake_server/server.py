@@ -14,6 +14,7 @@ LISTS = {
     "resources/list": ("resources", "resources"),
     "resources/templates/list": ("resourceTemplates", "templates"),
     "prompts/list": ("prompts", "prompts"),
+    "skills/list": ("skills", "skills"),
 }
 """Member of the result, and of the specification, by method."""
 
@@ -39,6 +40,7 @@ class Fake(Stub):
             "resources/read": self.read,
             "prompts/get": self.prompt,
             "completion/complete": self.complete,
+            "skills/get": self.skill,
         }
 
     def serve(self, start=None):
@@ -109,6 +111,9 @@ class Fake(Stub):
         capabilities = {"tools": changes}
         if self.lists["resources"] or self.lists["templates"]:
             capabilities["resources"] = changes | {"subscribe": True}
+        if self.lists["skills"] or "unlisted_skills" in self.spec:
+            capabilities["resources"] = changes
+            capabilities["extensions"] = {"io.modelcontextprotocol/skills": {}}
         if self.lists["prompts"]:
             capabilities |= {"prompts": changes, "completions": {}}
         return capabilities
@@ -122,11 +127,20 @@ class Fake(Stub):
 
     def read(self, request):
         uri = request.params["uri"]
+        if uri in self.spec.get("files", {}):
+            return {"contents": [{"uri": uri, "mimeType": "text/plain", "text": self.spec["files"][uri]}]}
         known = {entry["uri"] for entry in self.lists["resources"]}
         if uri not in known and not self.lists["templates"]:
             code = INVALID_PARAMS if request.modern else RESOURCE_NOT_FOUND
             raise RpcError(code, "Resource not found", {"uri": uri})
         return {"contents": [{"uri": uri, "text": f"{self.info['name']} has {uri}"}]}
+
+    def skill(self, request):
+        entries = [*self.lists["skills"], *self.spec.get("unlisted_skills", [])]
+        for entry in entries:
+            if entry["uri"] == request.params["uri"]:
+                return {"skill": entry}
+        raise RpcError(INVALID_PARAMS, "no such skill")
 
     def prompt(self, request):
         text = json.dumps(request.params)

@@ -1,0 +1,382 @@
+"""Skills for hosts (SEP-2640): those of the downstream servers, and the user's own.
+
+A file of a server's skill is passed on byte for byte, but only if it is what the manifest of the skill says,
+under whichever of its two URIs it is read: that of hosts, or that of its server. Any other content is refused
+and becomes a finding. An entry that a host has asked for anew replaces the listed one until the server lists
+its skills again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import mimetypes
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.definitions import UnfitError, fit
+from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.own_skills import own_roots, own_skill, own_skills, read_own_file
+from mcp_context_proxy.catalog.skills import (
+    MANIFEST,
+    REASON_CHARACTERS,
+    UnverifiedError,
+    check_content,
+    check_listed,
+    entry_of,
+    parse_skill,
+)
+from mcp_context_proxy.catalog.uri_owners import OWN_SKILLS, SKILL_SCHEME
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.items import Skill, Snapshot
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.eras import OWN_PREFIX, RESOURCE_NOT_FOUND, SERVER_KEY, SKILLS_EXTENSION, Era
+from mcp_context_proxy.protocol.strangers import compact, named, one_line
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.tools_list import encoded_list
+from mcp_context_proxy.system.threads import in_thread
+
+FOLDER_TYPE: Final = "inode/directory"
+MARKDOWN: Final = "text/markdown"
+DIRECTORY_READ: Final = "resources/directory/read"
+
+ENTRIES_HELD: Final = 256
+"""Entries that hosts asked for one by one, which are kept beside the listed ones."""
+
+CHILDREN, PAGES = 1_000, 20
+"""Entries of a folder of a dynamic skill that are passed on, and the pages that are asked for."""
+
+_listed = msgspec.json.Decoder(list[Raw]).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Skills:
+    """Answers ``skills/list``, ``skills/get`` and ``resources/directory/read``, and reads files of skills."""
+
+    catalog: Catalog
+    library: DocumentLibrary
+    fleet: Fleet
+    forwarder: Forwarder
+    _held: OrderedDict[str, tuple[object, Skill]] = field(default_factory=OrderedDict)
+    """Entries that hosts asked for, by URI, each with the listing that was current then."""
+
+    async def list(self, params: Members, caller: Caller) -> Members:
+        """Return the result of ``skills/list``: the user's own skills, then those of the servers."""
+        del params, caller
+        places = self.library.loaded.skills
+        own = await in_thread(lambda: list(own_skills(places))) if places else []
+        return {"skills": await encoded_list((), entry_of, [*own, *self.catalog.snapshot.skills.values()])}
+
+    async def get(self, params: Members, caller: Caller) -> bytes:
+        """Return the result of ``skills/get``; a server is asked anew, also for a skill it does not list."""
+        uri = envelope.text(params["uri"]) or ""
+        owner = _owner_of(uri)
+        if owner == OWN_SKILLS:
+            skill = await self._own(uri.removesuffix(f"/{MANIFEST}"))
+            if skill is None or skill.uri != uri:
+                raise _no_skill(uri)
+        else:
+            client = self._serving(owner)
+            if client is None or not uri.endswith(f"/{MANIFEST}"):
+                raise _no_skill(uri)
+            skill = await self._asked(client, uri, params, caller)
+        result = envelope.encode({"skill": entry_of(skill)})
+        return eras.fit_result_to_client("skills/get", result, caller.era)
+
+    async def _asked(self, client: DownstreamClient, uri: str, params: Members, caller: Caller) -> Skill:
+        known = self._current(uri)
+        path = uri.removeprefix(f"{SKILL_SCHEME}{client.name}/")
+        source = SKILL_SCHEME + path if known is None else known.source
+        sent = {**params, "uri": envelope.raw(source)}
+        with downstream_errors(caller.era):
+            result = await self.forwarder.forward(client, "skills/get", sent, caller, f"skill {uri!r}")
+        try:
+            skill = parse_skill(client.name, bytes(envelope.members(result).get("skill", Raw(b"null"))))
+            if skill.source != source:
+                raise UnfitError("it is the entry of another skill")
+        except UnfitError as error:
+            raise RequestError(
+                INTERNAL_ERROR,
+                f"server {client.name!r}: its entry of {uri!r} is refused: {_reason(error)}",
+                {"server": client.name},
+            ) from None
+        self._held[uri] = client.listing.skills, skill
+        self._held.move_to_end(uri)
+        if len(self._held) > ENTRIES_HELD:
+            self._held.popitem(last=False)
+        return skill
+
+    async def directory(self, params: Members, caller: Caller) -> Members:
+        """Return the result of ``resources/directory/read``: what is directly in a folder of a skill."""
+        uri = envelope.text(params["uri"]) or ""
+        skills = [await self._own_around(uri)] if _owner_of(uri) == OWN_SKILLS else [*self._around(uri)]
+        children: dict[str, dict[str, Any]] = {}
+        for skill in skills:
+            if skill is None:
+                continue
+            if skill.files is None:
+                return await self._dynamic_directory(skill, uri, params, caller)
+            for file in skill.files.values():
+                name, slash, _ = file.uri.removeprefix(f"{uri}/").partition("/")
+                if not file.uri.startswith(f"{uri}/"):
+                    continue
+                child = {
+                    "uri": f"{uri}/{name}",
+                    "name": name,
+                    "mimeType": FOLDER_TYPE if slash else _type_of(name),
+                }
+                if file.uri == skill.uri:
+                    child |= {"name": skill.name, "description": skill.description}
+                children.setdefault(child["uri"], child if slash else child | {"size": file.size})
+        if not children:
+            raise RequestError(INVALID_PARAMS, f"{uri!r} is not a folder of a skill", {"uri": uri})
+        return {"resources": envelope.raw([children[each] for each in sorted(children)])}
+
+    async def _dynamic_directory(self, skill: Skill, uri: str, params: Members, caller: Caller) -> Members:
+        """Ask the server for a folder of a dynamic skill, and put its files under the server's name."""
+        client = self._serving(skill.owner)
+        introduction = None if client is None else client.introduction
+        settings = None if introduction is None else introduction.extension(SKILLS_EXTENSION)
+        if client is None or not settings or settings.get("directoryRead") is not True:
+            raise RequestError(INVALID_PARAMS, f"server {skill.owner!r} does not list folders of skills")
+        if uri != skill.root:
+            try:
+                check_listed(skill, uri)
+            except UnverifiedError as error:
+                raise RequestError(INVALID_PARAMS, f"{uri!r} is not a folder of a skill: {error}") from None
+        folder = _source_root(skill) + uri.removeprefix(skill.root)
+        sent: Members = {**params, "uri": envelope.raw(folder)}
+        children: list[Members] = []
+        for _ in range(PAGES):
+            with downstream_errors(caller.era):
+                result = await self.forwarder.forward(client, DIRECTORY_READ, sent, caller, f"folder {uri!r}")
+            page = envelope.members(result)
+            children += _children(page, folder, uri, client.limits)
+            cursor = page.get("nextCursor")
+            if cursor is None or len(children) >= CHILDREN:
+                break
+            sent["cursor"] = cursor
+        return {"resources": envelope.raw(children[:CHILDREN])}
+
+    async def read(self, uri: str, params: Members, caller: Caller) -> bytes | None:
+        """Return the result of ``resources/read`` of a file of a skill; None if it is not one.
+
+        Raises:
+            RequestError: the file does not exist, or is not what the manifest of its skill says.
+        """
+        owner = _owner_of(uri)
+        if owner == OWN_SKILLS:
+            return await self._read_own(uri, caller)
+        around = list(self._around(uri)) if self._serving(owner) is not None else []
+        if around:
+            source = _source_root(around[0]) + uri.removeprefix(around[0].root)
+            return await self._read([(skill, uri) for skill in around], uri, source, params, caller)
+        if not (snapshot := self.catalog.snapshot).skills or (found := snapshot.owner_of(uri)) is None:
+            return None
+        held = [
+            (skill, skill.root + uri.removeprefix(_source_root(skill)))
+            for skill in self._of(found.server)
+            if uri.startswith(f"{_source_root(skill)}/")
+        ]
+        return await self._read(held, uri, uri, params, caller) if held else None
+
+    async def text(self, uri: str, params: Members, caller: Caller) -> str:
+        """Return a file of a skill for a model: clean, and under the name of the server whose words they are.
+
+        Raises:
+            RequestError: there is no such file, it is refused, or it is no text.
+        """
+        result = await self.read(uri, params, caller)
+        if result is None:
+            raise _not_found(uri, caller.era)
+        contents = envelope.value(result).get("contents")
+        text = contents[0].get("text") if contents else None
+        if not isinstance(text, str):
+            raise RequestError(INVALID_PARAMS, f"{uri!r} is no text; read it as a resource", {"uri": uri})
+        owner = _owner_of(uri)
+        return text if owner == OWN_SKILLS else named(owner, compact(text.replace("\r\n", "\n")))
+
+    async def _read(
+        self, held: Sequence[tuple[Skill, str]], uri: str, source: str, params: Members, caller: Caller
+    ) -> bytes:
+        """Read a file from its server and check it.
+
+        ``held`` are the skills with it in their folders, each with the URI of hosts; ``uri`` is the one that
+        was asked for, and ``source`` that of the server.
+        """
+        server = held[0][0].owner
+        client = self._serving(server)
+        if client is None:
+            raise _not_found(uri, caller.era)
+        try:
+            for skill, each in held:
+                check_listed(skill, each)
+        except UnverifiedError as error:
+            code = eras.error_code(RESOURCE_NOT_FOUND, caller.era)
+            advice = "ask skills/get for the current manifest"
+            text = f"server {server!r}: {uri!r} of a skill is refused: {error}; {advice}"
+            raise RequestError(code, text, {"uri": uri}) from None
+        sent = {**params, "uri": envelope.raw(source)}
+        with downstream_errors(caller.era):
+            result = await self.forwarder.forward(client, "resources/read", sent, caller, f"resource {uri!r}")
+        parts = envelope.members(result)
+        if eras.result_type(parts) != "complete":
+            return result
+        try:
+            content, data = await in_thread(_content_of, parts)
+            for skill, each in held:
+                await in_thread(check_content, skill, each, data)
+        except UnverifiedError as error:
+            client.note_unverified(f"file {uri!r} of a skill is refused: {error}")
+            raise RequestError(
+                INTERNAL_ERROR,
+                f"server {server!r}: file {uri!r} of a skill is refused, nothing of it is given on: {error}. "
+                "Ask skills/get for the current manifest; if that changes nothing, the server is at fault.",
+                {"server": server, "uri": uri},
+            ) from None
+        meta = {key: raw for key, raw in eras.meta_of(content).items() if not key.startswith(OWN_PREFIX)}
+        content |= {"uri": envelope.raw(uri), "_meta": envelope.raw({**meta, SERVER_KEY: server})}
+        if uri.endswith(f"/{MANIFEST}"):
+            content["mimeType"] = envelope.raw(MARKDOWN)
+        return envelope.encode({**parts, "contents": [content]})
+
+    async def _read_own(self, uri: str, caller: Caller) -> bytes:
+        roots = own_roots(self.library.loaded.skills)
+        root = max((root for root in roots if uri.startswith(f"{root}/")), key=len, default=None)
+        if root is None:
+            raise _not_found(uri, caller.era)
+        try:
+            data = await in_thread(read_own_file, root, roots[root], uri)
+        except UnfitError as error:
+            raise _not_found(uri, caller.era, f": {error}") from None
+        content = {"uri": uri, "mimeType": _type_of(uri.rpartition("/")[2])}
+        try:
+            content["text"] = data.decode()
+        except UnicodeDecodeError:
+            content["blob"] = base64.b64encode(data).decode()
+        result = envelope.encode({"contents": [content]})
+        return eras.fit_result_to_client("resources/read", result, caller.era)
+
+    async def _own(self, root: str) -> Skill | None:
+        place = own_roots(self.library.loaded.skills).get(root)
+        try:
+            return None if place is None else await in_thread(own_skill, root, place)
+        except UnfitError as error:
+            raise RequestError(INVALID_PARAMS, f"the skill at {root!r} cannot be served: {error}") from None
+
+    async def _own_around(self, uri: str) -> Skill | None:
+        """Return the user's own skill whose folder this is, or is within; the outer one of nested skills."""
+        roots = own_roots(self.library.loaded.skills)
+        root = min((root for root in roots if f"{uri}/".startswith(f"{root}/")), key=len, default=None)
+        return None if root is None else await self._own(root)
+
+    def sources(self, snapshot: Snapshot) -> frozenset[tuple[str, str]]:
+        """Return server and URI of all files that are listed with the skills of their servers."""
+        return frozenset(
+            (skill.owner, file.source)
+            for skill in snapshot.skills.values()
+            for file in (skill.files or {}).values()
+        )
+
+    def _serving(self, server: str) -> DownstreamClient | None:
+        """Return the client of a server that declares skills."""
+        client = self.fleet.clients.get(server)
+        if client is None or client.introduction is None:
+            return None
+        return client if client.introduction.extension(SKILLS_EXTENSION) is not None else None
+
+    def _current(self, uri: str) -> Skill | None:
+        """Return the listed entry of a skill, or the one that was asked for since it was listed."""
+        listed, held = self.catalog.snapshot.skills.get(uri), self._held.get(uri)
+        if held is None:
+            return listed
+        client = self.fleet.clients.get(held[1].owner)
+        return held[1] if client is not None and client.listing.skills is held[0] else listed
+
+    def _of(self, server: str) -> Iterator[Skill]:
+        uris = dict.fromkeys((*self.catalog.snapshot.skills, *self._held))
+        current = (self._current(uri) for uri in uris if _owner_of(uri) == server)
+        return (skill for skill in current if skill is not None)
+
+    def _around(self, uri: str) -> Iterator[Skill]:
+        """Yield the skills of servers whose folder this is, or in whose folder it is."""
+        return (skill for skill in self._of(_owner_of(uri)) if f"{uri}/".startswith(f"{skill.root}/"))
+
+
+def _owner_of(uri: str) -> str:
+    """Return the first part of a skill's URI: a server, or what stands for the user's own folders."""
+    return uri.removeprefix(SKILL_SCHEME).partition("/")[0] if uri.startswith(SKILL_SCHEME) else ""
+
+
+def _source_root(skill: Skill) -> str:
+    """Return the URI of a skill's folder as its server has it."""
+    return skill.source.rpartition("/")[0]
+
+
+def _content_of(result: Members) -> tuple[Members, bytes]:
+    """Return the one content of a result, and the bytes of the file in it.
+
+    Raises:
+        UnverifiedError: There is none, or more than one.
+    """
+    try:
+        (content,) = map(envelope.members, _listed(result.get("contents", Raw(b"[]"))))
+        if (text := envelope.text(content.get("text"))) is not None:
+            return content, text.encode("utf-8", "surrogatepass")
+        return content, base64.b64decode(envelope.text(content["blob"]) or "", validate=True)
+    except (msgspec.DecodeError, ValueError, KeyError, binascii.Error):
+        raise UnverifiedError("the answer is not the content of one file") from None
+
+
+def _children(page: Members, folder: str, uri: str, limits: Limits) -> Iterator[Members]:
+    """Yield what a server lists directly in its ``folder``, with the URIs of hosts, who call that ``uri``."""
+    try:
+        entries = _listed(page.get("resources", Raw(b"[]")))[:CHILDREN]
+    except msgspec.DecodeError:
+        return
+    for entry in entries:
+        try:
+            members = envelope.members(fit(bytes(entry), limits)[0])
+        except (UnfitError, ValueError):
+            continue
+        name = (envelope.text(members.get("uri")) or "").removeprefix(f"{folder}/")
+        if _is_plain(name):
+            yield {**members, "uri": envelope.raw(f"{uri}/{name}")}
+
+
+def _reason(error: Exception) -> str:
+    return one_line(str(error), REASON_CHARACTERS)
+
+
+def _type_of(name: str) -> str:
+    return mimetypes.guess_type(name)[0] or ("text/plain" if "." not in name else "application/octet-stream")
+
+
+def _is_plain(name: str) -> bool:
+    return (
+        bool(name)
+        and name not in (".", "..")
+        and name.isprintable()
+        and {"/", "\\", "?", "#", "%"}.isdisjoint(name)
+    )
+
+
+def _no_skill(uri: str) -> RequestError:
+    return RequestError(
+        INVALID_PARAMS, f"no skill is served at {uri!r}; skills/list names them", {"uri": uri}
+    )
+
+
+def _not_found(uri: str, era: Era, reason: str = "") -> RequestError:
+    code = eras.error_code(RESOURCE_NOT_FOUND, era)
+    return RequestError(code, f"unknown resource {uri!r}{reason}", {"uri": uri})
