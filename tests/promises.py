@@ -510,6 +510,7 @@ SECURITY = (
             HOST_FILES + "test_the_tools_that_a_host_leaves_out_are_carried_over",
             HOST_FILES + "test_each_carried_over_setting_keeps_its_place_in_the_file_of_the_host",
             HOST_FILES + "test_a_list_of_tools_that_cannot_be_read_is_a_mistake_and_not_ignored",
+            HOST_FILES + "test_a_list_of_tools_that_cannot_be_read_switches_off_its_server_alone",
         ),
     ),
     Promise(

@@ -319,3 +319,19 @@ def test_a_list_of_tools_that_cannot_be_read_is_a_mistake_and_not_ignored(proble
         "3 mcpServers.x.excludeTools: must be a list, not text",
         "5 mcpServers.y.enabled_tools: says the same as includeTools; keep one of them",
     ]
+
+
+def test_a_list_of_tools_that_cannot_be_read_switches_off_its_server_alone(load_text):
+    text = """{"mcpServers": {
+  "x": {"command": "x",
+    "excludeTools": "delete_repo"},
+  "y": {"command": "y", "includeTools": ["a"],
+    "enabled_tools": ["b"]},
+  "z": {"command": "z", "excludeTools": ["c"]}
+}}"""
+    config = load_text(text, "mcp.json")
+
+    assert [*config.servers] == ["z"]
+    assert config.servers["z"].deny == ("c",)
+    assert {name: off.problems[0].line for name, off in config.off.items()} == {"x": 3, "y": 5}
+    assert str(config.off["y"]).startswith("enabled_tools: says the same as includeTools; keep one of them (")

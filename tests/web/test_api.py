@@ -75,7 +75,8 @@ async def test_a_context_that_is_only_previewed_is_not_recorded(api: httpx2.Asyn
 async def test_items_have_descriptions_and_priorities_on_request(
     api: httpx2.AsyncClient,
 ) -> None:
-    answer = await context(api, "mail to customers, browse the old ones", describe=True)
+    several = {"tools": {"top_n": 5}}
+    answer = await context(api, "mail to customers, browse the old ones", describe=True, options=several)
     by_name = {item["name"]: item for item in answer["items"]}
 
     assert by_name["archive__browse"]["description"] == HOSTILE
