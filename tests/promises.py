@@ -108,7 +108,7 @@ SECURITY = (
             "downstream/test_calls.py::test_requests_that_a_server_does_not_read_are_bounded_in_bytes",
             "downstream/test_calls.py::test_a_server_that_asks_but_does_not_read_leaves_no_tasks_behind",
             MEMORY + "test_an_endless_line_is_not_buffered_and_closes_its_connection",
-            MEMORY + "test_a_result_of_the_largest_size_is_held_in_memory_twice_at_most",
+            MEMORY + "test_a_result_of_the_largest_size_is_held_in_memory_three_times_at_most",
             DEFINITIONS + "test_tools_over_the_limit_are_withheld_with_a_warning",
             DEFINITIONS + "test_an_endless_list_of_pages_is_cut",
             "downstream/test_stderr.py::test_a_line_without_an_end_is_bounded",

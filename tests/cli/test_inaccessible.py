@@ -24,7 +24,7 @@ CONFIGURATIONS = {
         '[servers.hidden]\ncommand = "{closed}/server"\n'
         '[servers.astray]\ncommand = "python3"\ncwd = "{closed}/inner"\n',
         (
-            "hidden: cannot start: no program '{closed}/server'",
+            "hidden: cannot start: {closed}/server lies in a folder that may not be entered",
             "astray: cannot start: its folder '{closed}/inner' cannot be used: Permission denied",
             "embedding model {closed}/inner: cannot be read: Permission denied",
             "rerank: ",

@@ -227,7 +227,7 @@ async def test_a_servers_request_is_refused_if_the_client_cannot_answer_it(scene
 
 
 async def test_a_server_inherits_only_a_few_variables_and_its_configured_ones(scene: Scene) -> None:
-    result = await scene.client.data("s-environment__tool_000", {"nonce": "n"})
+    result = (await scene.client.call("s-environment__tool_000", {"nonce": "n"}))["structuredContent"]
 
     given = {name for name in result["environment"] if not any(fnmatchcase(name, one) for one in INHERITED)}
     assert given == {"API_TOKEN"}

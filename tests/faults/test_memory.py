@@ -68,7 +68,7 @@ def peak(pid: int) -> int:
 
 
 @pytest.mark.parametrize("server", ["pipe", "url"])
-async def test_a_result_of_the_largest_size_is_held_in_memory_twice_at_most(
+async def test_a_result_of_the_largest_size_is_held_in_memory_three_times_at_most(
     client: RawClient, pid: int, server: str
 ) -> None:
     tool, grown, lengths = f"{server}__tool_000", [], set()
@@ -81,7 +81,8 @@ async def test_a_result_of_the_largest_size_is_held_in_memory_twice_at_most(
         lengths.add(len(result["content"][0]["text"]))
 
     assert lengths == {LARGE_BYTES}
-    assert min(grown) < 2.5 * LARGE_BYTES
+    # As it came, fitted to the era of its client, and as it is sent.
+    assert min(grown) < 3.2 * LARGE_BYTES
 
 
 async def test_the_largest_result_is_shortened_with_a_few_times_its_size_in_memory(tmp_path: Path) -> None:
