@@ -299,16 +299,18 @@ def remedy_for(config: ServerConfig, cause: str, status: int | None = None, stra
         if command.is_absolute() and command.is_file():
             return f"the file cannot be run: chmod +x {command}, or name the interpreter as command"
         return _INSTALL.get(command.name, "")
+    if "npx cache is broken" in cause:
+        return ""
     if "exited (code" in cause or "was killed" in cause or "closed its output" in cause:
         return (
             f"run it by hand to see why: {address(config)}. Started by the proxy, it gets only PATH, HOME "
             "and the like, and the variables of its env setting"
         )
     if "not ready within" in cause:
+        seconds = config.first_connect_timeout or config.connect_timeout
         return (
             "if it starts slowly, such as with a download at its first start, raise connect_timeout under "
-            f"servers.{config.name}, now {config.connect_timeout:g} s. If it is no MCP server, correct the "
-            "command"
+            f"servers.{config.name}, now {seconds:g} s. If it is no MCP server, correct the command"
         )
     if "is no MCP server" in cause and config.command is not None:
         return "correct the command"

@@ -28,6 +28,7 @@ from platformdirs import user_config_path
 from pydantic import ValidationError
 
 from mcp_context_proxy.config.hosts import Warn, from_host
+from mcp_context_proxy.config.package_runners import downloads
 from mcp_context_proxy.config.settings import (
     LAUNCH,
     SERVER_NAME,
@@ -263,6 +264,8 @@ def _with_limits(server: ServerConfig, limits: Limits) -> ServerConfig:
     """Give a server the general timeouts where it has none of its own."""
     defaults = {"connect_timeout": limits.connect_seconds, "call_timeout": limits.call_seconds}
     unset = {key: value for key, value in defaults.items() if key not in server.model_fields_set}
+    if "connect_timeout" in unset and downloads(server):
+        unset["first_connect_timeout"] = max(limits.first_start_seconds, limits.connect_seconds)
     return server.model_copy(update=unset)
 
 

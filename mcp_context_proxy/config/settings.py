@@ -95,7 +95,11 @@ class Limits(BaseModel):
     probe_seconds: Seconds = 2.0
     """Wait for `server/discover` before the handshake, because old servers ignore the probe silently."""
     connect_seconds: Seconds = 30.0
-    """Time from the start of a server to its first response. 5 s breaks `npx` servers that are downloaded."""
+    """Time from the start of a server to its first response; see also `first_start_seconds`."""
+    first_start_seconds: Seconds = 300.0
+    """The same for a server that a package runner such as `npx` downloads, until a start has succeeded."""
+    start_wait_seconds: Seconds = 5.0
+    """Time that a search waits for servers that were never connected and are starting."""
     list_seconds: Seconds = 30.0
     """Timeout of a whole listing with all its pages; the last known tools stay meanwhile."""
     call_seconds: Seconds = 60.0
@@ -254,7 +258,7 @@ class ToolConfig(Table):
 class ServerConfig(Table):
     """Settings of one downstream server: a program to start or a URL to connect to."""
 
-    derived: ClassVar[frozenset[str]] = frozenset({"name", "secrets"})
+    derived: ClassVar[frozenset[str]] = frozenset({"name", "secrets", "first_connect_timeout"})
 
     name: str
     command: Text | None = None
@@ -280,6 +284,8 @@ class ServerConfig(Table):
     """Category of its tools that have none of their own; derived by default."""
     connect_timeout: Annotated[Seconds, Reload.LIVE] = 30.0
     """Timeout in seconds; the default is ``limits.connect_seconds``."""
+    first_connect_timeout: Annotated[Seconds | None, Reload.LIVE] = None
+    """Timeout until a start has succeeded, where it is another: a package runner downloads the server."""
     call_timeout: Annotated[Seconds, Reload.LIVE] = 60.0
     """Timeout in seconds, by default ``limits.call_seconds``; ``limits.call_max_seconds`` with progress."""
     start: Annotated[Literal["eager", "lazy"], Reload.LIVE] = "eager"

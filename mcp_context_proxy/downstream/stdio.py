@@ -2,7 +2,8 @@
 
 On POSIX the child gets its own process group and a short list of environment variables. Its stdout is framed
 and bounded; its stderr is always drained. On the way out the group is ended: end of input, then SIGTERM, then
-SIGKILL, each after a bounded wait.
+SIGKILL, each after a bounded wait. A package runner that has not started its server yet may be installing
+it, and gets much longer between the last two: killed halfway, it would leave a package that never works.
 
 On Windows, whose pipes need other means, the SDK's transport is used. It exchanges parsed messages. Payloads
 stay plain dicts in them, so nothing inside `params` and `result` is lost.
@@ -26,6 +27,7 @@ from typing import IO, TypeAlias, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.package_runners import downloads
 from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
@@ -58,6 +60,9 @@ EXIT_SECONDS = 0.5
 LOST_SECONDS = 0.5
 """Time for a lost child to exit, and again after SIGTERM: its callers wait for the next one."""
 
+INSTALL_SECONDS = 30.0
+"""Time after SIGTERM for a package runner to undo or finish an installation."""
+
 DEAF = "closed its input"
 
 ENDLESS_MESSAGES = 16
@@ -82,7 +87,7 @@ async def open_stdio(
         ConnectionError: it cannot be started; the message says why and what to do.
     """
     process = await in_thread(_spawn, config)
-    channel = StdioChannel(process, output, receive, limits.message_bytes)
+    channel = StdioChannel(process, output, receive, limits.message_bytes, downloads(config))
     try:
         await channel.connect()
         yield channel
@@ -117,6 +122,8 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
                 start_new_session=True,
             )
             process_groups.started(process.pid)
+            if downloads(config):
+                process_groups.installs(process.pid)
     except OSError as error:
         os.close(writing)
         raise ConnectionError(f"cannot start {program}: {error.strerror or error}") from error
@@ -153,8 +160,14 @@ class StdioChannel(Channel):
     """The pipes of a running child process."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], output: Output, receive: Receive, message_bytes: int
+        self,
+        process: subprocess.Popen[bytes],
+        output: Output,
+        receive: Receive,
+        message_bytes: int,
+        may_install: bool = False,
     ) -> None:
+        """Take the pipes of a process; it `may_install` a package until it sends a first message."""
         self._process, self._output, self._receive = process, output, receive
         self._pipes = [cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)]
         self._message_bytes = message_bytes
@@ -167,6 +180,7 @@ class StdioChannel(Channel):
         self._pushed = 0
         """Bytes sent without waiting since the child last read."""
         self._given_up = ""
+        self._may_install = may_install
         self._over = anyio.Event()
 
     async def connect(self) -> None:
@@ -185,6 +199,10 @@ class StdioChannel(Channel):
         self._unframed += len(data)
         for frame in self._framer.feed(data):
             self._unframed = 0
+            if self._may_install and isinstance(frame, bytes) and frame.startswith(b"{"):
+                # The server itself speaks.
+                self._may_install = False
+                process_groups.installed(self._process.pid)
             self._receive(frame)
         if self._unframed > ENDLESS_MESSAGES * self._message_bytes:
             self.give_up(f"sent {self._unframed:,} bytes without a line end")
@@ -277,7 +295,10 @@ class StdioChannel(Channel):
         return f"was killed by signal {-code}{hint}"
 
     async def aclose(self, grace_seconds: float) -> None:
-        """End the child and its process group: end of input, SIGTERM, SIGKILL, each after `grace_seconds`."""
+        """End the child and its process group: end of input, SIGTERM, SIGKILL, each after `grace_seconds`.
+
+        SIGKILL comes after `INSTALL_SECONDS` where a package may be half installed.
+        """
         self._over.set()
         if self._reader.ended.is_set():
             grace_seconds = min(grace_seconds, LOST_SECONDS)
@@ -287,10 +308,13 @@ class StdioChannel(Channel):
             self._stdin.abort()
         with anyio.move_on_after(grace_seconds):
             await exited(self._process, EXIT_POLL_SECONDS)
-        if self._process.poll() is None:
+        if self._process.poll() is None or self._may_install:
             self._signal(signal.SIGTERM)
-            with anyio.move_on_after(grace_seconds):
+            with anyio.move_on_after(INSTALL_SECONDS if self._may_install else grace_seconds):
                 await exited(self._process, EXIT_POLL_SECONDS)
+                # The runner may have gone before something that it started.
+                while self._may_install and self._signal(0):  # noqa: ASYNC110 - other processes
+                    await anyio.sleep(EXIT_POLL_SECONDS)
         # Also when the child has gone: processes that it left behind in its group would live on.
         self._signal(signal.SIGKILL)
         process_groups.ended(self._process.pid)
@@ -301,9 +325,12 @@ class StdioChannel(Channel):
         for pipe in self._pipes:
             pipe.close()
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: int) -> bool:
+        """Send a signal to the group of the child; return whether anything of it is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+            return True
+        return False
 
 
 async def exited(process: subprocess.Popen[bytes], poll_seconds: float) -> None:

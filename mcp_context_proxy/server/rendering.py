@@ -70,8 +70,11 @@ def search_result(
     if context.dropped:
         notes.append(f"{over_budget(context)}.")
     if missing := fleet.unlisted:
-        named = ", ".join(f"{client.name} ({client.state})" for client in missing)
+        named = ", ".join(f"{client.name} - {client.standing}" for client in missing)
         notes.append(f"Not searched, because not connected: {named}.")
+    if fleet.remembered:
+        named = ", ".join(f"{client.name} - {client.standing}" for client in fleet.remembered)
+        notes.append(f"Searched as last known, because not connected yet: {named}.")
     if fleet.stale:
         notes.append(f"Searched as last known, because their lists cannot be had: {', '.join(fleet.stale)}.")
     if notes:
