@@ -26,6 +26,7 @@ from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.settings import ServerConfig
 from mcp_context_proxy.downstream import lifecycle
 from mcp_context_proxy.downstream.lifecycle import ServerState
+from mcp_context_proxy.errors import Fault
 
 from .conftest import text
 
@@ -118,12 +119,12 @@ async def test_a_download_may_take_longer_than_a_start_and_is_no_failure(worksho
         client = proxy.fleet.clients["slow"]
         await until(lambda: (client.downloading or 0) > 1.0)
         host = Host(proxy, "modern")
-        found = await host.call("search_available_tools", {"query": "coffee"})
+        found = await host.data("search_available_tools", {"query": "coffee"})
         called = await host.call("slow__brew")
         workshop.flag("downloaded").touch()
         await until(lambda: client.state is ServerState.READY)
 
-        assert "slow - downloading (" in found["structuredContent"]["note"]
+        assert "slow (downloading (" in found["note"]
         assert "'slow' is not available (downloading (" in text(called)
         assert len(runs(workshop)) == 1
         assert client.restarts == 0
@@ -247,6 +248,7 @@ async def test_a_broken_npx_cache_is_named_with_the_folder_to_delete(workshop: W
     async with inside(workshop.config()) as proxy:
         client = proxy.fleet.clients["broken"]
 
+        assert client.fault is Fault.BROKEN_CACHE
         assert f"the npx cache is broken, as after an interrupted download: delete the folder {folder}" in (
             str(client.unavailable())
         )

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, inside
+from support.raw_client import AS_DATA, data_of
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
@@ -34,11 +35,11 @@ def stored(workshop: Workshop, **tables: Any) -> Path:
 
 
 def note_of(found: dict[str, Any]) -> str:
-    return str(found["structuredContent"].get("note", ""))
+    return str(found.get("note", ""))
 
 
 def best_of(found: dict[str, Any]) -> str:
-    return str(found["structuredContent"]["results"][0]["name"])
+    return str(found["results"][0]["name"])
 
 
 async def remembered(workshop: Workshop, **tables: Any) -> Path:
@@ -57,13 +58,15 @@ async def test_an_agent_that_searches_and_calls_right_after_it_has_connected_get
     server = workshop.server("late", tools=[BREW], on=slow)
     async with stdio(command(workshop.config(limits={"start_wait_seconds": 60.0}))) as client:
         _, done = await client.start(
-            "tools/call", {"name": "search_available_tools", "arguments": {"query": "coffee"}}
+            "tools/call",
+            {"name": "search_available_tools", "arguments": {"query": "coffee"}},
+            **AS_DATA,
         )
         await server.ledger.until(lambda ledger: ledger.messages("initialize"))
         workshop.flag("ready").touch()
         found = await done
 
-        assert best_of(found) == "late__brew"
+        assert best_of(data_of(found)) == "late__brew"
         called = await client.call("late__brew", {"text": "x"})
         assert json.loads(called["content"][0]["text"])["name"] == "brew"
 
@@ -77,7 +80,7 @@ async def test_a_search_that_waits_reports_progress_to_a_client_that_asked_for_i
 
         async def search() -> None:
             query = {"query": "coffee"}
-            found.append(await host.call("search_available_tools", query, progressToken="t"))
+            found.append(await host.data("search_available_tools", query, progressToken="t"))
 
         async with anyio.create_task_group() as group:
             group.start_soon(search)
@@ -100,7 +103,7 @@ async def test_all_searches_together_wait_for_a_server_that_hangs_only_once(work
         waits: list[bool] = []
         for query in ("fine", "all is fine"):
             told = len(host.notifications)
-            found = await host.call("search_available_tools", {"query": query}, progressToken="t")
+            found = await host.data("search_available_tools", {"query": query}, progressToken="t")
             messages = [params["message"] for _, params in host.notifications[told:]]
             waits.append(any("late" in message for message in messages))
             assert best_of(found) == "good__fine"
@@ -162,7 +165,7 @@ async def test_what_is_remembered_of_a_server_is_listed_and_found_at_once_and_ma
     async with inside(config, settled=False) as proxy:
         host = Host(proxy, era)
         assert "late__brew" in await host.names()
-        found = await host.call("search_available_tools", {"query": "coffee"}, progressToken="t")
+        found = await host.data("search_available_tools", {"query": "coffee"}, progressToken="t")
         assert best_of(found) == "late__brew"
         assert "Searched as last known, because not connected yet: late (still starting)." in note_of(found)
         waited = [params["message"] for _, params in host.notifications]
@@ -170,7 +173,7 @@ async def test_what_is_remembered_of_a_server_is_listed_and_found_at_once_and_ma
 
         workshop.flag("ready").touch()
         await until(lambda: proxy.fleet.clients["late"].state is ServerState.READY)
-        found = await host.call("search_available_tools", {"query": "coffee"})
+        found = await host.data("search_available_tools", {"query": "coffee"})
         assert "last known" not in note_of(found)
 
 
@@ -202,7 +205,7 @@ async def test_a_remembered_server_that_fails_stays_listed_and_its_calls_say_why
     async with inside(config) as proxy:
         host = Host(proxy, "modern")
         assert "late__brew" in await host.names()
-        found = await host.call("search_available_tools", {"query": "coffee"})
+        found = await host.data("search_available_tools", {"query": "coffee"})
         assert "Searched as last known, because not connected yet: late (" in note_of(found)
         refused = await host.call("late__brew")
 
