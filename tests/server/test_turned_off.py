@@ -43,7 +43,7 @@ def text(result: Any) -> str:
 
 
 def found(result: Any) -> list[str]:
-    return [one["name"] for one in result["structuredContent"]["results"]]
+    return [one["name"] for one in result["results"]]
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ async def proxy(workshop: Workshop, git: Server) -> AsyncIterator[Proxy]:
 
 async def test_a_tool_that_is_turned_off_is_in_no_list_and_no_search(proxy: Proxy, host: Host) -> None:
     whole = await host.names(**{OWN + "query": TASK})
-    answer = await host.call(SEARCH, {"query": TASK, "top_n": 50})
+    answer = await host.data(SEARCH, {"query": TASK, "top_n": 50})
 
     assert "git__get_issue" in whole
     assert not {*whole} & {*OFF}
     assert "git__get_repo" in found(answer)
     assert not {*found(answer)} & {*OFF}
-    assert "delete_repo" not in json.dumps(answer["structuredContent"]["results"])
+    assert "delete_repo" not in json.dumps(answer["results"])
 
 
 async def test_mode_all_does_not_list_it_either(workshop: Workshop, git: Server, era: str) -> None:
@@ -150,7 +150,7 @@ async def test_what_was_learned_of_it_does_not_bring_it_back(proxy: Proxy, host:
             tier.learn(Use(TASK, ("git", "delete_repo"), Signal.FOUND, f"session {number}"))
 
     await anyio.to_thread.run_sync(teach)
-    answer = await host.call(SEARCH, {"query": TASK, "top_n": 50})
+    answer = await host.data(SEARCH, {"query": TASK, "top_n": 50})
 
     assert ("git", "delete_repo") in tier.tools()
     assert "git__delete_repo" not in found(answer)
