@@ -32,6 +32,9 @@ from mcp_context_proxy.library import (
     RequestContext as RequestContext,
 )
 from mcp_context_proxy.library import (
+    SelectedItem as SelectedItem,
+)
+from mcp_context_proxy.library import (
     Session as Session,
 )
 from mcp_context_proxy.library import (

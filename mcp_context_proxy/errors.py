@@ -206,6 +206,8 @@ class Fault(StrEnum):
     """The program cannot be started for another reason, which the cause states with its remedy."""
     EXITED = "exited"
     """The program has ended or closed its output, or the connection to a URL was lost."""
+    BROKEN_CACHE = "broken cache"
+    """A package runner has half a package in its cache; the cause names the folder to delete."""
     SILENT = "silent"
     """There was no response in time."""
     NO_MCP = "no MCP"

@@ -8,23 +8,23 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
 
-from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint
+from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint, tool_definition
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import engine
-from mcp_context_proxy.context.background_indexing import OnProgress
+from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.options import DomainOptions, DomainOverrides, Overrides, configured
 from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
 from mcp_context_proxy.context.session import SessionContext as Session
-from mcp_context_proxy.context.session import Sessions, key_of
+from mcp_context_proxy.context.session import Sessions, item_by, key_of
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
@@ -51,6 +51,7 @@ __all__ = [
     "Mode",
     "Overrides",
     "RequestContext",
+    "SelectedItem",
     "Session",
     "reference",
     "rule",
@@ -59,7 +60,20 @@ __all__ = [
 
 Include = Literal["always", "manual", "agent"]
 
+LOCAL = "local"
+"""Server of tools that are given without one; their names are used as they are."""
+
 _GENERATIONS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedItem(ContextItem):
+    """An item that was selected, with what a model has to be given of it."""
+
+    definition: dict[str, Any] | None = None
+    """Definition of a tool, with ``name``, ``description`` and ``inputSchema``; None for documents."""
+    text: str | None = None
+    """Text of a rule or reference; None for tools."""
 
 
 def tool(
@@ -67,16 +81,21 @@ def tool(
     description: str,
     parameters: Mapping[str, Any] | None = None,
     *,
-    server: str = "local",
+    server: str = LOCAL,
     include: Include = "agent",
 ) -> Tool:
-    """Create a tool; ``parameters`` is the JSON schema of its arguments."""
+    """Create a tool; ``parameters`` is the JSON schema of its arguments.
+
+    It keeps its name. With a ``server`` of its own, it is named ``server__name``, so that two servers may
+    have tools of the same name.
+    """
     schema = parameters or {"type": "object"}
+    shown = name if server == LOCAL else exposed_name(server, name, Config().expose.max_name_length)
     definition = msgspec.json.encode({"name": name, "description": description, "inputSchema": schema})
     return Tool(
         server=server,
         name=name,
-        exposed_name=exposed_name(server, name, Config().expose.max_name_length),
+        exposed_name=shown,
         description=description,
         definition=definition,
         fingerprint=fingerprint(server, definition),
@@ -138,7 +157,9 @@ def _snapshot(items: Iterable[Item]) -> Snapshot:
 class _IndexingSearcher(Searcher):
     """Searcher that finishes indexing before it searches: a program would rather wait than miss an item."""
 
-    async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
+    async def ready(
+        self, catalog: Snapshots, on_progress: OnProgress | None = None, on_wait: OnWait | None = None
+    ) -> Snapshot:
         """Index the whole catalog and return it."""
         snapshot = catalog.snapshot
         await self.index(snapshot, on_progress)
@@ -184,8 +205,10 @@ class ContextEngine(engine.ContextEngine):
         top_k: int = 20,
         top_n: int = 5,
         include_score: float | None = 0.7,
-    ) -> list[ContextItem]:
+    ) -> list[SelectedItem]:
         """Select from the given items: the ``always`` ones, then those that the query finds, best first.
+
+        Each comes with the definition or the text that a model is given.
 
         Args:
             query: Any words.
@@ -203,7 +226,7 @@ class ContextEngine(engine.ContextEngine):
         snapshot = await self._local.ready(catalog)
         selection = Selection(query=query, origin="context", options=options)
         answer = await self._local.off_loop(partial(self._selector.select, selection, snapshot))
-        return list(answer.context.items)
+        return [_selected(item, snapshot) for item in answer.context.items]
 
     def __enter__(self) -> Self:
         return self
@@ -217,6 +240,14 @@ class ContextEngine(engine.ContextEngine):
         self._store.close()
 
 
-async def _nothing_starts(seconds: float) -> None:
+def _selected(item: ContextItem, snapshot: Snapshot) -> SelectedItem:
+    found = item_by(snapshot, (item.type, item.name))
+    definition = msgspec.json.decode(tool_definition(found)) if isinstance(found, Tool) else None
+    text = found.text if isinstance(found, Document) else None
+    facts = {field.name: getattr(item, field.name) for field in fields(item)}
+    return SelectedItem(**facts, definition=definition, text=text)
+
+
+async def _nothing_starts(seconds: float, on_wait: OnWait | None) -> None:
     """Return at once, because there are no servers to wait for."""
-    del seconds
+    del seconds, on_wait

@@ -844,7 +844,7 @@ README = (
     ),
     Promise(
         "The store (`store.sqlite3` in your data folder, readable only by you) holds: vectors of tool "
-        "descriptions and documents, under a hash of their text; the lists of lazy servers, as last seen; "
+        "descriptions and documents, under a hash of their text; the lists of servers, as last seen; "
         "the last 1,000 queries of a week, with what was selected for each; which tools were used for which "
         "queries, and in which sessions; how often tools were used, and how well they did.",
         (
@@ -852,6 +852,7 @@ README = (
             "store/test_store.py::test_only_the_owner_may_read_the_store",
             "embedding/test_cache.py::test_after_a_restart_nothing_is_embedded_again",
             "proxy/test_lazy.py::test_remembered_tools_are_listed_and_found_without_starting_the_server",
+            "proxy/test_waiting.py::test_what_is_remembered_of_a_server_is_listed_and_found_at_once_and_marked",
             "context/test_records.py::test_only_the_latest_requests_are_kept",
             "context/test_records.py::test_old_requests_are_deleted",
             "proxy/test_learning.py::test_pairs_survive_a_restart_and_end_with_the_store",

@@ -135,7 +135,7 @@ def build(config: Config, store: Store) -> Proxy:
         forwarder=forwarder,
         contexts=contexts,
         handles=handles,
-        wait_for_starting_servers=refresh.wait_for_starting_servers,
+        wait_for_server=refresh.wait_for_server,
         answered=search.answered,
         consent=Consent(
             pending=pending_input,

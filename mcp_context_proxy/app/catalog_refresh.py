@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import anyio
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
+from mcp_context_proxy.context.background_indexing import OnWait
+from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.system.threads import in_thread
@@ -19,6 +22,12 @@ READING_SECONDS: Final = 0.25
 
 RESTORING_SECONDS: Final = 1.0
 """Time for the listings of the last time, after that: enough for ten thousand tools. More follow later."""
+
+TOLD: Final = 4
+"""Servers that a client is told of while its request waits for them."""
+
+TOLD_SECONDS: Final = 1.0
+"""Time between two such messages."""
 
 
 class CatalogRefresh:
@@ -33,6 +42,8 @@ class CatalogRefresh:
         self._documents_read = anyio.Event()
         self._next = anyio.Event()
         """Set when the refresh that begins next has ended."""
+        self._awaited = WeakKeyDictionary[DownstreamClient, float]()
+        """Time until which searches wait for a server that is starting."""
         self._on_refreshed: list[Callable[[Snapshot], None]] = []
         self._rewritten: list[Callable[[str], None]] = []
 
@@ -90,14 +101,56 @@ class CatalogRefresh:
         await self._fleet.wait_first_connect()
         await self._refreshed()
 
-    async def wait_for_starting_servers(self, seconds: float) -> None:
-        """Wait up to `seconds` for servers that are still starting, and for the catalog to have them."""
-        if not self._fleet.starting and self._documents_read.is_set():
+    async def wait_for_starting_servers(self, seconds: float, on_wait: OnWait | None = None) -> None:
+        """Wait up to `seconds` for documents and for servers that start and of which nothing is known.
+
+        Afterwards the catalog has them, if there was time for that. All searches together wait for a server
+        no longer than `seconds`: one that hangs or is downloaded delays the first, and not the rest.
+        """
+        now = anyio.current_time()
+        starting = self._fleet.awaited()
+        until = {client: self._awaited.setdefault(client, now + seconds) for client in starting}
+        until = {client: end for client, end in until.items() if end > now}
+        if not until and self._documents_read.is_set():
             return
         with anyio.move_on_after(seconds):
             await self._documents_read.wait()
-            await self._fleet.wait_first_connect()
-            await self._refreshed()
+            await self._wait_for(until, on_wait)
+
+    async def wait_for_server(self, name: str | None, on_wait: OnWait | None = None) -> None:
+        """Wait for a server that is starting, and for the catalog, up to its ``connect_timeout``.
+
+        Without a name, all servers are waited for of which nothing is known.
+        """
+        now = anyio.current_time()
+        until = {client: now + client.config.connect_timeout for client in self._fleet.awaited(name)}
+        if until:
+            with anyio.move_on_at(max(until.values())):
+                await self._wait_for(until, on_wait)
+
+    async def _wait_for(self, until: Mapping[DownstreamClient, float], on_wait: OnWait | None) -> None:
+        """Wait for first attempts to connect, for each server until its time, then for the catalog."""
+        began, waiting = anyio.current_time(), dict.fromkeys(until)
+
+        async def wait(client: DownstreamClient, end: float) -> None:
+            with anyio.move_on_at(end):
+                await client.wait_first_connect()
+            del waiting[client]
+            if not waiting:
+                group.cancel_scope.cancel()
+
+        async def tell(on_wait: OnWait) -> None:
+            while True:
+                standing = ", ".join(f"{client.name}: {client.standing}" for client in [*waiting][:TOLD])
+                on_wait(anyio.current_time() - began, standing)
+                await anyio.sleep(TOLD_SECONDS)
+
+        async with anyio.create_task_group() as group:
+            for client, end in until.items():
+                group.start_soon(wait, client, end)
+            if waiting and on_wait is not None:
+                group.start_soon(tell, on_wait)
+        await self._refreshed()
 
     async def _refreshed(self) -> None:
         """Wait for a refresh that begins from now on; all who wait at a time have the same."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.context.records import SearchStatistics
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import Figures
@@ -41,7 +42,7 @@ class SearchParts:
         self,
         config: Config,
         store: Store,
-        wait_for_starting_servers: Callable[[float], Awaitable[None]],
+        wait_for_starting_servers: Callable[[float, OnWait | None], Awaitable[None]],
         figures: Callable[[], Figures],
     ) -> None:
         """Build the parts; `figures` returns the present figures of tools, from their calls."""

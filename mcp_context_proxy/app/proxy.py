@@ -20,7 +20,7 @@ from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
-from mcp_context_proxy.context.background_indexing import Indexed
+from mcp_context_proxy.context.background_indexing import Indexed, OnWait
 from mcp_context_proxy.context.delivery import Introduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
@@ -159,9 +159,9 @@ class Proxy:
         """Wait until every server is ready or has failed once, and the catalog is up to date."""
         await self.refresh.wait_first_connect()
 
-    async def wait_for_starting_servers(self, seconds: float) -> None:
-        """Wait up to `seconds` for servers that are still starting, then refresh the catalog."""
-        await self.refresh.wait_for_starting_servers(seconds)
+    async def wait_for_starting_servers(self, seconds: float, on_wait: OnWait | None = None) -> None:
+        """Wait for servers that start and were never connected, up to `seconds`; refresh the catalog."""
+        await self.refresh.wait_for_starting_servers(seconds, on_wait)
 
     async def reindex(self, rebuild: bool) -> Indexed:
         """Read the documents again and index new items in the background; return the progress.

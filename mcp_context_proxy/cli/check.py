@@ -422,10 +422,10 @@ def remedy_for(
         case Fault.EXITED if config.command is not None:
             return f"run it by hand to see why: {address(config)}"
         case Fault.SILENT:
+            seconds = config.first_connect_timeout or config.connect_timeout
             return (
                 "if it starts slowly, such as with a download at its first start, raise connect_timeout "
-                f"under servers.{config.name}, now {config.connect_timeout:g} s. If it is no MCP server, "
-                "correct the command"
+                f"under servers.{config.name}, now {seconds:g} s. If it is no MCP server, correct the command"
             )
         case Fault.NO_MCP | Fault.REFUSED if config.command is not None:
             return "if it is no MCP server, correct the command"

@@ -48,6 +48,12 @@ HIDDEN: Final = "***"
 STDERR_SHOWN: Final = 5
 """Lines shown of a failed server's last output."""
 
+STATUS_SECONDS: Final = 1.0
+"""Time between two updates of the progress line."""
+
+LINE_SECONDS: Final = 10.0
+"""Time after which a download is reported without a terminal, and twice that for the next report."""
+
 NAMED: Final = 4
 """Starting servers that the progress line names; the others are counted."""
 
@@ -251,7 +257,8 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
     async with app.open_proxy(config) as proxy:
         await settle(proxy)
         for name, cause in failures(proxy).items():
-            failed = f"Server {name} has failed, and its items are unknown: {cause}"
+            known = "as last known" if proxy.fleet.clients[name].remembered else "unknown"
+            failed = f"Server {name} has failed, and its items are {known}: {cause}"
             messages().say(Text(failed, style="yellow"))
         if indexed:
             await index(proxy)
@@ -265,13 +272,17 @@ async def settle(proxy: Proxy) -> dict[str, float]:
     seconds: dict[str, float] = {}
 
     def progress() -> str:
-        named = ", ".join([*waiting][:NAMED])
+        clients = [client for name, client in proxy.fleet.clients.items() if name in waiting]
+        # First those that take longest: it is then known what the command waits for.
+        clients.sort(key=lambda client: client.downloading is None)
+        named = ", ".join(_standing(client) for client in clients[:NAMED])
         if not named:
             return "Reading the catalog"
         more = len(waiting) - NAMED
         return f"Starting {named} and {more} more" if more > 0 else f"Starting {named}"
 
-    with messages().status(progress()) as status:
+    console = messages()
+    with console.status(progress()) as status:
 
         async def wait(client: DownstreamClient) -> None:
             await client.wait_first_connect()
@@ -279,11 +290,30 @@ async def settle(proxy: Proxy) -> dict[str, float]:
             del waiting[client.name]
             status.update(progress())
 
-        async with anyio.create_task_group() as group:
-            for client in proxy.fleet.clients.values():
-                group.start_soon(wait, client)
+        async def tell() -> None:
+            lines = LINE_SECONDS
+            while waiting:
+                await anyio.sleep(STATUS_SECONDS)
+                status.update(progress())
+                downloaded = [_standing(c) for c in proxy.fleet.clients.values() if c.downloading is not None]
+                if downloaded and not console.is_terminal and anyio.current_time() - began >= lines:
+                    # Where nobody sees the status line, such as in CI, which stops what is silent for long.
+                    lines *= 2
+                    console.say(", ".join(downloaded))
+
+        async with anyio.create_task_group() as telling:
+            telling.start_soon(tell)
+            async with anyio.create_task_group() as group:
+                for client in proxy.fleet.clients.values():
+                    group.start_soon(wait, client)
+            telling.cancel_scope.cancel()
         await proxy.wait_first_connect()
     return seconds
+
+
+def _standing(client: DownstreamClient) -> str:
+    """Return the name of a server, with what takes so long if it is being downloaded."""
+    return client.name if client.downloading is None else f"{client.name}: {client.standing}"
 
 
 async def index(proxy: Proxy) -> None:

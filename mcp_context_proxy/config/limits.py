@@ -49,7 +49,11 @@ class Limits(BaseModel):
     probe_seconds: Seconds = 2.0
     """Wait for `server/discover` before the handshake, because old servers ignore the probe silently."""
     connect_seconds: Seconds = 30.0
-    """Time from the start of a server to its first response. 5 s breaks `npx` servers that are downloaded."""
+    """Time from the start of a server to its first response; see also `first_start_seconds`."""
+    first_start_seconds: Seconds = 300.0
+    """The same for a server that a package runner such as `npx` downloads, until a start has succeeded."""
+    start_wait_seconds: Seconds = 5.0
+    """Time that a search waits for servers that were never connected and are starting."""
     list_seconds: Seconds = 30.0
     """Timeout of a whole listing with all its pages; the last known tools stay meanwhile."""
     call_seconds: Seconds = 60.0

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 
 from mcp_context_proxy.config.environment import expand, inherited_secrets
 from mcp_context_proxy.config.hosts import Warn, from_host
+from mcp_context_proxy.config.package_runners import downloads
 from mcp_context_proxy.config.settings import (
     LAUNCH,
     SERVER_NAME,
@@ -337,6 +338,8 @@ class _Draft:
         update: dict[str, Any] = {
             key: value for key, value in defaults.items() if key not in server.model_fields_set
         }
+        if "connect_timeout" in update and downloads(server):
+            update["first_connect_timeout"] = max(limits.first_start_seconds, limits.connect_seconds)
         if server.command is not None:
             update["env"] = {**config.env, **server.env}
             update["inherit"] = tuple(dict.fromkeys((*config.inherit, *server.inherit)))

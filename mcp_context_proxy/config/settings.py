@@ -118,7 +118,9 @@ class ServerResultsConfig(Table):
 class ServerConfig(Table):
     """Settings of one downstream server: a program to start or a URL to connect to."""
 
-    derived: ClassVar[frozenset[str]] = frozenset({"name", "places", "remarks", "secrets"})
+    derived: ClassVar[frozenset[str]] = frozenset(
+        {"name", "places", "remarks", "secrets", "first_connect_timeout"}
+    )
 
     name: str
     command: Text | None = None
@@ -153,6 +155,8 @@ class ServerConfig(Table):
     """Category of its tools that have none of their own; derived by default."""
     connect_timeout: Annotated[Seconds, Reload.LIVE] = 30.0
     """Timeout in seconds; the default is ``limits.connect_seconds``."""
+    first_connect_timeout: Annotated[Seconds | None, Reload.LIVE] = None
+    """Timeout until a start has succeeded, where it is another: a package runner downloads the server."""
     call_timeout: Annotated[Seconds, Reload.LIVE] = 60.0
     """Timeout in seconds, by default ``limits.call_seconds``; ``limits.call_max_seconds`` with progress."""
     start: Annotated[Literal["eager", "lazy"], Reload.LIVE] = "eager"

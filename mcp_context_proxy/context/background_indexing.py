@@ -23,6 +23,11 @@ OnProgress = Callable[[int, int], None]
 """Called on the event loop with the number of indexed texts and of all texts. Must not block."""
 
 
+OnWait = Callable[[float, str], None]
+"""Called on the event loop, once a second, while a request waits for servers: with the seconds that it has
+waited for, and the servers in words. Must not block."""
+
+
 @dataclass(frozen=True, slots=True)
 class Indexed:
     """Progress of indexing, which goes on in the background."""

@@ -13,7 +13,7 @@ import anyio
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.background_indexing import OnProgress
+from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.options import (
     NO_OVERRIDES,
@@ -122,6 +122,7 @@ class ContextEngine:
         scope: Scope | None = None,
         remember: bool = True,
         on_progress: OnProgress | None = None,
+        on_wait: OnWait | None = None,
         rerank: RerankMode | None = None,
         client: RerankerModel | None = None,
         listed: Collection[str] | None = None,
@@ -138,6 +139,7 @@ class ContextEngine:
             scope: Limits of the search; None for everything that the session has not removed.
             remember: Record the request; False to only look.
             on_progress: Called if the search has to wait for indexing.
+            on_wait: Called if it has to wait for servers that are starting.
             rerank: When to ask another model for the order of the best tools; by default as configured, and
                 never for a list, which has an order of its own, or without `remember`.
             client: Model of the client, where it may be asked.
@@ -165,7 +167,7 @@ class ContextEngine:
             deliver=deliver,
         )
         try:
-            snapshot = await self._searcher.ready(self._catalog, on_progress)
+            snapshot = await self._searcher.ready(self._catalog, on_progress, on_wait)
             await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:
             raise

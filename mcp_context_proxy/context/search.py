@@ -15,7 +15,7 @@ import anyio
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import search_filters
-from mcp_context_proxy.context.background_indexing import BackgroundIndexing, Indexed, OnProgress
+from mcp_context_proxy.context.background_indexing import BackgroundIndexing, Indexed, OnProgress, OnWait
 from mcp_context_proxy.context.options import ContextOptions, DomainOptions
 from mcp_context_proxy.context.search_filters import NO_FILTERS, Figures, SearchFilters
 from mcp_context_proxy.context.session import ItemKey
@@ -153,10 +153,6 @@ class ResultCache(Generic[Answer]):
                 self._answers.popitem(last=False)
 
 
-STARTING_PATIENCE_SECONDS = 1.0
-"""Time that a search waits for starting servers: a host's first question should not miss half of the catalog,
-and nobody should wait for a server that hangs."""
-
 SEARCHES_AT_ONCE = 4
 """Worker threads for searches; more would only share the same processors."""
 
@@ -192,7 +188,7 @@ class Searcher:
         self,
         engine: Engine,
         config: Config,
-        wait_for_starting_servers: Callable[[float], Awaitable[None]],
+        wait_for_starting_servers: Callable[[float, OnWait | None], Awaitable[None]],
         open_model: Callable[[], object],
         figures: Callable[[], Figures] = dict,
     ) -> None:
@@ -206,16 +202,22 @@ class Searcher:
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
         self.indexing = BackgroundIndexing(engine, open_model)
 
-    async def ready(self, catalog: Snapshots, on_progress: OnProgress | None = None) -> Snapshot:
-        """Return the snapshot to search, after a short wait for starting servers and for indexing."""
+    async def ready(
+        self, catalog: Snapshots, on_progress: OnProgress | None = None, on_wait: OnWait | None = None
+    ) -> Snapshot:
+        """Return the snapshot to search, after a short wait for starting servers and for indexing.
+
+        An agent that searches right after it has connected should not miss half of the catalog, and nobody
+        should wait for a server that hangs.
+        """
         patience = self.config.limits.indexing_wait_seconds
-        until = anyio.current_time() + patience
         if not self._engine.indexed(catalog.snapshot):
             self.indexing.begin()
         if catalog.snapshot.unlisted or not self._has_waited:
             # The first search waits for documents, too, which a start reads beside it.
-            await self._wait_for_starting_servers(STARTING_PATIENCE_SECONDS)
+            await self._wait_for_starting_servers(self.config.limits.start_wait_seconds, on_wait)
             self._has_waited = True
+        until = anyio.current_time() + patience
         snapshot = catalog.snapshot
         if not self._engine.indexed(snapshot):
             await self.indexing.wait(snapshot, until, patience, on_progress)

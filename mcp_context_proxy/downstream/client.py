@@ -29,6 +29,7 @@ from mcp_context_proxy.downstream.inbound import (
     party_of,
     redacted_params,
     shown_params,
+    waiting_facts,
 )
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.lifecycle import ServerLifecycle, ServerState, StartLimiter
@@ -57,6 +58,9 @@ PENDING_SHARE = 2
 
 Each is held as it came, and once more as it is sent. A server that does not read, or is slow, must not fill
 the memory with them."""
+
+WAITING_TOLD_SECONDS = 1.0
+"""Time between two progress messages to a caller that waits for a connection."""
 
 REDACTED_IN_LOOP_BYTES = 16 * 1024
 """Size up to which a result is redacted on the event loop: each secret has some forty forms to look for, and
@@ -192,7 +196,7 @@ class DownstreamClient(ServerLifecycle):
         if outgoing.on_counted is not None:
             outgoing.on_counted()
         try:
-            connected = self.connected or await self._connected()
+            connected = self.connected or await self._connected(outgoing)
             try:
                 result = await self._send(connected, method, params, outgoing)
             except DisconnectedError:
@@ -200,7 +204,7 @@ class DownstreamClient(ServerLifecycle):
                 if self._is_shared(connected, outgoing):
                     with anyio.move_on_after(self.config.connect_timeout):
                         await self._wait_lost(connected)
-                    connected = await self._connected()
+                    connected = await self._connected(outgoing)
                 result = await self._send(connected, method, params, outgoing)
             self._has_answered = True
             large = len(result) > envelope.TAKEN_APART_BYTES
@@ -218,13 +222,27 @@ class DownstreamClient(ServerLifecycle):
             if not self._pending:
                 self._none_pending.set()
 
-    async def _connected(self) -> Connected:
-        """Return the shared connection; wait for the attempt to connect, if there is one to wait for."""
+    async def _connected(self, outgoing: Outgoing) -> Connected:
+        """Return the shared connection; wait for the attempt to connect, if there is one to wait for.
+
+        A caller that wants progress is told once a second that it waits.
+        """
         if self.connected is None:
-            await self.wake(self.config.connect_timeout)
+            async with anyio.create_task_group() as group:
+                if outgoing.wants_progress and outgoing.on_notification is not None:
+                    group.start_soon(self._tell_waiting, outgoing.on_notification)
+                await self.wake(self.config.connect_timeout)
+                group.cancel_scope.cancel()
         if self.connected is None:
             raise self.unavailable()
         return self.connected
+
+    async def _tell_waiting(self, notify: Notify) -> None:
+        began = anyio.current_time()
+        while True:
+            standing = f"{self.name}: {self.standing}"
+            notify(PROGRESS, waiting_facts(anyio.current_time() - began, standing))
+            await anyio.sleep(WAITING_TOLD_SECONDS)
 
     def _is_shared(self, connected: Connected, outgoing: Outgoing) -> bool:
         """Return whether a request goes over the connection that all share."""

@@ -96,6 +96,8 @@ async def connect(
         Exception: the transport's or the server's failure, possibly in an exception group.
     """
     auth = None
+    # Also for the handshake: a server that is still being downloaded answers it late.
+    limits = limits.model_copy(update={"connect_seconds": config.connect_timeout})
     if config.transport != "stdio" or sys.platform == "win32":
         await load_sdk()
     if config.transport != "stdio":

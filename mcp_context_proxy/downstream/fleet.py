@@ -73,6 +73,8 @@ class Fleet:
         """Clients of servers that have never been connected."""
         self.stale: tuple[str, ...] = ()
         """Names of servers whose listing has changed and cannot be fetched."""
+        self.remembered: tuple[DownstreamClient, ...] = ()
+        """Clients that are not connected yet, and are listed and searched as the store remembers them."""
         self._state_changed()
 
     def _client(self, config: ServerConfig) -> DownstreamClient:
@@ -131,6 +133,9 @@ class Fleet:
         waiting = {ServerState.WAITING, ServerState.STARTING}
         self.starting = tuple(client.name for client in clients if client.state in waiting)
         """Names of servers that are being connected or have not begun to be."""
+        self.remembered = tuple(
+            client for client in clients if client.remembered and client.state is not ServerState.ASLEEP
+        )
         unlisted = tuple(client for client in clients if client.introduction is None)
         if unlisted != self.unlisted:
             # Names depend on it: see `catalog.names`.
@@ -158,6 +163,16 @@ class Fleet:
         """Wait until every server is ready or has failed its first attempt."""
         for client in self.clients.values():
             await client.wait_first_connect()
+
+    def awaited(self, name: str | None = None) -> tuple[DownstreamClient, ...]:
+        """Return the clients that start, and of whose servers nothing is known.
+
+        With a name, only that server, known or not: it may have more than what is remembered.
+        """
+        starting = (client for client in self.clients.values() if client.name in self.starting)
+        if name is not None:
+            return tuple(client for client in starting if client.name == name)
+        return tuple(client for client in starting if client in self.unlisted)
 
     def set_log_level(self, level: str | None) -> None:
         """Set the log level of all shared connections."""

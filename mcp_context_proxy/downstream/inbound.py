@@ -137,6 +137,15 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
     return shown
 
 
+def waiting_facts(seconds: float, standing: str) -> Members:
+    """Return the params of progress, without the token, of a request that waits for servers.
+
+    Progress has to grow, and that of the server begins at 0 or 1: a second of waiting counts a thousandth.
+    """
+    message = f"waiting for servers ({standing})"
+    return {"progress": envelope.raw(round(seconds / 1000, 6)), "message": envelope.raw(message)}
+
+
 class Admission:
     """Bounds on the notifications of one server, over all its connections."""
 

@@ -4,8 +4,9 @@ One task owns the shared connection and alone opens and closes it. Every failure
 the server, which error messages report.
 
 A server of which enough is known sleeps until it is called: from the start if it is lazy, and later if it has
-an idle timeout. Callers wait for the attempt to connect that their call began, or that follows the loss of a
-connection, and get its error if it fails.
+an idle timeout. What the store remembers of any server is listed and searched until it is connected.
+Callers wait for the first attempt to connect, for the one that their call began, and for the one that follows
+the loss of a connection, and get its error if it fails.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -20,6 +22,7 @@ from functools import partial
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.package_runners import broken_npx_cache, downloads
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
 from mcp_context_proxy.downstream.connect import Connected, connect, describe, fault_of, innermost
 from mcp_context_proxy.downstream.era_negotiation import EraMemory, Introduction, Unprobed
@@ -43,6 +46,9 @@ SLOT_SECONDS = 5.0
 
 LEAST_SHARE = 0.1
 """Least share of a backoff that jitter leaves."""
+
+DOWNLOAD_TOLD_SECONDS = 15.0
+"""Time between two log lines about a server that is being downloaded."""
 
 QUICK_SECONDS = 5.0
 """A server that exits by itself sooner would be started more than twelve times a minute."""
@@ -87,7 +93,9 @@ class ServerLifecycle:
         self.fault: Fault | None = None
         """The kind of that failure."""
         self.introduction: Introduction | None = None
-        """Latest introduction of the server; None before it was ever connected."""
+        """Latest introduction of the server, also a remembered one; None before it was ever connected."""
+        self.remembered = False
+        """True while the listing is the one that the store remembers."""
         self.restarts = 0
         """Number of times that the server was connected again."""
         self.subscriptions = ClientSubscriptions()
@@ -107,7 +115,9 @@ class ServerLifecycle:
         self._stderr_at_failure: tuple[str, ...] | None = None
         self._called = anyio.Event()
         """Set when a caller wants a sleeping server, or it is no longer to sleep."""
-        self._attempt_over: anyio.Event | None = None
+        self._began = 0.0
+        """Time at which the latest attempt to connect began."""
+        self._attempt_over: anyio.Event | None = anyio.Event()
         """Set at the end of the attempt that callers may wait for; None while there is none."""
         self._loaded, self._login_wanted = False, False
 
@@ -140,6 +150,7 @@ class ServerLifecycle:
         self.connected = connected
         if connected is not None:
             self.introduction, self.cause, self.fault = connected.introduction, "", None
+            self.remembered = False
         if cause is not None:
             cause = one_line(said(cause, self._redact, LINE_CHARACTERS))
             if cause != self.cause:
@@ -161,14 +172,19 @@ class ServerLifecycle:
         self._lists.publish()
 
     async def load_listing(self) -> None:
-        """Restore the cached listing of a lazy server, which then need not be started to be searched."""
-        if self._loaded or self.config.start != "lazy":
+        """Restore the cached listing: a server need not be connected to be listed and searched."""
+        if self._loaded:
             return
         self._loaded = True
         cached = await in_thread(self._cache.load, self.config)
-        if cached is not None:
-            self.introduction = cached.introduction
-            self._lists.current = cached.listing
+        if cached is None:
+            return
+        self.introduction, self.remembered = cached.introduction, True
+        self._lists.current = cached.listing
+        if self.config.start != "lazy":
+            self._on_state()
+            self._lists.publish()
+        else:
             self._transition(ServerState.ASLEEP)
             if cached.stale:
                 # Connect once although nobody calls, to fetch the listing again.
@@ -207,14 +223,17 @@ class ServerLifecycle:
         """
         ready_at: float | None = None
         while_idle = self._login_wanted = False
-        seconds = self.config.connect_timeout
+        seconds = self._start_seconds
         free_slot = await starts.take()
         try:
             self._has_answered = False
+            self._began = time.monotonic()
             self._transition(ServerState.STARTING)
+            self._log_download(self._began)
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
-                config = self._era_memory.applied_to(self.config)
+                patient = self.config.model_copy(update={"connect_timeout": seconds})
+                config = self._era_memory.applied_to(patient)
                 async with connect(
                     config, self._limits, self.output, self._redact, self._inbound
                 ) as connected:
@@ -224,7 +243,8 @@ class ServerLifecycle:
                         self._lists.resume(connected)
                     else:
                         await self._lists.fetch_first(connected)
-                        await self._save(connected)
+                        if self.config.start == "lazy":
+                            await self._save(connected)
                     scope.deadline = float("inf")
                     free_slot()
                     ready_at = self._idle.ready_at = anyio.current_time()
@@ -234,22 +254,59 @@ class ServerLifecycle:
                     await self._serve(connected)
                     while_idle = connected.loss.while_idle
             if scope.cancelled_caught:
-                cause = f"it was not ready within {seconds:g} s"
-                self._transition(ServerState.FAILED, cause=cause, fault=Fault.SILENT)
+                await self._fail(f"it was not ready within {seconds:g} s", Fault.SILENT)
             elif self.state is not ServerState.ASLEEP:
-                cause = f"it {connected.loss.cause}"
-                self._transition(ServerState.FAILED, cause=cause, fault=Fault.EXITED)
+                await self._fail(f"it {connected.loss.cause}", Fault.EXITED)
         except Exception as error:
             # boundary: a downstream server and its transport can raise anything, which stays with this server
             self._login_wanted = isinstance(innermost(error), LoginRequiredError)
             self._era_memory.failed(innermost(error))
-            self._transition(ServerState.FAILED, cause=describe(error), fault=fault_of(error))
+            await self._fail(describe(error), fault_of(error))
         finally:
             free_slot()
         if self.state is ServerState.ASLEEP:
             return 0.0
         lasted = 0.0 if ready_at is None else anyio.current_time() - ready_at
         return self._backoff.seconds(lasted, useful=self._has_answered, left=while_idle)
+
+    async def _fail(self, cause: str, fault: Fault) -> None:
+        """Enter the failed state; the cause also names a broken cache, which would fail every start."""
+        broken = None
+        if downloads(self.config):
+            broken = await in_thread(broken_npx_cache, self.config, self.output.stderr_lines())
+        if broken is not None:
+            fault = Fault.BROKEN_CACHE
+            cause = (
+                f"{cause}; the npx cache is broken, as after an interrupted download: delete the folder "
+                f"{broken}, and the next start downloads the package again"
+            )
+        self._transition(ServerState.FAILED, cause=cause, fault=fault)
+
+    @property
+    def _start_seconds(self) -> float:
+        """Time limit of a start: longer until one has succeeded, if the server is downloaded first."""
+        first = None if self.introduction is not None else self.config.first_connect_timeout
+        return self.config.connect_timeout if first is None else first
+
+    @property
+    def standing(self) -> str:
+        """State of the server for a person; with the seconds since a download has begun."""
+        seconds = self.downloading
+        return str(self.state) if seconds is None else f"downloading ({seconds:.0f} s)"
+
+    @property
+    def downloading(self) -> float | None:
+        """Seconds for which a package runner has been downloading the server; None while it does not."""
+        if self.introduction is not None or self.config.first_connect_timeout is None:
+            return None
+        return time.monotonic() - self._began if self.state is ServerState.STARTING else None
+
+    def _log_download(self, began: float) -> None:
+        """Log the progress of the download that began at a time, as long as it lasts."""
+        if self._began == began and self.downloading is not None:
+            logger.info("server %s: %s, up to %g s", self.name, self.standing, self._start_seconds)
+            loop = asyncio.get_running_loop()
+            loop.call_later(DOWNLOAD_TOLD_SECONDS, self._log_download, began)
 
     async def _serve(self, connected: Connected) -> None:
         """Keep lists and subscriptions current until the connection is lost or the server goes to sleep."""
@@ -266,6 +323,9 @@ class ServerLifecycle:
         async with anyio.create_task_group() as group:
             group.start_soon(self._lists.refresh, connected, partial(self._save, connected))
             group.start_soon(sleep_when_idle)
+            if self.config.start != "lazy":
+                # Nobody waits for the store. A lazy server, which may go to sleep at once, was saved before.
+                group.start_soon(self._save, connected)
             group.start_soon(
                 self.subscriptions.keep_sent,
                 connected,
@@ -277,8 +337,7 @@ class ServerLifecycle:
             group.cancel_scope.cancel()
 
     async def _save(self, connected: Connected) -> None:
-        if self.config.start == "lazy":
-            await in_thread(self._cache.save, self.config, connected.introduction, self._lists.current)
+        await in_thread(self._cache.save, self.config, connected.introduction, self._lists.current)
 
     def _expect_callers(self) -> None:
         """Have callers wait for the next attempt from now on."""
@@ -318,7 +377,7 @@ class ServerLifecycle:
 
     def unavailable(self) -> ServerUnavailableError:
         """Return the error of a call while there is no connection: state, cause and last output."""
-        state: str = self.state
+        state = self.standing
         if self.state is ServerState.FAILED and self._backoff.is_open:
             state = (
                 f"{state} {self._backoff.failures} times in a row, tried again every "

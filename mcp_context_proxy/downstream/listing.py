@@ -325,7 +325,7 @@ class CachedListing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ListingCache:
-    """Cache of the listings of lazy servers, in the store. All methods block.
+    """Cache of the listings of servers, in the store. All methods block.
 
     The key is a digest of the connection settings, so a server that is configured differently is another
     one. An entry that cannot be read counts as missing.

@@ -2,7 +2,8 @@
 
 On POSIX the child gets its own process group and a short list of environment variables. Its stdout is framed
 and bounded; its stderr is always drained. On the way out the group is ended: end of input, then SIGTERM, then
-SIGKILL, each after a bounded wait.
+SIGKILL, each after a bounded wait. A package runner that has not started its server yet may be installing
+it, and gets much longer between the last two: killed halfway, it would leave a package that never works.
 
 On Windows, whose pipes need other means, the SDK's transport is used. It exchanges parsed messages. Payloads
 stay plain dicts in them, so nothing inside `params` and `result` is lost.
@@ -28,13 +29,21 @@ import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.environment import environment_of
+from mcp_context_proxy.config.package_runners import downloads
 from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
 from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, MessageReader, PipeReader, write_line
+from mcp_context_proxy.protocol.framing import (
+    FlowControl,
+    LineFramer,
+    MessageReader,
+    Oversized,
+    PipeReader,
+    write_line,
+)
 from mcp_context_proxy.system import process_groups
 from mcp_context_proxy.system.process import descriptor_shortage
 from mcp_context_proxy.system.threads import in_thread
@@ -59,6 +68,9 @@ EXIT_SECONDS = 0.5
 LOST_SECONDS = 0.5
 """Time for a lost child to exit, and again after SIGTERM: its callers wait for the next one."""
 
+INSTALL_SECONDS = 30.0
+"""Time after SIGTERM for a package runner to undo or finish an installation."""
+
 DEAF = "closed its input"
 
 ENDLESS_MESSAGES = 16
@@ -81,7 +93,7 @@ async def open_stdio(
         StartError: it cannot be started; the message says why and what to do.
     """
     process = await in_thread(_spawn, config)
-    channel = StdioChannel(process, output, peer, limits.message_bytes)
+    channel = StdioChannel(process, output, peer, limits.message_bytes, downloads(config))
     try:
         await channel.connect()
         yield channel
@@ -113,6 +125,8 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
                 start_new_session=True,
             )
             process_groups.started(process.pid)
+            if downloads(config):
+                process_groups.installs(process.pid)
     except OSError as error:
         os.close(writing)
         reason = error.strerror or type(error).__name__
@@ -177,15 +191,21 @@ class StdioChannel(Channel):
     """The pipes of a running child process."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], output: Output, peer: Peer, message_bytes: int
+        self,
+        process: subprocess.Popen[bytes],
+        output: Output,
+        peer: Peer,
+        message_bytes: int,
+        may_install: bool = False,
     ) -> None:
-        self._process, self._output = process, output
+        """Take the pipes of a process; it `may_install` a package until it sends a first message."""
+        self._process, self._output, self._peer = process, output, peer
         self.process_group = process.pid
         self._pipes = [cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr)]
         self._message_bytes = message_bytes
         self._framer = LineFramer(message_bytes)
         self._reader = MessageReader(
-            self._framer, peer.receive, peer.receive_large, self._read_on, self._give_up_endless
+            self._framer, self._receive, peer.receive_large, self._read_on, self._give_up_endless
         )
         self._writer = FlowControl()
         self._stdin: asyncio.WriteTransport | None = None
@@ -194,6 +214,7 @@ class StdioChannel(Channel):
         self._pushed = 0
         """Bytes sent without waiting since the child last read."""
         self._given_up = ""
+        self._may_install = may_install
         self._over = anyio.Event()
 
     async def connect(self) -> None:
@@ -208,6 +229,13 @@ class StdioChannel(Channel):
         self._transports.append(err)
         self._stdin, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
         self._transports.append(self._stdin)
+
+    def _receive(self, frame: bytes | Oversized) -> None:
+        if self._may_install and isinstance(frame, bytes) and frame.startswith(b"{"):
+            # The server itself speaks.
+            self._may_install = False
+            process_groups.installed(self._process.pid)
+        self._peer.receive(frame)
 
     def _read_on(self) -> None:
         # While the gate is closed, it has paused the pipe as well, and resumes it.
@@ -307,7 +335,10 @@ class StdioChannel(Channel):
         return f"was killed by signal {-code}{hint}"
 
     async def aclose(self, grace_seconds: float) -> None:
-        """End the child and its process group: end of input, SIGTERM, SIGKILL, each after `grace_seconds`."""
+        """End the child and its process group: end of input, SIGTERM, SIGKILL, each after `grace_seconds`.
+
+        SIGKILL comes after `INSTALL_SECONDS` where a package may be half installed.
+        """
         self._over.set()
         if self._reader.ended.is_set():
             grace_seconds = min(grace_seconds, LOST_SECONDS)
@@ -317,10 +348,13 @@ class StdioChannel(Channel):
             self._stdin.abort()
         with anyio.move_on_after(grace_seconds):
             await exited(self._process, EXIT_POLL_SECONDS)
-        if self._process.poll() is None:
+        if self._process.poll() is None or self._may_install:
             self._signal(signal.SIGTERM)
-            with anyio.move_on_after(grace_seconds):
+            with anyio.move_on_after(INSTALL_SECONDS if self._may_install else grace_seconds):
                 await exited(self._process, EXIT_POLL_SECONDS)
+                # The runner may have gone before something that it started.
+                while self._may_install and self._signal(0):  # noqa: ASYNC110 - other processes
+                    await anyio.sleep(EXIT_POLL_SECONDS)
         # Also when the child has gone: processes that it left behind in its group would live on.
         self._signal(signal.SIGKILL)
         process_groups.ended(self._process.pid)
@@ -331,9 +365,12 @@ class StdioChannel(Channel):
         for pipe in self._pipes:
             pipe.close()
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: int) -> bool:
+        """Send a signal to the group of the child; return whether anything of it is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+            return True
+        return False
 
 
 async def exited(process: subprocess.Popen[bytes], poll_seconds: float) -> None:

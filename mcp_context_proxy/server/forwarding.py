@@ -27,6 +27,7 @@ from msgspec import Raw
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.inbound import PROGRESS, waiting_facts
 from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
@@ -201,6 +202,13 @@ def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outg
         ask=ask,
         on_counted=caller.release,
     )
+
+
+def tell_waiting(params: Members, notify: Notify, seconds: float, standing: str) -> None:
+    """Tell a client, if it asked for progress, for which servers its request has been waiting."""
+    token = eras.meta_of(params).get("progressToken")
+    if token is not None:
+        notify(PROGRESS, {"progressToken": token, **waiting_facts(seconds, standing)})
 
 
 @contextmanager

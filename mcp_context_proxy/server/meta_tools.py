@@ -30,6 +30,7 @@ from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingReran
 from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.forwarding import tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
     CALL,
     CALL_READ_ONLY,
@@ -167,6 +168,7 @@ class MetaTools:
                 origin="search" if isinstance(wanted, SearchArguments) else "set_context",
                 scope=scope,
                 on_progress=_progress(params, notify),
+                on_wait=partial(tell_waiting, params, notify),
                 client=client,
                 listed=None if caller.session is None else tuple(caller.session.shown),
                 owner=caller.principal,
@@ -376,6 +378,9 @@ def _progress(params: Members, notify: Notify) -> OnProgress | None:
         return None
 
     def report(done: int, total: int) -> None:
+        if not done:
+            # Progress has to grow, and the client may have been told that the search waits for servers.
+            return
         facts = {"progress": done, "total": total, "message": "indexing tools"}
         raw = {name: envelope.raw(fact) for name, fact in facts.items()}
         notify("notifications/progress", {"progressToken": token, **raw})

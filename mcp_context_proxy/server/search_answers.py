@@ -22,6 +22,7 @@ from mcp_context_proxy.context.records import Delivery, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import key_of
+from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Document, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
@@ -126,14 +127,21 @@ def search_notes(answer: SearchAnswer, fleet: Fleet) -> list[str]:
     if answer.context.dropped:
         notes.append(f"{over_budget(answer.context)}.")
     missing = [f"{name} (off: {one_line(off.reason, CAUSE_CHARACTERS)})" for name, off in fleet.off.items()]
-    for client in fleet.unlisted:
-        cause = f": {one_line(client.cause, CAUSE_CHARACTERS)}" if client.cause else ""
-        missing.append(f"{client.name} ({client.state}{cause})")
+    missing += map(_standing, fleet.unlisted)
     if missing:
         notes.append(f"Not searched: {_names(missing)}.")
+    if fleet.remembered:
+        remembered = [_standing(client) for client in fleet.remembered]
+        notes.append(f"Searched as last known, because not connected yet: {_names(remembered)}.")
     if fleet.stale:
         notes.append(f"Searched as last known, because their lists cannot be had: {_names(fleet.stale)}.")
     return notes
+
+
+def _standing(client: DownstreamClient) -> str:
+    """Return the name of a server that is not connected, with its state and the reason."""
+    cause = f": {one_line(client.cause, CAUSE_CHARACTERS)}" if client.cause else ""
+    return f"{client.name} ({client.standing}{cause})"
 
 
 def over_budget(context: RequestContext) -> str:

@@ -20,6 +20,7 @@ from msgspec import Raw
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import SEPARATOR
+from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Handles, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -33,11 +34,8 @@ from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.consent import Consent
-from mcp_context_proxy.server.forwarding import Forwarder, request_error
+from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
 from mcp_context_proxy.system.threads import in_thread
-
-STARTING_PATIENCE_SECONDS = 5.0
-"""Time that a call of an unknown tool waits for servers that are still starting."""
 
 OPEN, CLOSE = "\u27e6", "\u27e7"
 """White square brackets around a mark: no markup, and hardly ever part of a text."""
@@ -57,7 +55,7 @@ class ToolCalls:
     forwarder: Forwarder
     contexts: ContextEngine
     handles: Handles
-    wait_for_starting_servers: Callable[[float], Awaitable[None]]
+    wait_for_server: Callable[[str | None, OnWait | None], Awaitable[None]]
     answered: Counter[str]
     """Number of answered calls of each server."""
     ended: EndedCalls
@@ -98,7 +96,9 @@ class ToolCalls:
         tool = self.catalog.snapshot.tools.get(name)
         if tool is None:
             # A host may remember a tool from last time and call it before its server is up.
-            await self.wait_for_starting_servers(STARTING_PATIENCE_SECONDS)
+            server = names.owner(name, self.catalog.snapshot.servers)
+            if server is not None or not names.is_full(name):
+                await self.wait_for_server(server, partial(tell_waiting, params, caller.notify))
             snapshot = self.catalog.snapshot
             self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
             compared = names.COMPARED_IN_THREAD

@@ -30,6 +30,8 @@ DISMISSAL_SECONDS = 0.5
 """Time for the guardian to exit when no group is left."""
 
 _running: set[int] = set()
+_installing: set[int] = set()
+"""Those of them that may be installing a package, which must not be killed halfway."""
 _lock = threading.Lock()
 _guardian: subprocess.Popen[bytes] | None = None
 
@@ -58,6 +60,7 @@ def guard() -> None:
             return
         os.set_blocking(_pipe(_guardian).fileno(), False)
         _tell(b"".join(b"+%d\n" % group for group in _running))
+        _tell(b"".join(b"~%d\n" % group for group in _installing))
 
 
 @contextmanager
@@ -83,20 +86,37 @@ def started(group: int) -> None:
         _tell(b"+%d\n" % group)
 
 
+def installs(group: int) -> None:
+    """Record that a group may be installing a package, until `installed` or `ended`."""
+    with _lock:
+        _installing.add(group)
+        _tell(b"~%d\n" % group)
+
+
+def installed(group: int) -> None:
+    """Record that a group is done with it."""
+    with _lock:
+        if group in _installing:
+            _installing.discard(group)
+            _tell(b"=%d\n" % group)
+
+
 def ended(group: int) -> None:
     """Remove a group that has ended."""
+    installed(group)
     with _lock:
         _running.discard(group)
         _tell(b"-%d\n" % group)
 
 
 def kill_all() -> None:
-    """Kill every group now."""
+    """Kill every group now; those that install a package are asked to end, and left to the guardian."""
     if sys.platform == "win32":
         return
     for group in tuple(_running):
+        polite = group in _installing and _guardian is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(group, signal.SIGTERM if polite else signal.SIGKILL)
 
 
 @atexit.register

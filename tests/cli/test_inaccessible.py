@@ -25,7 +25,7 @@ CONFIGURATIONS = {
         '[servers.astray]\ncommand = "python3"\ncwd = "{closed}/inner"\n',
         (
             "hidden: cannot start: {closed}/server lies in a folder that may not be entered",
-            "astray: cannot start: its folder '{closed}/inner' cannot be used: Permission denied",
+            "astray: cannot start: the folder '{closed}/inner' may not be entered",
             "embedding model {closed}/inner: cannot be read: Permission denied",
             "rerank: ",
             "3 problems to fix",

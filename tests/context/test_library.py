@@ -36,8 +36,23 @@ async def test_items_given_with_the_query_are_searched() -> None:
         again = await engine.search_context_items("the weather in a city", TOOLS, top_n=1, include_score=None)
 
     assert [item.name for item in found] == ["weather__forecast"]
-    assert [item.name for item in other] == ["local__read_file"]
+    assert [item.name for item in other] == ["read_file"]
     assert found == again
+
+
+async def test_a_selected_tool_has_its_own_name_and_its_definition_and_a_rule_its_text() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = tool("get_weather", "Current weather in a city", schema)
+    with ContextEngine() as engine:
+        rules, found = await engine.search_context_items("the weather in a city", [weather, DOCUMENTS[0]])
+
+    assert found.name == "get_weather"
+    assert found.definition == {
+        "name": "get_weather",
+        "description": "Current weather in a city",
+        "inputSchema": schema,
+    }
+    assert (rules.text, rules.definition, found.text) == ("Be polite.", None, None)
 
 
 async def test_include_score_adds_near_items_beyond_top_n() -> None:
@@ -47,7 +62,7 @@ async def test_include_score_adds_near_items_beyond_top_n() -> None:
         more = await engine.search_context_items(query, TOOLS, top_n=1, include_score=0.3)
 
     assert len(few) == 1
-    assert {"local__send_mail", "local__read_file"} <= {item.name for item in more}
+    assert {"send_mail", "read_file"} <= {item.name for item in more}
 
 
 async def test_contexts_are_built_with_sessions_and_overrides() -> None:
@@ -61,7 +76,7 @@ async def test_contexts_are_built_with_sessions_and_overrides() -> None:
     modes = {item.name: item.include_mode for item in context.items}
     assert modes == {
         "tone": Mode.ALWAYS,
-        "local__wipe_disk": Mode.MANUAL,
+        "wipe_disk": Mode.MANUAL,
         "weather__forecast": Mode.AGENT,
     }
     assert latest == [context]
@@ -74,7 +89,7 @@ async def test_a_replaced_catalog_is_searched_at_once() -> None:
         catalog.replace([tool("tides", "Times of high and low water")])
         context = await engine.build("high water")
 
-    assert [item.name for item in context.items] == ["local__tides"]
+    assert [item.name for item in context.items] == ["tides"]
 
 
 async def test_of_two_items_with_one_name_the_last_counts() -> None:
@@ -83,4 +98,4 @@ async def test_of_two_items_with_one_name_the_last_counts() -> None:
             "tides", [tool("tides", "Old"), tool("tides", "Times of high and low water")]
         )
 
-    assert item.name == "local__tides"
+    assert item.name == "tides"

@@ -90,8 +90,8 @@ async def test_another_catalog_is_searched_anew() -> None:
         catalog.replace([library_tool("read_mail", "Read an old message")])
         after = await engine.build("read an old message")
 
-    assert "local__read_mail" not in [item.name for item in before.items]
-    assert [item.name for item in after.items] == ["local__read_mail"]
+    assert "read_mail" not in [item.name for item in before.items]
+    assert [item.name for item in after.items] == ["read_mail"]
 
 
 async def names(proxy: Proxy, query: str) -> list[str]:

@@ -247,7 +247,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             forwarder=Forwarder(proxy.pending_input),
             contexts=contexts,
             handles=proxy.handles,
-            wait_for_starting_servers=proxy.wait_for_starting_servers,
+            wait_for_server=proxy.refresh.wait_for_server,
             answered=Counter(),
             ended=EndedCalls(records=RequestRecords(proxy.config.limits), catalog=proxy.catalog),
             consent=Consent(

@@ -10,10 +10,12 @@ from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.catalog_refresh import CatalogRefresh
 from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
-from mcp_context_proxy.server import tools_call
+from mcp_context_proxy.context.background_indexing import OnWait
+from mcp_context_proxy.items import Kind
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +32,13 @@ HONEST: dict[str, Any] = {"tools": [tool(OWN)], "prompts": [{"name": "review"}]}
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools_call, "STARTING_PATIENCE_SECONDS", 0.1)
+    patient = CatalogRefresh.wait_for_server
+
+    async def impatient(refresh: CatalogRefresh, name: str | None, on_wait: OnWait | None = None) -> None:
+        with anyio.move_on_after(0.1):
+            await patient(refresh, name, on_wait)
+
+    monkeypatch.setattr(CatalogRefresh, "wait_for_server", impatient)
 
 
 @pytest.fixture
@@ -149,7 +157,7 @@ async def test_a_session_refuses_an_own_name_that_would_go_to_another_server(
         if not prefix:
             await host.request("prompts/get", {"name": "review"})
         assert host.session is not None
-        proxy.contexts.add(host.session, tools_call.Kind.TOOL, OWN)
+        proxy.contexts.add(host.session, Kind.TOOL, OWN)
         del workshop.servers["github"]
         helper = workshop.server("helper", **HONEST)
         config = workshop.config(expose=expose, context={"manage_tool": True})

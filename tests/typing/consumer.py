@@ -17,6 +17,7 @@ from mcp_context_proxy import (
     Mode,
     Overrides,
     RequestContext,
+    SelectedItem,
     Session,
     __version__,
     reference,
@@ -37,7 +38,7 @@ async def select(store: Path) -> list[str]:
         found = await engine.search_context_items(
             "write to Anna", ITEMS, top_k=20, top_n=5, include_score=0.7
         )
-        assert_type(found, list[ContextItem])
+        assert_type(found, list[SelectedItem])
 
         overrides = Overrides(tools=DomainOverrides(preset="aggressive", top_n=3), max_tokens=2000)
         session = Session(overrides=overrides)

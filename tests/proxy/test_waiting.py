@@ -1,0 +1,223 @@
+"""An agent that asks right after it has connected gets what it asks for.
+
+Requests wait for servers that start, and what is remembered of servers is there at once.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.ledger import until
+from support.proxies import Host, command, inside
+from support.raw_client import AS_DATA, data_of
+from support.servers import Server, Workshop, tool
+from support.wires import stdio
+
+from mcp_context_proxy.config.reload import connection_key
+from mcp_context_proxy.downstream.lifecycle import ServerState
+
+pytestmark = pytest.mark.anyio
+
+BREW = tool("brew", "Brew a cup of coffee")
+HANGS = {"start_wait_seconds": 0.2}
+
+
+def late(workshop: Workshop, **spec: Any) -> Server:
+    """A server that lists nothing before its flag exists."""
+    steps = {"tools/list": [{"wait": str(workshop.flag("ready"))}]}
+    return workshop.server("late", tools=[BREW], on=steps, **spec)
+
+
+def stored(workshop: Workshop, **tables: Any) -> Path:
+    return workshop.config(store={"path": "store.db"}, **tables)
+
+
+def note_of(found: dict[str, Any]) -> str:
+    return str(found.get("note", ""))
+
+
+def best_of(found: dict[str, Any]) -> str:
+    return str(found["results"][0]["name"])
+
+
+async def remembered(workshop: Workshop, **tables: Any) -> Path:
+    """The configuration, after a first run in which every server was connected and remembered."""
+    config = stored(workshop, **tables)
+    async with inside(config) as proxy:
+        for client in proxy.fleet.clients.values():
+            await until(lambda client=client: proxy.store.listings.get(connection_key(client.config)))
+    return config
+
+
+async def test_an_agent_that_searches_and_calls_right_after_it_has_connected_gets_its_tool(
+    workshop: Workshop,
+) -> None:
+    slow = {"initialize": [{"wait": str(workshop.flag("ready"))}], "server/discover": [{"silent": True}]}
+    server = workshop.server("late", tools=[BREW], on=slow)
+    async with stdio(command(workshop.config(limits={"start_wait_seconds": 60.0}))) as client:
+        _, done = await client.start(
+            "tools/call",
+            {"name": "search_available_tools", "arguments": {"query": "coffee"}},
+            **AS_DATA,
+        )
+        await server.ledger.until(lambda ledger: ledger.messages("initialize"))
+        workshop.flag("ready").touch()
+        found = await done
+
+        assert best_of(data_of(found)) == "late__brew"
+        called = await client.call("late__brew", {"text": "x"})
+        assert json.loads(called["content"][0]["text"])["name"] == "brew"
+
+
+async def test_a_search_that_waits_reports_progress_to_a_client_that_asked_for_it(
+    workshop: Workshop, era: str
+) -> None:
+    late(workshop)
+    async with inside(workshop.config(limits={"start_wait_seconds": 60.0}), settled=False) as proxy:
+        host, found = Host(proxy, era), []
+
+        async def search() -> None:
+            query = {"query": "coffee"}
+            found.append(await host.data("search_available_tools", query, progressToken="t"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(search)
+            await until(lambda: host.notifications)
+            workshop.flag("ready").touch()
+        (method, params), *_ = host.notifications
+        assert method == "notifications/progress"
+        assert params["progressToken"] == "t"
+        assert params["message"].startswith("waiting for servers (late: ")
+        reached = [params["progress"] for _, params in host.notifications]
+        assert reached == sorted(reached)
+        assert best_of(found[0]) == "late__brew"
+
+
+async def test_all_searches_together_wait_for_a_server_that_hangs_only_once(workshop: Workshop) -> None:
+    late(workshop)
+    workshop.server("good", tools=[tool("fine", "Say that all is fine")])
+    async with inside(workshop.config(limits={"start_wait_seconds": 0.5}), settled=False) as proxy:
+        host = Host(proxy, "modern")
+        waits: list[bool] = []
+        for query in ("fine", "all is fine"):
+            told = len(host.notifications)
+            found = await host.data("search_available_tools", {"query": query}, progressToken="t")
+            messages = [params["message"] for _, params in host.notifications[told:]]
+            waits.append(any("late" in message for message in messages))
+            assert best_of(found) == "good__fine"
+            assert "Not searched: late (still starting)." in note_of(found)
+
+        assert waits == [True, False]
+
+
+@pytest.mark.parametrize("name", ["late__brew", "brew"])
+async def test_a_call_waits_for_a_server_that_starts_and_reports_progress(
+    workshop: Workshop, name: str, era: str
+) -> None:
+    late(workshop)
+    async with inside(workshop.config(limits=HANGS), settled=False) as proxy:
+        host, answers = Host(proxy, era), []
+
+        async def call() -> None:
+            answers.append(await host.call(name, {"text": "x"}, progressToken="t"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await until(lambda: host.notifications)
+            assert answers == []
+            workshop.flag("ready").touch()
+        assert "waiting for servers (late: " in host.notifications[0][1]["message"]
+        assert "isError" not in answers[0]
+
+
+async def test_a_call_waits_for_a_server_no_longer_than_its_connect_timeout(workshop: Workshop) -> None:
+    late(workshop)
+    async with inside(workshop.config(limits=HANGS), settled=False) as proxy:
+        client = proxy.fleet.clients["late"]
+        await until(lambda: client.state is ServerState.STARTING)
+        client.configure(client.config.model_copy(update={"connect_timeout": 0.3}), client.limits)
+        refused = await Host(proxy, "modern").call("late__brew")
+
+        assert "'late' is not available (still starting)" in refused["content"][0]["text"]
+
+
+async def test_a_call_of_one_server_does_not_wait_for_another(workshop: Workshop) -> None:
+    late(workshop)
+    workshop.server("good", tools=[tool("fine")])
+    async with inside(workshop.config(limits=HANGS), settled=False) as proxy:
+        await proxy.fleet.clients["good"].wait_first_connect()
+        host = Host(proxy, "modern")
+
+        assert "isError" in await host.call("good__fyne", progressToken="t")
+        assert host.notifications == []
+        assert proxy.fleet.starting == ("late",)
+
+
+async def test_what_is_remembered_of_a_server_is_listed_and_found_at_once_and_marked(
+    workshop: Workshop, era: str
+) -> None:
+    server = workshop.server("late", tools=[BREW])
+    config = await remembered(workshop)
+    steps = {"tools/list": [{"wait": str(workshop.flag("ready"))}]}
+    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"on": steps}))
+    async with inside(config, settled=False) as proxy:
+        host = Host(proxy, era)
+        assert "late__brew" in await host.names()
+        found = await host.data("search_available_tools", {"query": "coffee"}, progressToken="t")
+        assert best_of(found) == "late__brew"
+        assert "Searched as last known, because not connected yet: late (still starting)." in note_of(found)
+        waited = [params["message"] for _, params in host.notifications]
+        assert [message for message in waited if "waiting for servers" in message] == []
+
+        workshop.flag("ready").touch()
+        await until(lambda: proxy.fleet.clients["late"].state is ServerState.READY)
+        found = await host.data("search_available_tools", {"query": "coffee"})
+        assert "last known" not in note_of(found)
+
+
+async def test_a_call_of_a_remembered_tool_waits_for_its_server_with_progress(
+    workshop: Workshop, era: str
+) -> None:
+    server = workshop.server("late", tools=[BREW])
+    config = await remembered(workshop)
+    steps = {"tools/list": [{"wait": str(workshop.flag("ready"))}]}
+    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"on": steps}))
+    async with inside(config, settled=False) as proxy:
+        host, answers = Host(proxy, era), []
+
+        async def call() -> None:
+            answers.append(await host.call("late__brew", {"text": "x"}, progressToken="t"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await until(lambda: host.notifications)
+            workshop.flag("ready").touch()
+        assert "waiting for servers (late: " in host.notifications[0][1]["message"]
+        assert "isError" not in answers[0]
+
+
+async def test_a_remembered_server_that_fails_stays_listed_and_its_calls_say_why(workshop: Workshop) -> None:
+    server = workshop.server("late", tools=[BREW])
+    config = await remembered(workshop)
+    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"at_start": [{"exit": 3}]}))
+    async with inside(config) as proxy:
+        host = Host(proxy, "modern")
+        assert "late__brew" in await host.names()
+        found = await host.data("search_available_tools", {"query": "coffee"})
+        assert "Searched as last known, because not connected yet: late (" in note_of(found)
+        refused = await host.call("late__brew")
+
+        assert "exited (code 3)" in refused["content"][0]["text"]
+
+
+async def test_a_tool_that_a_server_no_longer_has_goes_when_it_is_connected(workshop: Workshop) -> None:
+    server = workshop.server("late", tools=[BREW, tool("old")])
+    config = await remembered(workshop)
+    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"tools": [BREW]}))
+    async with inside(config) as proxy:
+        names = await Host(proxy, "modern").names()
+
+        assert "late__brew" in names
+        assert "late__old" not in names
