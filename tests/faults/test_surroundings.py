@@ -163,13 +163,13 @@ async def test_without_a_usable_model_search_is_lexical(
         data = bytearray(file.read_bytes())
         data[1000] ^= 1
         file.write_bytes(b"" if harm == "empty" else data)
-    config = workshop.config(embedding={"model": str(model)}, expose={"mode": "all"})
+    config = workshop.config(embedding={"model": str(model)}, expose={"mode": "search"})
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
         async with stdio(real_command(config), stderr=stderr) as client:
             assert "goes by words alone" in client.introduction["instructions"]
             for _ in range(3):
-                found = await search(client)
+                found = await client.data("search_available_tools", {"query": "says safe"})
 
     assert log.read_text(encoding="utf-8").count("search uses words alone") == 1
     assert found["method"] != "hybrid"

@@ -21,6 +21,8 @@ from mcp_context_proxy.front.http_connections import HEADER_BYTES, HEADER_STEP
 
 pytestmark = pytest.mark.anyio
 
+WHOLE = {"max_tokens": 0}
+"""Results are passed on whole, however large."""
 LIMITS = {
     "http_header_seconds": 0.6,
     "http_body_seconds": 0.6,
@@ -38,7 +40,7 @@ HEAD = "POST /mcp HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n"
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     workshop = Workshop(tmp_path_factory.mktemp("slow"))
     workshop.server("work", tools=[tool("dump")], calls={"dump": [{"large": 8_000_000}]})
-    with http_proxy(workshop.config(limits=LIMITS)) as running:
+    with http_proxy(workshop.config(limits=LIMITS, results=WHOLE)) as running:
         yield running
 
 
@@ -198,7 +200,7 @@ def is_reset(peer: socket.socket) -> bool:
 def deaf_proxy(workshop: Workshop, size: int, **limits: Any) -> Iterator[HttpProxy]:
     answers = {"dump": [{"large": size}], "page": [{"large": PAGE}]}
     workshop.server("work", tools=[tool("dump"), tool("page")], calls=answers)
-    with http_proxy(workshop.config(limits={"http_idle_seconds": 600.0} | limits)) as running:
+    with http_proxy(workshop.config(limits={"http_idle_seconds": 600.0} | limits, results=WHOLE)) as running:
         while b"unknown tool" in until_answered(running):
             continue
         yield running

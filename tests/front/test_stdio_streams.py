@@ -191,7 +191,7 @@ async def test_a_host_that_reads_late_gets_every_answer_and_servers_are_paused_m
 ) -> None:
     size, calls, unread = 400_000, 60, 1_000_000
     server = workshop.server("work", tools=[tool("large")], calls={"large": [{"large": size}]})
-    config = workshop.config(limits=HASTY | {"unread_bytes": unread})
+    config = workshop.config(limits=HASTY | {"unread_bytes": unread}, results={"max_tokens": 0})
     async with await anyio.open_process(command(config), stderr=None) as process:
         assert process.stdin is not None
         assert process.stdout is not None

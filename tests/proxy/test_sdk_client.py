@@ -48,7 +48,7 @@ async def use(client: Client) -> None:
     while not {"gitlab__create_issue", "work__echo"} <= set(names):
         listed = await client.list_tools(cache_mode="bypass")
         names = [entry.name for entry in listed.tools]
-    assert len(names) == 14
+    assert len(names) == 11
 
     result = await client.call_tool("work__echo", {"text": "hi"})
     assert json.loads(result.content[0].text)["arguments"] == {"text": "hi"}  # type: ignore[union-attr]

@@ -44,10 +44,14 @@ def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
     assert chromium.errors == []
 
 
+SEVERAL = {"tools": {"top_n": 5}}
+"""A fixed number of tools, whether they fit well or not."""
+
+
 @pytest.fixture
 async def served(api: httpx2.AsyncClient) -> dict[str, Any]:
     """A request context that was just served."""
-    response = await api.post("/api/v1/context", json={"query": QUERY})
+    response = await api.post("/api/v1/context", json={"query": QUERY, "options": SEVERAL})
     return response.json()
 
 
@@ -118,7 +122,7 @@ async def test_a_request_is_shown_in_three_columns_in_a_stable_order(
 
 
 async def test_if_nothing_fits_the_nearest_items_stand_first(page: Page, api: httpx2.AsyncClient) -> None:
-    show(page, (await api.post("/api/v1/context", json={"query": "zyxgh qwvut"})).json())
+    show(page, (await api.post("/api/v1/context", json={"query": "zyxgh qwvut", "options": SEVERAL})).json())
     scores = [float(score) for score in texts(page, ".further .score")]
 
     assert len(scores) > 2
