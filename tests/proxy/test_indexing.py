@@ -63,7 +63,7 @@ async def test_without_recent_queries_search_is_not_prepared(workshop: Workshop)
     with embedding_service() as service:
         tables = {"store": store, "embedding": {"model": "embedder", "endpoint": service.url}}
         for _ in range(2):
-            async with stdio(command(workshop.config(**tables))) as client:
+            async with stdio(command(workshop.config(expose={"mode": "search"}, **tables))) as client:
                 await client.until_listed(SEARCH)
                 await client.call("call_tool", {"name": "first__alpha", "arguments": {}})
 
