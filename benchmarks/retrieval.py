@@ -21,8 +21,17 @@ from nothing_fits import calibration
 
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
 from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
-from mcp_context_proxy.evaluation.metrics import Estimate, estimate, macro_estimate, precision, recall
-from mcp_context_proxy.evaluation.run import Answer, evaluate, measured, tools_of
+from mcp_context_proxy.evaluation.run import (
+    Answer,
+    Estimate,
+    estimate,
+    evaluate,
+    macro_estimate,
+    measured,
+    precision,
+    recall,
+    tools_of,
+)
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING, Engine
 from mcp_context_proxy.retrieval.scoring import count_selected, packaged_background

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from mcp_context_proxy.app.catalog_refresh import CatalogRefresh
-from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
-from mcp_context_proxy.app.proxy import Proxy, tools_setup
+from mcp_context_proxy.app.proxy import InteractionParts, Proxy, SearchParts, StatisticsParts, tools_setup
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
@@ -19,7 +18,7 @@ from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Handles, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.model import TokenCounter
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults
 from mcp_context_proxy.server import meta_definitions, prompts
@@ -28,14 +27,13 @@ from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
-from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
+from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, Watches
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.server.watches import Watches
 from mcp_context_proxy.store import Store
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
 
-from mcp_context_proxy.catalog import definitions, names, turned_off
+from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
@@ -263,7 +263,7 @@ class Catalog:
                 findings.append(f"tool {tool.name!r}: {remark}")
         findings.extend(definitions.lookalikes(tools))
         if listed:
-            findings.extend(turned_off.without_effect(config, tools))
+            findings.extend(names.without_effect(config, tools))
         told = tuple(f"{config.name}: {finding}" for finding in findings)
         on = tuple(tool for tool in tools.values() if isinstance(tool, Tool))
         off = tuple(tool for tool in tools.values() if isinstance(tool, TurnedOffTool))
@@ -283,7 +283,7 @@ class Catalog:
         if not name or not name.isprintable():
             raise UnfitError("it has no usable name")
         exposed = definitions.exposed_name(config.name, name, self._expose.max_name_length)
-        if (reason := turned_off.reason(config, name)) is not None:
+        if (reason := names.turned_off_by(config, name)) is not None:
             return TurnedOffTool(config.name, name, exposed, reason), ""
         schema = members.get("inputSchema")
         if schema is None or not envelope.starts_with(schema, b"{"):

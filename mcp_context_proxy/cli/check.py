@@ -33,7 +33,7 @@ from mcp_context_proxy.cli.terminal import (
     working_folder,
 )
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.config.environment import differs_from_shell
+from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.items import Kind, TurnedOffTool

@@ -20,8 +20,8 @@ import click
 from mcp_context_proxy import __version__
 from mcp_context_proxy.cli.options import config_option, shown
 from mcp_context_proxy.config.secrets import NOTICE
-from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.system.process import close_to_others, ignore_sighup
 

@@ -22,8 +22,8 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config.environment import environment_of
 from mcp_context_proxy.config.hosts import from_host
+from mcp_context_proxy.config.programs import environment_of
 from mcp_context_proxy.config.source import KeyPath, parse, read
 from mcp_context_proxy.errors import ConfigError
 

@@ -180,7 +180,7 @@ async def _related(config: Config, name: str) -> list[dict[str, Any]]:
 
 
 async def _collect_tools(config: Config) -> dict[str, Any]:
-    from mcp_context_proxy.embedding.tokens import TokenCounter
+    from mcp_context_proxy.embedding.model import TokenCounter
 
     counter = TokenCounter()
 

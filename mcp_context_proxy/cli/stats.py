@@ -65,10 +65,10 @@ def stats_command(config: Config, period: str, limit: int, as_json: bool) -> Non
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:
     """Return whether a model can find a tool."""
-    from mcp_context_proxy.catalog import turned_off
+    from mcp_context_proxy.catalog.names import turned_off_by
 
     known = config.servers.get(server)
-    if known is None or not known.enabled or turned_off.reason(known, tool) is not None:
+    if known is None or not known.enabled or turned_off_by(known, tool) is not None:
         return False
     return known.include_of(tool) is not IncludeMode.MANUAL
 

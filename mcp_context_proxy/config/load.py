@@ -27,9 +27,8 @@ from urllib.parse import urlsplit
 from platformdirs import user_config_path
 from pydantic import ValidationError
 
-from mcp_context_proxy.config.environment import expand, inherited_secrets
 from mcp_context_proxy.config.hosts import Warn, from_host
-from mcp_context_proxy.config.package_runners import downloads
+from mcp_context_proxy.config.programs import downloads, inherited_secrets
 from mcp_context_proxy.config.settings import (
     LAUNCH,
     SERVER_NAME,
@@ -44,6 +43,7 @@ from mcp_context_proxy.config.source import (
     Mistake,
     changeable_by_others,
     dotted,
+    expand,
     read,
 )
 from mcp_context_proxy.config.validation_messages import mistakes, unknown_key

@@ -1,7 +1,11 @@
-"""Reads one configuration file, TOML or a host's JSON, and knows the line of each key.
+"""Reads one configuration file, TOML or a host's JSON, knows the line of each key, and expands variables.
 
 Problems name the line of a key, which neither `tomllib` nor `json` tells, so it is searched for. That is done
 only for text that the real parser has accepted, and a line that is not found is no error.
+
+Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
+literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
+the variable is unset or empty.
 """
 
 from __future__ import annotations
@@ -370,3 +374,76 @@ def _parse_json(file: Path, text: str) -> ConfigSource:
 
 def _failure(file: Path, line: int | None, message: str, key: str = "") -> ConfigError:
     return ConfigError([ConfigProblem(file, line, key, message)])
+
+
+_REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
+_VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+_HOST_VARIABLE: Final = re.compile(
+    r"workspaceFolder\w*|userHome|cwd|pathSeparator|file([A-Z]\w*)?|config:.*|command:.*"
+)
+"""References that only the editor of a host can replace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpanded:
+    """A reference that cannot be replaced."""
+
+    message: str
+    remedy: str = ""
+    variable: str = ""
+    """Name of the variable, if it is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedValue:
+    """A text with expanded variables, or the problems in it."""
+
+    text: str
+    variables: tuple[tuple[str, str], ...]
+    """Name and value of each variable that was used."""
+    problems: tuple[Unexpanded, ...]
+
+
+def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
+    """Expand every variable in a text."""
+    variables: list[tuple[str, str]] = []
+    problems: list[Unexpanded] = []
+
+    def value_of(match: re.Match[str]) -> str:
+        if match["escape"]:
+            return "${"
+        if match["open"]:
+            problems.append(Unexpanded("'${' has no matching '}'; write '$${' for a literal '${'"))
+            return ""
+        return _lookup(match["body"], environ, variables, problems)
+
+    return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))
+
+
+def _lookup(
+    body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[Unexpanded]
+) -> str:
+    found = _VARIABLE.fullmatch(body)
+    if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
+        problems.append(Unexpanded(_foreign(body)))
+        return ""
+    name, default = found["name"], found["default"]
+    value = environ.get(name)
+    if value or (value is not None and default is None):
+        variables.append((name, value))
+        return value
+    if default is None:
+        remedy = f"set this environment variable, or write ${{{name}:-default}}"
+        problems.append(Unexpanded(f"{name} is not set", remedy, name))
+    return default or ""
+
+
+def _foreign(body: str) -> str:
+    if body.startswith("input:"):
+        return (
+            f"${{{body}}} asks the user in VS Code, which is not possible here; "
+            f"put the value in an environment variable and write ${{env:NAME}}"
+        )
+    if _HOST_VARIABLE.fullmatch(body):
+        return f"only the editor knows ${{{body}}}; write the value, or use an environment variable"
+    return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"

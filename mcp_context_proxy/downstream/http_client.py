@@ -15,11 +15,10 @@ import anyio
 import httpx2
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
 from mcp_context_proxy.protocol.envelope import RequestId
-from mcp_context_proxy.protocol.framing import Event, EventFramer, OversizedEventError
+from mcp_context_proxy.protocol.framing import Event, EventFramer, OversizedEventError, gate
 from mcp_context_proxy.system import threads
 
 CONNECTIONS = 256

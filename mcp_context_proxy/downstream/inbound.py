@@ -24,7 +24,6 @@ from msgspec import Raw
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.limits import KIB
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
 from mcp_context_proxy.downstream.link import Outgoing, Party
 from mcp_context_proxy.protocol import envelope, eras
@@ -33,6 +32,7 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, said_json
 from mcp_context_proxy.protocol.text import clean
 

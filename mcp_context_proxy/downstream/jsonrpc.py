@@ -20,7 +20,6 @@ from msgspec import UNSET, Raw, UnsetType
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.limits import KIB
-from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.link import PLAIN, Channel, HeaderMap, Notify, Outgoing, Party
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -33,7 +32,7 @@ from mcp_context_proxy.errors import (
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.framing import Oversized
+from mcp_context_proxy.protocol.framing import Bucket, Oversized
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from functools import partial
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.package_runners import broken_npx_cache, downloads
+from mcp_context_proxy.config.programs import broken_npx_cache, downloads
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
 from mcp_context_proxy.downstream.connect import Connected, connect, describe, fault_of, innermost
 from mcp_context_proxy.downstream.era_negotiation import EraMemory, Introduction, Unprobed

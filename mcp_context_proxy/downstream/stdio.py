@@ -28,9 +28,7 @@ from typing import IO, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.environment import environment_of
-from mcp_context_proxy.config.package_runners import downloads
-from mcp_context_proxy.downstream.backpressure import gate
+from mcp_context_proxy.config.programs import downloads, environment_of
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
@@ -42,10 +40,18 @@ from mcp_context_proxy.protocol.framing import (
     MessageReader,
     Oversized,
     PipeReader,
+    gate,
     write_line,
 )
-from mcp_context_proxy.system import process_groups
-from mcp_context_proxy.system.process import descriptor_shortage
+from mcp_context_proxy.system.process import (
+    descriptor_shortage,
+    group_ended,
+    group_installed,
+    group_installs,
+    group_started,
+    guard_groups,
+    starting_group,
+)
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -110,10 +116,10 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
         raise _no_program(command, folder)
     if refusal := descriptor_shortage():
         raise StartError(Fault.NO_START, f"cannot start {program}: {refusal}")
-    process_groups.guard()
+    guard_groups()
     stdin, writing = os.pipe()
     try:
-        with process_groups.starting(stdin):
+        with starting_group(stdin):
             process = subprocess.Popen(
                 [program, *config.args],
                 stdin=stdin,
@@ -124,9 +130,9 @@ def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
                 bufsize=0,
                 start_new_session=True,
             )
-            process_groups.started(process.pid)
+            group_started(process.pid)
             if downloads(config):
-                process_groups.installs(process.pid)
+                group_installs(process.pid)
     except OSError as error:
         os.close(writing)
         reason = error.strerror or type(error).__name__
@@ -234,7 +240,7 @@ class StdioChannel(Channel):
         if self._may_install and isinstance(frame, bytes) and frame.startswith(b"{"):
             # The server itself speaks.
             self._may_install = False
-            process_groups.installed(self._process.pid)
+            group_installed(self._process.pid)
         self._peer.receive(frame)
 
     def _read_on(self) -> None:
@@ -357,7 +363,7 @@ class StdioChannel(Channel):
                     await anyio.sleep(EXIT_POLL_SECONDS)
         # Also when the child has gone: processes that it left behind in its group would live on.
         self._signal(signal.SIGKILL)
-        process_groups.ended(self._process.pid)
+        group_ended(self._process.pid)
         await exited(self._process, EXIT_POLL_SECONDS)
         for transport in self._transports:
             transport.close()

@@ -1,8 +1,8 @@
 """Access control of the HTTP front: `Guard` checks every request, on every route, before anything else.
 
-A web page must not reach a proxy on the same machine (`web_pages`), and nobody without the bearer token may
+A web page must not reach a proxy on the same machine (`objection`), and nobody without the bearer token may
 reach one that listens for other machines. The token comes from the environment, or from a file that only its
-owner can read. Those who guess it are slowed down (`guesses`). The guard notes the principal of each request:
+owner can read. Those who guess it are slowed down (`Guesses`). The guard notes the principal of each request:
 the identity behind its token.
 """
 
@@ -19,10 +19,15 @@ import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
 
+import anyio
 import platformdirs
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -31,8 +36,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
-from mcp_context_proxy.front import web_pages
-from mcp_context_proxy.front.guesses import Guesses
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import PRINCIPAL_KEY
 from mcp_context_proxy.system import process
 
@@ -124,7 +128,7 @@ class Guard:
         if len(hosts) != 1 or (self._policy.hosts is not None and hosts[0].lower() not in self._policy.hosts):
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
         page, public = scope["path"] in self._pages, self._is_public(scope)
-        why = web_pages.objection(headers, scope["method"], hosts[0], page=page, public=public)
+        why = objection(headers, scope["method"], hosts[0], page=page, public=public)
         return None if why is None else PlainTextResponse(why, 403)
 
     async def _token_refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
@@ -274,3 +278,183 @@ def _protect(path: Path) -> None:
 
 def _unusable(path: Path, message: str) -> ConfigError:
     return ConfigError([ConfigProblem(path, None, "http.token_file", message)])
+
+
+# A page of another origin can have a browser send many kinds of requests here: fetch, images, scripts, links,
+# forms, frames, event streams. Origin is on some of them only. Browsers name the relation of the two sites in
+# Sec-Fetch-Site (Fetch Metadata); another port of this machine is the same site, and still a stranger.
+# Following a link to one of our pages is allowed, because they show nothing without asking for it. Browsers
+# before 2023 send no Sec-Fetch-Site. They are known by their name, and need a header that a page of another
+# origin cannot set.
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names that count as one origin: on a given port each of them is this front. Other names of this machine may
+belong to others."""
+
+OWN_SITES: Final = ("same-origin", "none")
+"""Values of ``Sec-Fetch-Site`` of our own pages, and of what a person typed or an application asked for."""
+
+BROWSER: Final = "Mozilla/"
+"""Beginning of the name of every browser."""
+
+OWN_HEADERS: Final = ("authorization", "mcp-protocol-version", "mcp-session-id", "x-requested-with")
+"""Headers of clients and of our own pages. A browser asks before it sends any of them to another origin, and
+that question is refused."""
+
+OTHER_ORIGIN: Final = "Requests from other origins are refused.\n"
+OLD_BROWSER: Final = (
+    "A browser that does not say which page makes a request (Sec-Fetch-Site) gets nothing but the pages. "
+    "If this is no browser, send any X-Requested-With header.\n"
+)
+
+
+def objection(headers: Headers, method: str, host: str, *, page: bool, public: bool) -> str | None:
+    """Return why a request may not be served; None if no page of another origin can have made it.
+
+    Args:
+        headers: Headers of the request.
+        method: HTTP method.
+        host: Value of the Host header, which is one of ours.
+        page: Whether the request is for one of our pages or their files.
+        public: Whether everybody may read the response.
+    """
+    if not same_origin(headers.getlist("origin"), host):
+        return OTHER_ORIGIN
+    sites = headers.getlist("sec-fetch-site")
+    if sites:
+        own = len(sites) == 1 and sites[0] in OWN_SITES
+        return None if own or (page and method == "GET" and _is_navigation(headers)) else OTHER_ORIGIN
+    if public or method not in ("GET", "HEAD"):
+        # Every browser sends the Origin of another page with any other method.
+        return None
+    referrers = headers.getlist("referer")
+    if referrers and not same_origin([_origin_of(referrer) for referrer in referrers], host):
+        return OTHER_ORIGIN
+    is_browser = headers.get("user-agent", "").startswith(BROWSER)
+    return OLD_BROWSER if is_browser and not any(name in headers for name in OWN_HEADERS) else None
+
+
+def _is_navigation(headers: Headers) -> bool:
+    """Return whether a browser opens a document in a tab or window, and not in a frame."""
+    wanted = {"sec-fetch-mode": ["navigate"], "sec-fetch-dest": ["document"]}
+    return all(headers.getlist(name) == values for name, values in wanted.items())
+
+
+def _origin_of(url: str) -> str:
+    """Return the origin of a URL; an empty string, which is no origin, if it has none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def same_origin(origins: list[str], host: str) -> bool:
+    """Return whether a request has no Origin (it is not from a browser) or the origin of this front."""
+    if not origins:
+        return True
+    if len(origins) > 1:
+        return False
+    try:
+        origin, own = urlsplit(origins[0]), urlsplit(f"//{host}")
+        if origin.scheme not in ("http", "https") or origin.username is not None or origin.hostname is None:
+            return False
+        if origin.path or origin.query or origin.fragment:
+            return False
+        default = 443 if origin.scheme == "https" else 80
+        if own.hostname is None or (origin.port or default) != (own.port or default):
+            return False
+    except ValueError:
+        return False
+    return origin.hostname == own.hostname or {origin.hostname, own.hostname} <= LOOPBACK_NAMES
+
+
+Client: TypeAlias = tuple[str, int]
+"""Address and port of a client's end of a connection."""
+
+WRONG_PER_SECOND, WRONG_AT_ONCE = 1.0, 20
+"""Rate and burst of wrong tokens from one address: a client with an old token keeps trying, but slowly."""
+
+ALL_WRONG_PER_SECOND, ALL_WRONG_AT_ONCE = 20.0, 200
+"""Rate and burst of wrong tokens from all addresses together."""
+
+HELD_SECONDS: Final = 1.0
+"""Time that a token waits after too many wrong ones: the longest delay of a right one."""
+
+MOST_HELD_OF_ADDRESS, MOST_HELD = 32, 128
+"""Requests that wait at a time; further ones are refused unseen. Connections are left for everybody else."""
+
+ADDRESSES_KEPT, CONNECTIONS_KEPT = 1024, 1024
+"""Addresses with a count of their own, and connections known to have sent the right token."""
+
+NETWORK_BITS: Final = 64
+"""Length of the IPv6 prefix that counts as one address: a single machine has all the addresses in it."""
+
+
+class Guesses:
+    """Throttle of wrong bearer tokens: nobody tries many, and nobody keeps those out who have the right one.
+
+    Wrong tokens are counted for each client address, and for all addresses together. Once an address has sent
+    too many, each token from it is looked at only after a moment, a right one too: a guess that is refused at
+    once and a hit that is served at once would be no throttle. Only a few can wait, so that the number of
+    tokens that are looked at in a second is bounded. A connection that has sent the right token never waits.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._all = Bucket(ALL_WRONG_PER_SECOND, ALL_WRONG_AT_ONCE, clock)
+        self._by_address: OrderedDict[str, Bucket] = OrderedDict()
+        self._held: Counter[str] = Counter()
+        """Number of requests that wait, by address."""
+        self._proven: OrderedDict[Client, None] = OrderedDict()
+
+    def delays(self, client: Client | None) -> bool:
+        """Return whether a token that came over this connection waits."""
+        if client in self._proven:
+            return False
+        bucket = self._by_address.get(_address(client))
+        return self._all.is_empty or (bucket is not None and bucket.is_empty)
+
+    async def wait(self, client: Client | None) -> bool:
+        """Wait until the token may be looked at; return False if too many wait already."""
+        address = _address(client)
+        if self._held[address] >= MOST_HELD_OF_ADDRESS or self._held.total() >= MOST_HELD:
+            return False
+        self._held[address] += 1
+        try:
+            await anyio.sleep(HELD_SECONDS)
+        finally:
+            self._held[address] -= 1
+            if not self._held[address]:
+                del self._held[address]
+        return True
+
+    def right(self, client: Client | None) -> None:
+        """Note that a connection has sent the right token."""
+        if client is not None and client not in self._proven:
+            self._proven[client] = None
+            if len(self._proven) > CONNECTIONS_KEPT:
+                self._proven.popitem(last=False)
+
+    def wrong(self, client: Client | None) -> None:
+        """Count a wrong token."""
+        if client is not None:
+            # The port may be that of an earlier connection by now.
+            self._proven.pop(client, None)
+        address = _address(client)
+        bucket = self._by_address.pop(address, None) or Bucket(WRONG_PER_SECOND, WRONG_AT_ONCE, self._clock)
+        self._by_address[address] = bucket
+        if len(self._by_address) > ADDRESSES_KEPT:
+            self._by_address.popitem(last=False)
+        bucket.take()
+        self._all.take()
+
+
+def _address(client: Client | None) -> str:
+    """Return the address that a client's guesses are counted for."""
+    if client is None or ":" not in client[0]:
+        return "" if client is None else client[0]
+    try:
+        return str(ipaddress.IPv6Network((client[0].partition("%")[0], NETWORK_BITS), strict=False))
+    except ValueError:
+        return client[0]

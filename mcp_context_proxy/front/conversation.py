@@ -19,10 +19,10 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, Members, RequestError, RequestId
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS, Gateway

@@ -22,7 +22,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Lifespan
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
 from mcp_context_proxy.front.http_connections import (
     HEADER_BYTES,
@@ -33,6 +32,7 @@ from mcp_context_proxy.front.http_connections import (
 from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
 from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import principal_of
 from mcp_context_proxy.server.sdk import SdkServer
 from mcp_context_proxy.system.process import connections_for_hosts

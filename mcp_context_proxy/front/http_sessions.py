@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.front.http_requests import POSTED_KEY, error_response, replay
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Envelope, RequestId
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import principal_of
 
 SESSION_HEADER = "mcp-session-id"

@@ -23,10 +23,16 @@ from typing import TYPE_CHECKING
 import anyio
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.downstream.backpressure import gate
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
-from mcp_context_proxy.protocol.framing import FlowControl, LineFramer, MessageReader, Oversized, write_line
+from mcp_context_proxy.protocol.framing import (
+    FlowControl,
+    LineFramer,
+    MessageReader,
+    Oversized,
+    gate,
+    write_line,
+)
 from mcp_context_proxy.server.gateway import Gateway
 
 if TYPE_CHECKING:

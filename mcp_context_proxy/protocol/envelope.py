@@ -150,7 +150,7 @@ def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> 
     Raises:
         MalformedError: see `decode`; or it has too many values.
     """
-    from mcp_context_proxy.protocol.nesting import MESSAGE_VALUES, holds_too_much  # noqa: PLC0415 - numpy
+    from mcp_context_proxy.protocol.validation import MESSAGE_VALUES, holds_too_much  # noqa: PLC0415 - numpy
 
     if holds_too_much(frame):
         raise MalformedError(f"it has more than {MESSAGE_VALUES:,} values", INVALID_REQUEST)
@@ -161,7 +161,7 @@ def holds_a_flood(raw: bytes | Raw, most: int = MOST_ENTRIES) -> bool:
     """Return whether a large object or array has more than `most` entries of its own."""
     if len(raw) < TAKEN_APART_BYTES:
         return False
-    from mcp_context_proxy.protocol.nesting import has_more_entries  # noqa: PLC0415 - imports numpy
+    from mcp_context_proxy.protocol.validation import has_more_entries  # noqa: PLC0415 - imports numpy
 
     return has_more_entries(bytes(raw), most)
 

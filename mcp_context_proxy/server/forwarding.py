@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
-from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.inbound import PROGRESS, waiting_facts
 from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
@@ -33,6 +32,7 @@ from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissi
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named
 from mcp_context_proxy.protocol.validation import reaches
 from mcp_context_proxy.server import questions

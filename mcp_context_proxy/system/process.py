@@ -1,26 +1,29 @@
-"""Settings of the process as a whole: signals, garbage collection, memory, file descriptors, private files.
+"""The process as a whole: signals, memory, file descriptors, private files, and the processes it started.
 
 Importing this module is cheap, because a signal may arrive while the rest is still being imported.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import logging
 import os
 import signal
 import stat
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any, cast
 
 import anyio
 
-from mcp_context_proxy.system import process_groups
 from mcp_context_proxy.system.threads import in_thread
 
 if sys.platform != "win32":
@@ -115,7 +118,7 @@ async def listen_for_signals(
                 reload()
             continue
         if stop.is_set():
-            process_groups.kill_all()
+            kill_groups()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         logger.info("stopping on %s", number.name)
@@ -263,3 +266,138 @@ def make_private(file: Path) -> bool:
             file.chmod(mode & stat.S_IRWXU)
             return True
     return False
+
+
+# Servers are the leaders of process groups. The guardian, a small process, is told of each group, and ends
+# those that are left if this process is killed. Without it, they would only see the end of their input, and
+# some ignore that.
+
+GUARDIAN = Path(__file__).with_name("guardian.py")
+
+LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""Environment variables that Python itself may need to start."""
+
+DISMISSAL_SECONDS = 0.5
+"""Time for the guardian to exit when no group is left."""
+
+_running: set[int] = set()
+_installing: set[int] = set()
+"""Those of them that may be installing a package, which must not be killed halfway."""
+_lock = threading.Lock()
+_guardian: subprocess.Popen[bytes] | None = None
+
+
+def guard_groups() -> None:
+    """Start the guardian unless it runs. Call this before a server starts; blocks until it is started."""
+    global _guardian  # noqa: PLW0603 - one for the whole process, like what it guards
+    with _lock:
+        if _guardian is not None and _guardian.poll() is None:
+            return
+        try:
+            _guardian = subprocess.Popen(
+                # Neither the user's environment nor site packages: it starts in a moment and runs for long.
+                [sys.executable, "-I", "-S", str(GUARDIAN)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={name: os.environ[name] for name in LIBRARIES if name in os.environ},
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            logger.debug("servers have no guardian: %s", error)
+            _guardian = None
+            return
+        os.set_blocking(_pipe(_guardian).fileno(), False)
+        _tell(b"".join(b"+%d\n" % group for group in _running))
+        _tell(b"".join(b"~%d\n" % group for group in _installing))
+
+
+@contextmanager
+def starting_group(stdin: int) -> Iterator[None]:
+    """Name the standard input, a pipe, of a process that is about to start; call `group_started` inside.
+
+    A proxy that is killed in between cannot tell the id of the process; the guardian finds it by the pipe.
+    """
+    pipe = os.fstat(stdin).st_ino
+    with _lock:
+        _tell(b"?%d\n" % pipe)
+    try:
+        yield
+    finally:
+        with _lock:
+            _tell(b"!%d\n" % pipe)
+
+
+def group_started(group: int) -> None:
+    """Record a process that was started as the leader of its group."""
+    with _lock:
+        _running.add(group)
+        _tell(b"+%d\n" % group)
+
+
+def group_installs(group: int) -> None:
+    """Record that a group may be installing a package, until `group_installed` or `group_ended`."""
+    with _lock:
+        _installing.add(group)
+        _tell(b"~%d\n" % group)
+
+
+def group_installed(group: int) -> None:
+    """Record that a group is done with it."""
+    with _lock:
+        if group in _installing:
+            _installing.discard(group)
+            _tell(b"=%d\n" % group)
+
+
+def group_ended(group: int) -> None:
+    """Remove a group that has ended."""
+    group_installed(group)
+    with _lock:
+        _running.discard(group)
+        _tell(b"-%d\n" % group)
+
+
+def kill_groups() -> None:
+    """Kill every group now; those that install a package are asked to end, and left to the guardian."""
+    if sys.platform == "win32":
+        return
+    for group in tuple(_running):
+        polite = group in _installing and _guardian is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGTERM if polite else signal.SIGKILL)
+
+
+@atexit.register
+def dismiss_guardian() -> None:
+    """Close the guardian's input, so that it ends the groups that are left and exits."""
+    global _guardian  # noqa: PLW0603 - as above
+    with _lock:
+        if _guardian is not None:
+            _pipe(_guardian).close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _guardian.wait(DISMISSAL_SECONDS)
+            _guardian = None
+
+
+def _tell(lines: bytes) -> None:
+    """Write to the guardian; one that does not read is replaced when the next server starts."""
+    global _guardian  # noqa: PLW0603 - as above
+    if _guardian is None:
+        return
+    try:
+        heard = _pipe(_guardian).write(lines) == len(lines)
+    except OSError as error:
+        logger.debug("the guardian of the servers is gone: %s", error)
+        heard = False
+    if not heard:
+        _guardian.kill()
+        _guardian.wait()
+        _pipe(_guardian).close()
+        _guardian = None
+
+
+def _pipe(guardian: subprocess.Popen[bytes]) -> IO[bytes]:
+    return cast("IO[bytes]", guardian.stdin)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.turned_off import matches, reason, without_effect
+from mcp_context_proxy.catalog.names import matches, turned_off_by, without_effect
 from mcp_context_proxy.config import ServerConfig
 
 TEXT = st.text("ab*.[", max_size=12)
@@ -19,7 +19,7 @@ def server(**settings: Any) -> ServerConfig:
 
 
 def on(config: ServerConfig) -> list[str]:
-    return [tool for tool in OFFERED if reason(config, tool) is None]
+    return [tool for tool in OFFERED if turned_off_by(config, tool) is None]
 
 
 @given(glob=TEXT, name=TEXT)

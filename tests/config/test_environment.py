@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mcp_context_proxy.config.environment import differs_from_shell, environment_of, inherited
+from mcp_context_proxy.config.programs import differs_from_shell, environment_of, inherited
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
 NEEDED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_context_proxy.config.environment import expand
+from mcp_context_proxy.config.source import expand
 
 ENVIRON = {"TOKEN": "t0ken", "EMPTY": "", "userHome": "mine", "NESTED": "${TOKEN}"}
 

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 import mcp_context_proxy
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits, OAuthConfig, ServerConfig, ToolConfig
-from mcp_context_proxy.config.environment import INHERITED
+from mcp_context_proxy.config.programs import INHERITED
 from mcp_context_proxy.config.settings import PRESETS, DomainConfig, ServerResultsConfig, Table
 
 MODELS: dict[str, type[BaseModel]] = {

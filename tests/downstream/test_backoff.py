@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.downstream.backpressure import Bucket
 from mcp_context_proxy.downstream.lifecycle import Backoff
+from mcp_context_proxy.protocol.framing import Bucket
 
 
 def most(low: float, high: float) -> float:

@@ -12,10 +12,9 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.downstream import backpressure
-from mcp_context_proxy.downstream.backpressure import Backpressure
 from mcp_context_proxy.downstream.stdio import LAST_WORDS_SECONDS
-from mcp_context_proxy.protocol.framing import PipeReader
+from mcp_context_proxy.protocol import framing
+from mcp_context_proxy.protocol.framing import Backpressure, PipeReader
 
 from .conftest import text
 
@@ -122,7 +121,7 @@ async def test_output_from_before_an_exit_is_not_lost_behind_a_closed_gate(
         async def call() -> None:
             told.append(text(await host.call("work__go")))
 
-        backpressure.gate.close()
+        framing.gate.close()
         try:
             # Its start was read; of the call nothing will be.
             group.start_soon(call)
@@ -130,6 +129,6 @@ async def test_output_from_before_an_exit_is_not_lost_behind_a_closed_gate(
             with anyio.move_on_after(2 * LAST_WORDS_SECONDS):
                 await until(lambda: told)
         finally:
-            backpressure.gate.open()
+            framing.gate.open()
 
     assert told == ["last"]

@@ -21,7 +21,7 @@ from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.config import load
-from mcp_context_proxy.config.package_runners import broken_npx_cache, downloads
+from mcp_context_proxy.config.programs import broken_npx_cache, downloads
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.settings import ServerConfig
 from mcp_context_proxy.downstream import lifecycle

@@ -8,7 +8,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.config.environment import INHERITED
+from mcp_context_proxy.config.programs import INHERITED
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,7 @@ from tokenizers import Tokenizer
 
 from mcp_context_proxy.config import EmbeddingConfig
 from mcp_context_proxy.embedding.folder import TOKENIZER
-from mcp_context_proxy.embedding.model import PACKAGED_MODEL, load_model
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.model import PACKAGED_MODEL, TokenCounter, load_model
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop
 from support.wires import http, stdio
 
-from mcp_context_proxy.config.environment import INHERITED
+from mcp_context_proxy.config.programs import INHERITED
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

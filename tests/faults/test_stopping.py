@@ -217,11 +217,11 @@ async def test_servers_that_ignore_the_end_of_input_end_with_a_killed_proxy(setu
 async def test_a_server_that_is_just_starting_ends_with_a_killed_proxy() -> None:
     program = """
 import os, signal, subprocess, sys
-from mcp_context_proxy.system import process_groups
+from mcp_context_proxy.system import process
 
-process_groups.guard()
+process.guard_groups()
 stdin, writing = os.pipe()
-with process_groups.starting(stdin):
+with process.starting_group(stdin):
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     print(subprocess.Popen(command, stdin=stdin, start_new_session=True).pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.interactions.vectors import aged
+from mcp_context_proxy.interactions.memory import aged
 from mcp_context_proxy.store import DECAY_PER_DAY
 
 from .conftest import DAY, NOW

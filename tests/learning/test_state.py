@@ -8,8 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from mcp_context_proxy.learning.pair_index import PairIndex
-from mcp_context_proxy.learning.pairs import key_of
+from mcp_context_proxy.learning.pairs import PairIndex, key_of
 from mcp_context_proxy.store import Pair
 
 

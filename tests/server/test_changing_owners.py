@@ -17,7 +17,7 @@ from mcp_context_proxy.config import ExposeConfig, Limits
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.listing import ServerListing
 from mcp_context_proxy.downstream.subscriptions import ClientSubscriptions
-from mcp_context_proxy.server.watches import Watches
+from mcp_context_proxy.server.notifications import Watches
 
 NAMES = ("a", "b", "c")
 URIS = (

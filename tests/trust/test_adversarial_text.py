@@ -20,8 +20,7 @@ from mcp_context_proxy.items import IncludeMode, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import MalformedError
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
-from mcp_context_proxy.protocol.nesting import has_more_entries
-from mcp_context_proxy.protocol.validation import holds_more, nests_deeper
+from mcp_context_proxy.protocol.validation import has_more_entries, holds_more, nests_deeper
 from mcp_context_proxy.retrieval import text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 

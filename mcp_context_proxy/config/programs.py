@@ -1,97 +1,24 @@
-"""Environment variables: those that the file names as ``${NAME}``, and those that servers inherit.
-
-Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
-literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
-the variable is unset or empty.
+"""Programs of local servers: the environment that they get, and those that download what they run.
 
 A server inherits what programs need to work on this machine and in its network, and nothing that is likely to
 be a secret: anything else is named in ``inherit``, or given in ``env``.
+
+Package runners such as ``npx`` download a server, at its first start at least, which takes as long as the
+download. One that is interrupted can leave the cache of npm so that every later start fails: npm takes the
+half of a package that is there for the whole.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
 from typing import Final
 
 from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
 from mcp_context_proxy.config.settings import ServerConfig
-
-_REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
-_VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
-_HOST_VARIABLE: Final = re.compile(
-    r"workspaceFolder\w*|userHome|cwd|pathSeparator|file([A-Z]\w*)?|config:.*|command:.*"
-)
-"""References that only the editor of a host can replace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unexpanded:
-    """A reference that cannot be replaced."""
-
-    message: str
-    remedy: str = ""
-    variable: str = ""
-    """Name of the variable, if it is not set."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandedValue:
-    """A text with expanded variables, or the problems in it."""
-
-    text: str
-    variables: tuple[tuple[str, str], ...]
-    """Name and value of each variable that was used."""
-    problems: tuple[Unexpanded, ...]
-
-
-def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
-    """Expand every variable in a text."""
-    variables: list[tuple[str, str]] = []
-    problems: list[Unexpanded] = []
-
-    def value_of(match: re.Match[str]) -> str:
-        if match["escape"]:
-            return "${"
-        if match["open"]:
-            problems.append(Unexpanded("'${' has no matching '}'; write '$${' for a literal '${'"))
-            return ""
-        return _lookup(match["body"], environ, variables, problems)
-
-    return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))
-
-
-def _lookup(
-    body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[Unexpanded]
-) -> str:
-    found = _VARIABLE.fullmatch(body)
-    if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
-        problems.append(Unexpanded(_foreign(body)))
-        return ""
-    name, default = found["name"], found["default"]
-    value = environ.get(name)
-    if value or (value is not None and default is None):
-        variables.append((name, value))
-        return value
-    if default is None:
-        remedy = f"set this environment variable, or write ${{{name}:-default}}"
-        problems.append(Unexpanded(f"{name} is not set", remedy, name))
-    return default or ""
-
-
-def _foreign(body: str) -> str:
-    if body.startswith("input:"):
-        return (
-            f"${{{body}}} asks the user in VS Code, which is not possible here; "
-            f"put the value in an environment variable and write ${{env:NAME}}"
-        )
-    if _HOST_VARIABLE.fullmatch(body):
-        return f"only the editor knows ${{{body}}}; write the value, or use an environment variable"
-    return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"
-
 
 _SYSTEM: Final = (
     (
@@ -165,3 +92,72 @@ def differs_from_shell(server: ServerConfig, environ: Mapping[str, str]) -> tupl
     given = environment_of(server, environ)
     missing = sorted(environ.keys() - given.keys() - _OF_THE_SHELL)
     return missing, sorted(name for name in given if given[name] != environ.get(name, given[name]))
+
+
+RUNNERS: Final[Mapping[str, frozenset[str]]] = {
+    **dict.fromkeys(("npx", "pnpx", "bunx", "uvx"), frozenset[str]()),
+    "npm": frozenset({"exec", "x"}),
+    "pnpm": frozenset({"dlx"}),
+    "yarn": frozenset({"dlx"}),
+    "bun": frozenset({"x"}),
+    "deno": frozenset({"run", "x"}),
+    "uv": frozenset({"run", "tool", "x"}),
+    "pipx": frozenset({"run"}),
+    **dict.fromkeys(("docker", "podman", "nerdctl"), frozenset({"run"})),
+}
+"""Programs that download, each with the commands that do; none stands for any."""
+
+SHELLS: Final = frozenset({"cmd"})
+"""Programs of Windows that start a runner: ``cmd /c npx ...``."""
+
+NPX_FOLDER: Final = "_npx"
+"""Folder in the cache of npm with a folder for each set of packages that npx has run."""
+
+DIGEST_CHARACTERS: Final = 16
+"""Length of the name of such a folder, in hexadecimal digits."""
+
+BROKEN: Final = ("MODULE_NOT_FOUND", "Cannot find module", "Cannot find package", "ENOTEMPTY")
+"""Errors of Node.js and npm about packages that are there in part."""
+
+_HEXADECIMAL: Final = frozenset("0123456789abcdef")
+
+
+def downloads(server: ServerConfig) -> bool:
+    """Return whether the program of a server downloads what it runs."""
+    words = [server.command or "", *server.args]
+    if _program(words[0]) in SHELLS and len(words) > 2 and words[1].lower() == "/c":
+        words = words[2:]
+    commands = RUNNERS.get(_program(words[0]))
+    return commands is not None and (not commands or not commands.isdisjoint(words[1:]))
+
+
+def _program(command: str) -> str:
+    return PurePath(command).name.lower().removesuffix(".cmd").removesuffix(".exe")
+
+
+def broken_npx_cache(server: ServerConfig, stderr: Iterable[str]) -> Path | None:
+    """Return the folder of npm's cache that a failed server complains of; None if it has no such complaint.
+
+    The folder exists, and is one that npx makes again: what a server writes must not have a person delete
+    anything else. Blocks.
+    """
+    lines = list(stderr)
+    if not downloads(server) or not any(mark in line for line in lines for mark in BROKEN):
+        return None
+    return next((folder for line in lines if (folder := _npx_folder(line)) is not None), None)
+
+
+def _npx_folder(line: str) -> Path | None:
+    """Return the folder of npx that a line names, with its path up to there."""
+    for separator in "/\\":
+        before, found, after = line.partition(f"{separator}{NPX_FOLDER}{separator}")
+        digest = after[:DIGEST_CHARACTERS]
+        if not found or len(digest) < DIGEST_CHARACTERS or not _HEXADECIMAL.issuperset(digest):
+            continue
+        # A path on Windows may have spaces in it; before one on other systems there is a space or a quote.
+        start = before.rfind(":\\") - 1 if separator == "\\" else max(map(before.rfind, " '\"(")) + 1
+        path = before[max(start, 0) :].removeprefix("file://")
+        folder = Path(path) / NPX_FOLDER / digest
+        if folder.is_absolute() and os.pardir not in folder.parts and folder.is_dir():
+            return folder
+    return None
