@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from mcp_context_proxy.app.catalog_refresh import CatalogRefresh
-from mcp_context_proxy.app.proxy import InteractionParts, Proxy, SearchParts, StatisticsParts, tools_setup
+from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
+from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy, tools_setup
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config

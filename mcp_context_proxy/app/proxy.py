@@ -1,20 +1,21 @@
-"""A proxy: all its parts, and the task group that owns everything that runs."""
+"""A proxy: all its parts, the task group that owns everything that runs, and the upkeep of its catalog."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import anyio
 
-from mcp_context_proxy.app.catalog_refresh import CatalogRefresh
+from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.load import complaints
@@ -24,146 +25,188 @@ from mcp_context_proxy.context.background_indexing import Indexed, OnWait
 from mcp_context_proxy.context.delivery import Introduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
-from mcp_context_proxy.context.records import RequestRecords, SearchStatistics
+from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import Figures
-from mcp_context_proxy.context.selection import ContextExpander, Costs
+from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles
+from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.embedding.embeddings import (
-    CachedEmbedder,
-    LazyModel,
-    QueryEmbedder,
-    check_model_files,
-    open_model,
-)
-from mcp_context_proxy.interactions.memory import InteractionMemory
-from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Snapshot, Snapshots
-from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
-from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.protocol.strangers import said
-from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.results import LargeResults
-from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.server import meta_definitions
-from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder
-from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store import Store
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.server.sdk import SdkServer
     from mcp_context_proxy.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
+READING_SECONDS: Final = 0.25
+"""Time for reading the documents before hosts are served: enough for some hundreds. More follow later."""
 
-class SearchParts:
-    """The parts of search: the model, the index, the learned pairs, the searcher."""
+RESTORING_SECONDS: Final = 1.0
+"""Time for the listings of the last time, after that: enough for ten thousand tools. More follow later."""
+
+TOLD: Final = 4
+"""Servers that a client is told of while its request waits for them."""
+
+TOLD_SECONDS: Final = 1.0
+"""Time between two such messages."""
+
+
+class CatalogRefresh:
+    """Keeps the catalog current with its servers and folders, and calls back when it has changed."""
 
     def __init__(
-        self,
-        config: Config,
-        store: Store,
-        wait_for_starting_servers: Callable[[float, OnWait | None], Awaitable[None]],
-        figures: Callable[[], Figures],
+        self, catalog: Catalog, fleet: Fleet, library: DocumentLibrary, stale: asyncio.Event
     ) -> None:
-        """Build the parts; `figures` returns the present figures of tools, from their calls."""
-        self._vectors = store.vectors
-        self.model = LazyModel(partial(open_model, config), check=partial(check_model_files, config))
-        self.answered: Counter[str] = Counter()
-        """Answered calls by server: the most used servers are indexed first."""
-        queries = QueryEmbedder(self.model)
-        learns, learned = config.learning, store.learned
-        self.learned = LearnedTier(queries, learned, learns.store_queries) if learns.enabled else None
-        self.session_recorder = SessionRecorder(store.tool_sessions) if learns.enabled else None
-        self.working_set = WorkingSet()
-        self.use_recorder = UseRecorder(self.learned) if self.learned is not None else None
-        self.engine = Engine(
-            CachedEmbedder(self.model, store.vectors),
-            queries,
-            calibration=calibration_for(config.embedding),
-            calls=self.answered.__getitem__,
-            learned=self.learned,
-            novel=None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
-        )
-        self.expander = Expander(self.engine.index_of, queries)
-        self.reranker = reranker_for(config)
-        self.searcher = Searcher(self.engine, config, wait_for_starting_servers, self.model.get, figures)
-        self.lookups = {
-            "query_embeddings": queries.lookups,
-            "search_results": self.searcher.remembered.lookups,
-        }
-        """Hits and misses of each cache, by its name."""
+        """Prepare; `stale` requests a refresh once it is set."""
+        self._catalog, self._fleet, self._library, self._stale = catalog, fleet, library, stale
+        self._folders_changed = anyio.Event()
+        self._documents_read = anyio.Event()
+        self._next = anyio.Event()
+        """Set when the refresh that begins next has ended."""
+        self._awaited = WeakKeyDictionary[DownstreamClient, float]()
+        """Time until which searches wait for a server that is starting."""
+        self._on_refreshed: list[Callable[[Snapshot], None]] = []
+        self._rewritten: list[Callable[[str], None]] = []
 
-    def forget_vectors(self, snapshot: Snapshot) -> None:
-        """Forget all vectors, so that everything is embedded again. Blocks.
+    def when_refreshed(self, callback: Callable[[Snapshot], None]) -> None:
+        """Call `callback` with every new snapshot; it must not block."""
+        self._on_refreshed.append(callback)
 
-        Raises:
-            StoreError: the store cannot be written; nothing is forgotten.
+    def when_rewritten(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the URI of every document whose text has changed."""
+        self._rewritten.append(callback)
+
+    def mark_stale(self) -> None:
+        """Request a refresh of the catalog."""
+        self._stale.set()
+
+    async def load_listings(self) -> None:
+        """Restore the last listings of servers from the store."""
+        await self._fleet.load_listings()
+
+    async def wait_until_begun(self) -> None:
+        """Wait until `run` has read the documents and filled the catalog, for a moment at most."""
+        with anyio.move_on_after(READING_SECONDS):
+            await self._documents_read.wait()
+        with anyio.move_on_after(RESTORING_SECONDS):
+            await self._refreshed()
+
+    async def run(self) -> None:
+        """Read the documents, then keep the catalog current until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch_documents)
+            while True:
+                await self._stale.wait()
+                self._stale.clear()
+                ended, self._next = self._next, anyio.Event()
+                await in_thread(self._catalog.refresh)
+                for refreshed in self._on_refreshed:
+                    refreshed(self._catalog.snapshot)
+                for changed in self._catalog.changed:
+                    changed()
+                ended.set()
+
+    async def reread(self) -> None:
+        """Read all documents again and refresh the catalog."""
+        await in_thread(self._library.reload)
+        await self._refreshed()
+
+    async def reconfigure_documents(self) -> None:
+        """Read and watch the folders of documents of a changed configuration."""
+        await in_thread(self._library.reload)
+        self._folders_changed.set()
+
+    async def wait_first_connect(self) -> None:
+        """Wait until all documents are read and every server is ready or has failed once, then refresh."""
+        await self._documents_read.wait()
+        await self._fleet.wait_first_connect()
+        await self._refreshed()
+
+    async def wait_for_starting_servers(self, seconds: float, on_wait: OnWait | None = None) -> None:
+        """Wait up to `seconds` for documents and for servers that start and of which nothing is known.
+
+        Afterwards the catalog has them, if there was time for that. All searches together wait for a server
+        no longer than `seconds`: one that hangs or is downloaded delays the first, and not the rest.
         """
-        self._vectors.clear()
-        for source in snapshot.sources:
-            source.embeddings.clear()
-        self.engine.forget()
+        now = anyio.current_time()
+        starting = self._fleet.awaited()
+        until = {client: self._awaited.setdefault(client, now + seconds) for client in starting}
+        until = {client: end for client, end in until.items() if end > now}
+        if not until and self._documents_read.is_set():
+            return
+        with anyio.move_on_after(seconds):
+            await self._documents_read.wait()
+            await self._wait_for(until, on_wait)
 
+    async def wait_for_server(self, name: str | None, on_wait: OnWait | None = None) -> None:
+        """Wait for a server that is starting, and for the catalog, up to its ``connect_timeout``.
 
-class StatisticsParts:
-    """The parts of statistics; the recorders are None if statistics are off."""
+        Without a name, all servers are waited for of which nothing is known.
+        """
+        now = anyio.current_time()
+        until = {client: now + client.config.connect_timeout for client in self._fleet.awaited(name)}
+        if until:
+            with anyio.move_on_at(max(until.values())):
+                await self._wait_for(until, on_wait)
 
-    def __init__(
-        self,
-        config: Config,
-        store: Store,
-        catalog: Snapshots,
-        costs: Costs,
-        listed_whole: Callable[[Snapshot], bool],
-    ) -> None:
-        """Build the parts; `listed_whole` tells whether ``tools/list`` shows a snapshot whole."""
-        self.reports = Reports(store.statistics)
-        self.usage: UsageRecorder | None = None
-        self.searches: SearchStatistics | None = None
-        if config.statistics.enabled:
-            inventory = Inventory(
-                store.statistics, catalog, tokens=costs.of, listed_whole=listed_whole, known=costs.know
-            )
-            self.usage = UsageRecorder(store.statistics, config.limits, inventory)
-            keep = config.learning.store_queries and config.context.keep_requests
-            self.searches = SearchStatistics(self.usage, keep)
-            if config.learning.enabled:
-                self.usage.counters.learned_pairs = store.learned.count
+    async def _wait_for(self, until: Mapping[DownstreamClient, float], on_wait: OnWait | None) -> None:
+        """Wait for first attempts to connect, for each server until its time, then for the catalog."""
+        began, waiting = anyio.current_time(), dict.fromkeys(until)
 
-    @property
-    def figures(self) -> Figures:
-        """Return the figures of tools from their calls."""
-        return {} if self.usage is None else self.usage.figures
+        async def wait(client: DownstreamClient, end: float) -> None:
+            with anyio.move_on_at(end):
+                await client.wait_first_connect()
+            del waiting[client]
+            if not waiting:
+                group.cancel_scope.cancel()
 
+        async def tell(on_wait: OnWait) -> None:
+            while True:
+                standing = ", ".join(f"{client.name}: {client.standing}" for client in [*waiting][:TOLD])
+                on_wait(anyio.current_time() - began, standing)
+                await anyio.sleep(TOLD_SECONDS)
 
-class InteractionParts:
-    """The parts of the memory of interactions: the memory, its recorder, the log of hosts."""
+        async with anyio.create_task_group() as group:
+            for client, end in until.items():
+                group.start_soon(wait, client, end)
+            if waiting and on_wait is not None:
+                group.start_soon(tell, on_wait)
+        await self._refreshed()
 
-    def __init__(self, config: Config, store: Store, model: LazyModel) -> None:
-        self._secrets = set(all_secrets_of(config))
-        self.memory = InteractionMemory(model, store.interactions, config)
-        self.recorder = InteractionRecorder(self.memory)
-        self.log = InteractionLog(self.recorder)
-        self.recall_tool = config.interactions.recall_tool
-        """Whether models may search the memory, as configured at start."""
+    async def _refreshed(self) -> None:
+        """Wait for a refresh that begins from now on; all who wait at a time have the same."""
+        ended = self._next
+        self._stale.set()
+        await ended.wait()
 
-    def configure(self, config: Config) -> None:
-        """Redact the secrets of a changed configuration, too; none is ever forgotten."""
-        self._secrets.update(all_secrets_of(config))
-        self.memory.redact = Redactor(self._secrets)
+    async def _watch_documents(self) -> None:
+        """Read and watch the configured folders, and start over when they change."""
+        await in_thread(self._library.reload)
+        self._documents_read.set()
+        self.mark_stale()
+        while True:
+            self._folders_changed = anyio.Event()
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch, self._library, self._documents_changed)
+                await self._folders_changed.wait()
+                group.cancel_scope.cancel()
+
+    async def _documents_changed(self, changes: DocumentChanges) -> None:
+        for uri in changes.changed:
+            for rewritten in self._rewritten:
+                rewritten(uri)
+        self.mark_stale()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -196,8 +239,6 @@ class Proxy:
     """Removes the secrets of all configurations so far from what people are shown."""
     reloader: Reloader | None = None
     """Follows the configuration file while a front is served."""
-    server: SdkServer | None = None
-    """Serves hosts; None without a front."""
     _warm: bool = False
     """Whether each new snapshot is indexed at once."""
 
@@ -210,7 +251,6 @@ class Proxy:
     async def running(self) -> AsyncIterator[None]:
         """Run the proxy: start the servers without waiting for any, and stop everything on exit."""
         self.refresh.when_refreshed(self._index)
-        self.refresh.when_refreshed(self._introduce)
         await in_thread(self._choose_working_set)
         await self.refresh.load_listings()
         async with anyio.create_task_group() as group, self.search.reranker, self.fleet:
@@ -253,8 +293,6 @@ class Proxy:
         self.results.config = config.results
         recalls = self.interactions is not None and self.interactions.recall_tool
         self.setup = tools_setup(config, recalls=recalls)
-        if self.server is not None:
-            self.server.introduce(self.introduction())
         if self.interactions is not None:
             self.interactions.configure(config)
         # Each of the other parts is reached only if a table that it reads has changed.
@@ -353,11 +391,6 @@ class Proxy:
         await self.wait_first_connect()
         self._warm = True
         self._index(self.catalog.snapshot)
-
-    def _introduce(self, snapshot: Snapshot) -> None:
-        del snapshot
-        if self.server is not None:
-            self.server.introduce(self.introduction())
 
     def _index(self, snapshot: Snapshot) -> None:
         if self._warm:

@@ -21,13 +21,13 @@ from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
 from mcp_context_proxy.protocol.strangers import shown_json
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.system.clock import time_of_day
 from mcp_context_proxy.system.process import (
     SIGNALS,
     SWITCH_SECONDS,
     limit_malloc_arenas,
     listen_for_signals,
     raise_file_limit,
+    time_of_day,
     trim_periodically,
 )
 from mcp_context_proxy.system.threads import in_thread, load_sdk
@@ -99,10 +99,10 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 server = SdkServer(
                     gateway=proxy.gateway,
                     changes=proxy.changes,
-                    introduction=proxy.introduction(),
+                    introduction=proxy.introduction,
                     header_schema=proxy.tool_list.header_schema,
                 )
-                proxy.server, proxy.reloader = server, reloader
+                proxy.reloader = reloader
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_on_signal, stop, proxy, server, group.cancel_scope)
                     group.start_soon(reloader.run, proxy.apply)

@@ -10,7 +10,6 @@ import difflib
 import importlib
 import logging
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Final
@@ -19,10 +18,9 @@ import click
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.cli.options import config_option, shown
-from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import LogFormatter
 from mcp_context_proxy.system.process import close_to_others, ignore_sighup
 
 COMMANDS: Final = {
@@ -64,9 +62,6 @@ EXIT_BROKEN_PIPE = 141
 
 COMPLAINTS_PER_SECOND, COMPLAINTS = 1.0, 20
 """Rate and burst of logged bad HTTP requests: anybody who can connect can send any number of them."""
-
-SESSION_ID = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
-"""The SDK's session ids, which it logs. Together with the token, an id gives access to the session."""
 
 
 def main() -> None:
@@ -160,7 +155,7 @@ def configure_logging(level: str) -> None:
     if level.lower() not in (*LEVELS, SILENT):
         raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_PrintableFormatter())
+    handler.setFormatter(LogFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # A failed login is reported as a sentence; the SDK logs a traceback, too.
     logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
@@ -173,21 +168,6 @@ def configure_logging(level: str) -> None:
         # The libraries' own messages explain nothing to a user.
         for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
             logging.getLogger(name).setLevel(logging.ERROR)
-
-
-class _PrintableFormatter(logging.Formatter):
-    """Escapes control characters in messages: a terminal would obey those of servers and clients."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = "" if record.levelno == NOTICE else f"{record.levelname}: "
-        text = f"mcp-context-proxy: {level}{super().format(record)}"
-        if record.name == "root" or record.name.startswith("mcp."):
-            text = SESSION_ID.sub("[session]", text)
-        return text if text.isascii() and text.isprintable() else clean("".join(map(_printable, text)))
-
-
-def _printable(char: str) -> str:
-    return char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
 
 
 def _no_closed_sessions(record: logging.LogRecord) -> bool:

@@ -38,7 +38,7 @@ from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Ranking, Result
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 
 logger = logging.getLogger(__name__)
 

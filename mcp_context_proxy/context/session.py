@@ -29,7 +29,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.validation import covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 
 ID_BYTES = 8
 """Length of a session's public id: it is shown in lists, records and logs, and grants nothing."""

@@ -108,7 +108,7 @@ class ServerLifecycle:
         self._has_answered = False
         """True once the server has answered a client since it was connected."""
         self._idle = IdleTimer(config)
-        self._cache = ListingCache(store)
+        self._cache = ListingCache(config, store)
         self._era_memory = EraMemory(config, unprobed)
         self._backoff = Backoff(limits)
         self._first_attempt_over, self._state_changed = anyio.Event(), anyio.Event()
@@ -176,7 +176,7 @@ class ServerLifecycle:
         if self._loaded:
             return
         self._loaded = True
-        cached = await in_thread(self._cache.load, self.config)
+        cached = await in_thread(self._cache.load)
         if cached is None:
             return
         self.introduction, self.remembered = cached.introduction, True
@@ -337,7 +337,7 @@ class ServerLifecycle:
             group.cancel_scope.cancel()
 
     async def _save(self, connected: Connected) -> None:
-        await in_thread(self._cache.save, self.config, connected.introduction, self._lists.current)
+        await in_thread(self._cache.save, connected.introduction, self._lists.current)
 
     def _expect_callers(self) -> None:
         """Have callers wait for the next attempt from now on."""

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import anyio
 import msgspec
@@ -27,7 +28,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import SKILLS_EXTENSION
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,9 @@ UNVERIFIED_KEPT = 20
 
 STALE_SECONDS = 24 * 3600.0
 """Age from which a cached listing is fetched again in the background: programs are updated unseen."""
+
+SAVED_SECONDS = 3600.0
+"""Age up to which an equal cached listing is not written again."""
 
 _entries = msgspec.json.Decoder(list[Raw]).decode
 
@@ -325,33 +329,51 @@ class CachedListing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ListingCache:
-    """Cache of the listings of servers, in the store. All methods block.
+    """Cache of the listing of one server, in the store. All methods block.
 
     The key is a digest of the connection settings, so a server that is configured differently is another
     one. An entry that cannot be read counts as missing.
     """
 
-    def __init__(self, store: ListingStore, clock: Callable[[], float] = time_of_day) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, config: ServerConfig, store: ListingStore, clock: Callable[[], float] = time_of_day
+    ) -> None:
+        self._config, self._store, self._clock = config, store, clock
+        self._saved: tuple[float, bytes] | None = None
+        """Time and encoded entry of the latest writing."""
 
-    def load(self, config: ServerConfig) -> CachedListing | None:
-        """Return the cached listing of the server; None if there is none."""
+    @cached_property
+    def _key(self) -> str:
+        return connection_key(self._config)
+
+    def load(self) -> CachedListing | None:
+        """Return the cached listing; None if there is none."""
         try:
-            found = self._store.get(connection_key(config))
+            found = self._store.get(self._key)
             if found is None:
                 return None
             cached = msgspec.msgpack.decode(found[1], type=CachedListing)
         except (StoreError, msgspec.DecodeError) as error:
-            logger.debug("server %s: nothing is cached: %s", config.name, error)
+            logger.debug("server %s: nothing is cached: %s", self._config.name, error)
             return None
         age = self._clock() - found[0]
         # A clock that was set back makes no listing fresh.
         return msgspec.structs.replace(cached, stale=not 0 <= age < STALE_SECONDS)
 
-    def save(self, config: ServerConfig, introduction: Introduction, listing: ServerListing) -> None:
-        """Cache the listing of the server; if that fails, it is fetched again next time."""
+    def save(self, introduction: Introduction, listing: ServerListing) -> None:
+        """Cache the listing; if that fails, it is fetched again next time.
+
+        A server that dies and comes back mostly lists the same: an entry that was written lately stays.
+        """
+        now, encoded = self._clock(), msgspec.msgpack.encode(CachedListing(introduction, listing))
+        if (
+            self._saved is not None
+            and self._saved[1] == encoded
+            and 0 <= now - self._saved[0] < SAVED_SECONDS
+        ):
+            return
         try:
-            encoded = msgspec.msgpack.encode(CachedListing(introduction, listing))
-            self._store.put(connection_key(config), self._clock(), encoded)
+            self._store.put(self._key, now, encoded)
+            self._saved = now, encoded
         except StoreError as error:
-            logger.debug("server %s is not cached: %s", config.name, error)
+            logger.debug("server %s is not cached: %s", self._config.name, error)

@@ -38,7 +38,7 @@ from mcp_context_proxy.store import (
     InteractionVector,
     open_store,
 )
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 
 READ_AT_ONCE: Final = 1_000
 """Embeddings that are read at once, 1.5 MB: others who use the store wait some milliseconds at most."""

@@ -25,7 +25,7 @@ from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairIndex, PairUpdates,
 from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.retrieval.results import Support
 from mcp_context_proxy.store import DAY, BatchWriter, LearnedStore, Pair, PairId, StatisticsStore
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import msgspec
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
 from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread, load_oauth
 
 logger = logging.getLogger(__name__)

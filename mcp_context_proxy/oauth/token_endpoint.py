@@ -23,7 +23,7 @@ from mcp_context_proxy.oauth.credentials import OAuthCredentials
 from mcp_context_proxy.oauth.ssrf_guard import Destinations, NetworkReach
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import threads
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 
 logger = logging.getLogger(__name__)
 

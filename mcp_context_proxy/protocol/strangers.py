@@ -7,10 +7,12 @@ passes here on its way to a reader, except the results of calls, which pass byte
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from typing import Final
 
+from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.protocol.text import clean
 
 SAID_CHARACTERS: Final = 10_000
@@ -119,3 +121,23 @@ def _bounded_string(found: re.Match[bytes]) -> bytes:
     if len(string) <= SAID_CHARACTERS:
         return string
     return json.dumps(bounded(json.loads(string, strict=False)), ensure_ascii=False).encode()
+
+
+SESSION_ID: Final = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
+"""The SDK's session ids, which it logs. Together with the token, an id gives access to the session."""
+
+
+class LogFormatter(logging.Formatter):
+    """Escapes control characters in log messages: a terminal would obey those of servers and clients."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of one message, without the ids of sessions."""
+        level = "" if record.levelno == NOTICE else f"{record.levelname}: "
+        text = f"mcp-context-proxy: {level}{super().format(record)}"
+        if record.name == "root" or record.name.startswith("mcp."):
+            text = SESSION_ID.sub("[session]", text)
+        return text if text.isascii() and text.isprintable() else clean("".join(map(_printable, text)))
+
+
+def _printable(char: str) -> str:
+    return char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()

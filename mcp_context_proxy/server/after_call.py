@@ -31,7 +31,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 
 WINDOW_SECONDS: Final = 600.0
 """Time after a request in which a call may still be attributed to it."""

@@ -107,13 +107,14 @@ class SdkServer(Server[Any]):
         *,
         gateway: Gateway,
         changes: ChangeNotifier,
-        introduction: Introduction,
+        introduction: Callable[[], Introduction],
         header_schema: Callable[[str], dict[str, Any] | None],
     ) -> None:
         """Build the server.
 
-        `introduction` has the text about it that hosts give to their models; `header_schema` returns the
-        input schema of a tool whose arguments are repeated in headers, and None for any other.
+        `introduction` returns the text about it that hosts give to their models, as it is at the moment;
+        `header_schema` returns the input schema of a tool whose arguments are repeated in headers, and None
+        for any other.
         """
         self.gateway, self._changes, self._header_schema = gateway, changes, header_schema
         self._bus = InMemorySubscriptionBus()
@@ -122,12 +123,11 @@ class SdkServer(Server[Any]):
             "mcp-context-proxy",
             version=__version__,
             title="MCP Context Proxy",
-            instructions=introduction.text,
             on_subscriptions_listen=self._listen,
             # Without it, every modern HTTP call would first run the whole tools/list.
             get_tool_input_schema=lambda name: None,
         )
-        self.introduction = introduction
+        self._introduction, self._introduced = introduction, Introduction()
         self.extensions = EXTENSIONS | SKILLS
         for method in gateway.methods:
             # A registered method is what makes the SDK declare the capability that goes with it.
@@ -158,8 +158,8 @@ class SdkServer(Server[Any]):
             if isinstance(session, Session):
                 await self.gateway.notified(ctx.method, session)
             return await call_next(ctx)
-        if ctx.method == "initialize":
-            return await self._initialize(ctx, call_next)
+        if ctx.method in ("initialize", "server/discover"):
+            return await self._introduce(ctx, call_next)
         if ctx.method not in self.gateway.methods:
             return await call_next(ctx)
         era = Era.MODERN if ctx.protocol_version == eras.MODERN_VERSION else Era.HANDSHAKE
@@ -173,22 +173,20 @@ class SdkServer(Server[Any]):
             self._check_headers(ctx.request, bypass.params)
         return await self._answer(ctx, bypass.params, era, bypass.leave)
 
-    def introduce(self, introduction: Introduction) -> None:
-        """Give another text to the clients that come from now on."""
-        self.introduction, self.instructions = introduction, introduction.text
-
     def session_after(self, instructions: object) -> Session:
         """Return a new session, which knows the rules in the instructions that its client was sent."""
-        introduction = self.introduction
+        introduction = self._introduced
         return Session(delivered=dict(introduction.given if instructions == introduction.text else {}))
 
-    async def _initialize(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
-        """Begin a handshake-era session with the instructions of this moment, and remember their rules."""
-        state, introduction = ctx.session._connection.state, self.introduction
-        state[HANDSHAKE_KEY], state[INTRODUCTION_KEY] = dict(ctx.params or {}), introduction
+    async def _introduce(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
+        """Describe the proxy with the instructions of this moment; a session remembers the rules in them."""
+        introduction = self._introduced = self._introduction()
+        if ctx.method == "initialize":
+            state = ctx.session._connection.state
+            state[HANDSHAKE_KEY], state[INTRODUCTION_KEY] = dict(ctx.params or {}), introduction
         result = await call_next(ctx)
-        # Over stdio the SDK made its answer ready before the first documents may have been read.
-        if isinstance(result, types.InitializeResult):
+        # The SDK has instructions of its own from the start, when not even the documents may have been read.
+        if isinstance(result, types.InitializeResult | types.DiscoverResult):
             return result.model_copy(update={"instructions": introduction.text})
         return {**result, "instructions": introduction.text} if isinstance(result, dict) else result
 

@@ -35,7 +35,7 @@ from mcp_context_proxy.store import (
     ToolUsage,
 )
 from mcp_context_proxy.store.batch_writer import LAST_SECONDS
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)

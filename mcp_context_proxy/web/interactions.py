@@ -16,7 +16,7 @@ from mcp_context_proxy.interactions.memory import MESSAGE, TOP_K, Method, agent_
 from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
 from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Interaction, InteractionScope
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import (
     Api,

@@ -23,7 +23,7 @@ from mcp_context_proxy.statistics.report import (
     Stretch,
     ToolStatistics,
 )
-from mcp_context_proxy.system.clock import time_of_day
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import LISTED_MOST, Api, BadRequestError, Given, Operation, answer_form
 

@@ -27,7 +27,7 @@ from mcp_context_proxy.store import (
     UsageSlot,
     open_store,
 )
-from mcp_context_proxy.system.clock import LEAP_SECONDS, PLAUSIBLE, TimeOfDay, time_of_day
+from mcp_context_proxy.system.process import LEAP_SECONDS, PLAUSIBLE, TimeOfDay, time_of_day
 
 YEAR = 365.0 * DAY
 NOW = PLAUSIBLE + YEAR

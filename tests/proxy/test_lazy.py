@@ -13,6 +13,7 @@ from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
 from mcp_context_proxy.config import load
+from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.settings import ServerConfig
 from mcp_context_proxy.downstream.era_negotiation import Introduction
 from mcp_context_proxy.downstream.lifecycle import IdleTimer, ServerState
@@ -277,12 +278,27 @@ def test_remembered_definitions_are_the_same_bytes(tmp_path: Path) -> None:
     introduction = Introduction(Era.MODERN, "2026-07-28", {"name": "s"}, {"tools": {}}, "hello")
     config = ServerConfig(name="a", command="run")
     with open_store(tmp_path / "s.db") as store:
-        ListingCache(store.listings).save(config, introduction, ServerListing(tools=(odd,)))
+        ListingCache(config, store.listings).save(introduction, ServerListing(tools=(odd,)))
     with open_store(tmp_path / "s.db") as store:
-        found = ListingCache(store.listings).load(config)
-        other = ListingCache(store.listings).load(config.model_copy(update={"args": ("x",)}))
-        assert ListingCache(store.listings, lambda: 0.0).load(config).stale
+        found = ListingCache(config, store.listings).load()
+        other = ListingCache(config.model_copy(update={"args": ("x",)}), store.listings).load()
+        assert ListingCache(config, store.listings, lambda: 0.0).load().stale
 
     assert found is not None
     assert (found.introduction, found.listing.tools, found.stale) == (introduction, (odd,), False)
     assert other is None
+
+
+def test_an_equal_listing_is_written_again_only_after_an_hour(tmp_path: Path) -> None:
+    introduction = Introduction(Era.MODERN, "2026-07-28", {"name": "s"}, {"tools": {}}, "hello")
+    config, times = ServerConfig(name="a", command="run"), iter((1.0, 3600.0, 3601.0, 3602.0))
+    written = []
+    with open_store(tmp_path / "s.db") as store:
+        cache = ListingCache(config, store.listings, lambda: next(times))
+        for tools in ((b"{}",), (b"{}",), (b"{}",), ()):
+            cache.save(introduction, ServerListing(tools=tools))
+            found = store.listings.get(connection_key(config))
+            assert found is not None
+            written.append(found[0])
+
+    assert written == [1.0, 1.0, 3601.0, 3602.0]
