@@ -68,7 +68,7 @@ _GENERATIONS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class SelectedItem(ContextItem):
-    """An item that was selected, with what a model has to be given of it."""
+    """An item that was selected, with the text that a model has to be given."""
 
     definition: dict[str, Any] | None = None
     """Definition of a tool, with ``name``, ``description`` and ``inputSchema``; None for documents."""

@@ -341,9 +341,9 @@ class Proxy:
         return self.introduction().text
 
     def introduction(self) -> Introduction:
-        """Return that text with the rules in it: those that are in force and fit into what hosts keep.
+        """Return that text with the rules in it that are in force and fit into what hosts keep.
 
-        The user's rules come before what servers say about themselves, which gets the room that is left.
+        The user's rules come before the servers' own instructions, which get the room that is left.
         """
         snapshot = self.catalog.snapshot
         instructions = partial(

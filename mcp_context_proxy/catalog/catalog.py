@@ -340,7 +340,7 @@ class Catalog:
         return definitions.keep_unchanged(before, found)
 
     def _last_listed(self, client: DownstreamClient, name: str) -> tuple[tuple[bytes, ...], bool]:
-        """Return what a server listed last under its name, and whether it lists that now.
+        """Return the entries of a server's last listing, and whether it lists them now.
 
         A server that was restarted with other settings has listed nothing yet. Its URIs stay with it
         meanwhile, so that none of them leads to another server unseen.

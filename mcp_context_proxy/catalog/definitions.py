@@ -199,7 +199,7 @@ class Markers:
 
 
 def markers_of(definition: Members) -> Markers:
-    """Return the markers of a tool's definition; what cannot be read loosens nothing.
+    """Return the markers of a tool's definition; an unreadable one loosens nothing.
 
     The class is decided here and nowhere else: a tool only reads if it says so and does not also say that it
     destroys. One that says nothing may write.
@@ -276,7 +276,7 @@ def bare_names(
 ) -> dict[tuple[str, str], str]:
     """Return names without prefix where these are valid and unique, and the prefixed name elsewhere.
 
-    A name that seems to have a prefix keeps its own as well: what precedes a separator is always the server.
+    A name that seems to have a prefix keeps its own as well: the part before a separator is the server.
 
     Args:
         pairs: Server and own name of everything in the catalog.

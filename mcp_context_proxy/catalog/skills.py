@@ -2,7 +2,7 @@
 
 A skill is a folder with a ``SKILL.md`` and other files. A server lists an entry for each: the front matter of
 its ``SKILL.md``, and a manifest of all files with digest and size. Nothing is fetched before somebody reads
-it; then a file must be what the manifest says, and a ``SKILL.md`` must have the front matter of its entry.
+it; then a file must match the manifest, and a ``SKILL.md`` must have the front matter of its entry.
 
 Hosts read ``skill://<server>/<path>``, so that skills of two servers never meet, and none passes for one of
 the user's own. Entries and files are not changed, because hosts check them in the same way; what would have
@@ -69,7 +69,7 @@ _NULL: Final = frozenset({"", "~", "null"})
 
 
 class UnverifiedError(Exception):
-    """A file that is not what the manifest of its skill says; the text says in what."""
+    """A file that does not match the manifest of its skill; the text gives the difference."""
 
 
 class _Entry(msgspec.Struct):
@@ -144,7 +144,7 @@ def _is_name(name: str) -> bool:
 
 
 def exposed_root(server: str, source: str) -> str:
-    """Return the URI under which hosts find the folder of a skill, by what its server calls its ``SKILL.md``.
+    """Return the URI under which hosts find the folder of a skill, by its server's URI of its ``SKILL.md``.
 
     Raises:
         UnfitError: That is no URI of such a file.
@@ -279,7 +279,7 @@ def check_content(skill: Skill, uri: str, content: bytes) -> None:
     """Check a file of a skill, by the URI of hosts, against its manifest and front matter.
 
     Raises:
-        UnverifiedError: It is not what they say, or the manifest does not list it.
+        UnverifiedError: It differs from them, or the manifest does not list it.
     """
     check_listed(skill, uri)
     if skill.files is not None:

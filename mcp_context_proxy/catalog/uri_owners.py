@@ -74,7 +74,7 @@ def skill_claim(uri: str, server: str, servers: Iterable[str]) -> str | None:
 
 
 def check_uri(uri: str, member: str = "uri") -> None:
-    """Check what a server calls a URI, or the literal beginning of its template.
+    """Check a server's URI, or the literal beginning of its template.
 
     Raises:
         UnfitError: It is no URI, it is too long, or its scheme belongs to the proxy.

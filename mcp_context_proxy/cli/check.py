@@ -167,7 +167,7 @@ def _pins(
     writing: bool,
     host_file: bool,
 ) -> list[Verdict]:
-    """Write the `versions` that ran if that is wanted; return what is left to tell about pins."""
+    """Write the `versions` that ran if that is wanted; return the messages about pins that are left."""
     open_ended = [name for name, server in config.servers.items() if server.enabled and unpinned(server)]
     if not open_ended:
         return []

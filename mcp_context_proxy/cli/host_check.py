@@ -1,4 +1,4 @@
-"""``check --host``: finds what one host would cut, drop, refuse or ignore with the present configuration."""
+"""``check --host``: finds all that one host would cut, drop, refuse or ignore with this configuration."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def names(proxy: Proxy) -> Iterator[Effect]:
 
 
 def effects(proxy: Proxy, host: HostProfile) -> Iterator[Effect]:
-    """Yield what a host makes of the names, descriptions, lists and results of a proxy.
+    """Yield findings on how a host treats the names, descriptions, lists and results of a proxy.
 
     The servers of the proxy must have been connected.
     """

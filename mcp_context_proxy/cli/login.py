@@ -89,7 +89,7 @@ async def _log_in(config: ServerConfig, with_browser: bool) -> None:
 
 
 def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | None) -> bool:
-    """Print where a login leads and what it asks for; return whether that has changed since the last one."""
+    """Print where a login leads and its scopes; return whether that has changed since the last one."""
     from mcp_context_proxy.oauth.token_endpoint import REASON_SHOWN, scopes_beyond
     from mcp_context_proxy.protocol.strangers import one_line
 

@@ -82,7 +82,7 @@ def load_config(
 def shown(text: str) -> str:
     """Return a text as any output of a command shows it: clean, and without the configuration's secrets.
 
-    Servers choose names and texts, and may repeat in them what they were given.
+    Servers choose names and texts, and may repeat in them anything they were given.
     """
     text = clean(text)
     context = click.get_current_context(silent=True)

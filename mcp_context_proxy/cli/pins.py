@@ -1,7 +1,7 @@
 """Pins: servers whose runner fetches the newest version of a package at each start, and how to fix that.
 
 A server without a pinned version becomes another program whenever its author publishes one. The version that
-just ran is read from the files of the running program, never from what the server says about itself, and is
+just ran is read from the files of the running program, never from the server's own words, and is
 written into the configuration on request.
 """
 
@@ -130,7 +130,7 @@ def _image(args: tuple[str, ...]) -> int | None:
 def _package(args: tuple[str, ...], start: int) -> tuple[int, str, str] | None:
     """Return the package that a runner downloads: after a flag for it, else the first word.
 
-    It comes with its place, and with what stands before it in the same argument.
+    It comes with its place, and with the text before it in the same argument.
     """
     words = iter([*enumerate(args)][start:])
     for position, word in words:

@@ -184,7 +184,7 @@ def redacted(config: ServerConfig, text: str) -> str:
 
 
 def _without_credentials(url: str) -> str:
-    """Return what follows the scheme of a URL, and any text after it, without user and query."""
+    """Return a URL without scheme, user and query, and any text after it."""
     if found := _USER_INFO.match(url):
         url = f"{HIDDEN}@{url[found.end() :]}"
     if found := _QUERY.match(url):
@@ -312,7 +312,7 @@ async def settle(proxy: Proxy) -> dict[str, float]:
 
 
 def _standing(client: DownstreamClient) -> str:
-    """Return the name of a server, with what takes so long if it is being downloaded."""
+    """Return the name of a server, with its state if it is being downloaded."""
     return client.name if client.downloading is None else f"{client.name}: {client.standing}"
 
 

@@ -1,4 +1,4 @@
-"""Host profiles: what each host makes of our names, descriptions, lists and results.
+"""Host profiles: how each host treats our names, descriptions, lists and results.
 
 Hosts differ in what they add to a name, how long it may be, what they cut, and which part of a result their
 model reads. None of that is in the protocol. This table is the one place for it: the longest name that fits

@@ -5,9 +5,10 @@ variables, resolve paths, validate. Loading starts nothing and changes nothing o
 is never searched for a configuration, and no server starts there unless its ``cwd`` says so: a repository
 that somebody opens must not be able to start programs.
 
-A mistake costs what it stands in, and no more. A server with a mistake is off. Another key has its default,
-or its table the cautious values of `_CAUTIOUS`. Only a file that cannot be read, or that others can change,
-and a mistake in what protects the proxy (`_NEEDED`) or on the command line leave nothing to start with.
+A mistake costs the part that it stands in, and no more. A server with a mistake is off. Another key has its
+default, or its table the cautious values of `_CAUTIOUS`. Only a file that cannot be read, or that others can
+change, and a mistake in a protection of the proxy (`_NEEDED`) or on the command line leave nothing to start
+with.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def load(
 def complaints(config: Config, instead: str = "has a default or more cautious value") -> Iterator[str]:
     """Yield a line for each server that is off because of a mistake, and for each other mistake.
 
-    `instead` says what becomes of something else that has a mistake: the end of a sentence.
+    `instead` is the end of the sentence about anything else that has a mistake: its replacement.
     """
     others = sum(server.enabled for server in config.servers.values())
     rest = "no other starts" if others == 0 else "1 other starts" if others == 1 else f"{others} others start"
@@ -176,7 +177,7 @@ class _Draft:
     """Variables that may be secrets, by the table that has them."""
 
     def config(self, refused: Sequence[ConfigProblem]) -> Config:
-        """Return the configuration without what has a mistake.
+        """Return the configuration without the parts that have a mistake.
 
         Raises:
             ConfigError: the file was `refused`, or a mistake leaves nothing to start with.
@@ -213,7 +214,7 @@ class _Draft:
         return ServerOff(first.message if stands_alone else f"{key}: {first.message}", tuple(problems))
 
     def _drop(self, found: Iterable[Mistake]) -> bool:
-        """Remove what has a mistake, or replace it as `_CAUTIOUS` says; return whether there was anything."""
+        """Remove each part with a mistake, or replace it as `_CAUTIOUS` says; return whether any was."""
         dropped = [self._drop_unit(unit) for unit in _units(found)]
         return any(dropped)
 
@@ -362,7 +363,7 @@ class _Draft:
 
 
 def _units(found: Iterable[Mistake]) -> list[KeyPath]:
-    """Return what is dropped for mistakes.
+    """Return the parts that are dropped for mistakes.
 
     The later entries of a list come first, so that the earlier ones keep their places.
     """

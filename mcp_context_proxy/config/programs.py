@@ -1,4 +1,4 @@
-"""Programs of local servers: the environment that they get, and those that download what they run.
+"""Programs of local servers: the environment that they get, and the runners that download them.
 
 A server inherits what programs need to work on this machine and in its network, and nothing that is likely to
 be a secret: anything else is named in ``inherit``, or given in ``env``.
@@ -123,7 +123,7 @@ _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 
 
 def downloads(server: ServerConfig) -> bool:
-    """Return whether the program of a server downloads what it runs."""
+    """Return whether the program of a server is a runner that downloads a package."""
     words = [server.command or "", *server.args]
     if _program(words[0]) in SHELLS and len(words) > 2 and words[1].lower() == "/c":
         words = words[2:]

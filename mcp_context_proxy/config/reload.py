@@ -1,4 +1,4 @@
-"""Follows the configuration file while the proxy runs; what has a mistake in it stays as it was.
+"""Follows the configuration file while the proxy runs; a part with a mistake in it stays as it was.
 
 The watcher watches the folders on the way to the file rather than the file itself, because editors replace a
 file, and a mounted configuration changes when a link is turned to another folder. After each report, and at

@@ -3,7 +3,7 @@
 The instructions with which a session begins have the ``always`` rules that fit there. The answer to a search
 has the documents that it found, and the ``always`` and hand-added ones that the session was not given yet:
 whole as long as the budget lasts, or as an outline that `read_document` goes on from. Nothing is given twice
-in a session. What a record calls delivered is what is written here. Everything here blocks.
+in a session. A record calls delivered exactly the text written here. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def deliver(
     delivered: Mapping[ItemKey, Delivered] | None,
     count: Callable[[str], int],
 ) -> tuple[RequestContext, tuple[ToldDocument, ...]]:
-    """Return a context that says what of its documents an answer tells, and the texts in their order.
+    """Return a context with the form in which an answer tells each document, and the texts in their order.
 
     Args:
         context: Context with a budget in its options.

@@ -127,7 +127,7 @@ class DownstreamClient(ServerLifecycle):
         return self._lists.current
 
     def note_unverified(self, message: str) -> None:
-        """Note a file of a skill that is not what its manifest says: a finding, for a person."""
+        """Note a file of a skill that does not match its manifest: a finding, for a person."""
         self._lists.note_unverified(message)
 
     @property

@@ -241,7 +241,7 @@ class Unprobed:
         self._known: dict[str, tuple[float, bytes]] = {}
 
     async def load(self) -> None:
-        """Read what the store remembers, once, before any server is started."""
+        """Read the remembered servers from the store, once, before any server is started."""
         try:
             self._known = await in_thread(self._store.ending_with, UNPROBED_KEY)
         except StoreError as error:

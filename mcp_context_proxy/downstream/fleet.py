@@ -154,7 +154,7 @@ class Fleet:
             raise ServerUnavailableError(config.name, f"switched off by {place}")
 
     async def load_listings(self) -> None:
-        """Restore what the store remembers of servers, before any is started."""
+        """Restore the servers' listings from the store, before any is started."""
         await self._unprobed.load()
         for client in self.clients.values():
             await client.load_listing()

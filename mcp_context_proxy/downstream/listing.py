@@ -183,7 +183,7 @@ class Lists:
         self._notice.set()
 
     def note_unverified(self, message: str) -> None:
-        """Note a file of a skill that is not what its manifest says, and fetch the manifests again."""
+        """Note a file of a skill that does not match its manifest, and fetch the manifests again."""
         noted = self.current.findings.get(UNVERIFIED, ())
         if message not in noted and len(noted) < UNVERIFIED_KEPT:
             logger.warning("server %s: %s", self._server, message)

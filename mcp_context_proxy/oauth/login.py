@@ -3,7 +3,7 @@
 The SDK's OAuth providers do discovery (RFC 9728, RFC 8414), registration, PKCE and the checks of state and
 issuer. They are driven here, one request at a time, so that nothing is sent unencrypted and a login is
 possible with a server that would respond without one. Metadata is checked before a client is registered or a
-person is sent anywhere, and the person is told first where they are sent and what is asked for.
+person is sent anywhere, and the person is told first where they are sent and which scopes are asked for.
 """
 
 from __future__ import annotations

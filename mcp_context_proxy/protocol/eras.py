@@ -220,7 +220,7 @@ def fit_result_to_client(method: str, result: bytes, era: Era) -> bytes:
 
 
 def fit_own_to_client(method: str, parts: Members, era: Era) -> bytes:
-    """Encode a result of this proxy for the era of the client, without reading what is in its members."""
+    """Encode a result of this proxy for the era of the client, without reading its members."""
     if era is Era.MODERN:
         return _to_modern(method, parts)
     return envelope.encode({key: raw for key, raw in parts.items() if key not in MODERN_ONLY_RESULT_KEYS})

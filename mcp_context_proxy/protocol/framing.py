@@ -221,7 +221,7 @@ class PipeReader(asyncio.Protocol):
         self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Bound what is read at a time."""
+        """Bound the bytes that are read at a time."""
         if hasattr(transport, "max_size"):  # of the pipes of asyncio, without a setting for it
             transport.max_size = READ_BYTES
 
@@ -283,7 +283,7 @@ class MessageReader(PipeReader):
         self._endless(self._unframed)
 
     async def run(self) -> None:
-        """Pass on what is held, until cancelled."""
+        """Pass on the messages that are held, until cancelled."""
         while True:
             await self._came.wait()
             self._came.clear()

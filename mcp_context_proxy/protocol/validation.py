@@ -104,7 +104,7 @@ _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 
 
 def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
-    """Return what is wrong with the params of a request, for its sender; None if they are right."""
+    """Return the fault in the params of a request, for its sender; None if they are right."""
     for name in _LOOKED_AT.get(method, ("_meta",)):
         if (size := len(params.get(name, b""))) > envelope.TAKEN_APART_BYTES:
             return f"{name} of {method} has {size:,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"

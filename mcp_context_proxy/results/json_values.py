@@ -51,7 +51,7 @@ _any = msgspec.json.Decoder(Raw).decode
 
 
 class PathError(Exception):
-    """A path that cannot be followed; the text tells a model why, and what there is instead."""
+    """A path that cannot be followed; the text tells a model why, and names the members that exist."""
 
 
 class NoSmallerCopyError(Exception):
@@ -84,7 +84,7 @@ def elements_of(value: bytes | Raw) -> list[Raw] | None:
 
 
 def shape(value: bytes | Raw, depth: int = SHAPE_DEPTH) -> str:
-    """Return what JSON is made of: names of members, types, and numbers of elements."""
+    """Return the shape of JSON: names of members, types, and numbers of elements."""
     first = bytes(memoryview(value)[:1])
     if first == b'"':
         return "string" if len(value) < LONG_TEXT else f"string of {len(value):,} bytes"
@@ -114,7 +114,7 @@ def _shape_of_members(members: Members, depth: int) -> str:
 
 
 def _shape_of_elements(samples: list[Raw], depth: int) -> str:
-    """Return the shape of what elements have in common: objects are told as one, with all their members."""
+    """Return the common shape of elements: objects are told as one, with all their members."""
     merged: Members = {}
     for sample in samples:
         for name, value in (members_of(sample) or {}).items():
@@ -128,7 +128,7 @@ def _shape_of_elements(samples: list[Raw], depth: int) -> str:
 def smaller(value: bytes | Raw, most: int, *, same_types: bool, depth: int = 0) -> bytes:
     """Return a copy of JSON in about `most` bytes: the first elements of arrays, the beginning of texts.
 
-    What was left out is told in its place. With `same_types` every object keeps its members and every value
+    Each omission is told in its place. With `same_types` every object keeps its members and every value
     its type, so that a schema that fits the whole fits the copy, and only cut texts tell of it.
 
     Raises:
@@ -284,7 +284,7 @@ def _members(values: list[Raw], step: _Member | _Fields) -> list[Raw]:
 
 
 def _nowhere(step: _Step, values: list[Raw]) -> str:
-    """Return why a step leads nowhere, with what there is instead."""
+    """Return why a step leads nowhere, with the members that exist."""
     there = shape(values[0], 2) if values else "nothing"
     if isinstance(step, _Elements):
         wanted = "elements" if not step.single else f"element {step.which.start}"

@@ -1,8 +1,8 @@
 """Keeps shortened results whole, within bounds and for a while, for those who were given them to read parts.
 
-What does not fit in memory is in files that have no name: the system deletes them with the process, however
-it ends, so that nothing of a result outlives the proxy. A result belongs to the session that had it, or in
-the modern era to the principal; nobody else learns that it exists.
+Results that do not fit in memory are in files without a name: the system deletes them with the process,
+however it ends, so that nothing of a result outlives the proxy. A result belongs to the session that had it,
+or in the modern era to the principal; nobody else learns that it exists.
 """
 
 from __future__ import annotations
@@ -198,12 +198,12 @@ NOTE_BYTES: Final = 400
 
 
 class ReadError(Exception):
-    """A part that does not exist; the text tells a model what does."""
+    """A part that does not exist; the text names to a model those that do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A page of what was asked for."""
+    """A page of the requested part."""
 
     text: bytes
     """Exactly the bytes of the result, or of what was found in it."""

@@ -1,4 +1,4 @@
-"""Shortens results that are too large for a model, and sends what a result says twice only once.
+"""Shortens results that are too large for a model, and sends only once anything that a result says twice.
 
 A result is measured by its bytes before anything of it is decoded, and is taken apart in a worker thread
 only if it is over its limit. Texts, also those of embedded resources, and structured content are shortened:
@@ -139,7 +139,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class LargeResults:
-    """Shortens results, and keeps what was left out."""
+    """Shortens results, and keeps them whole."""
 
     config: ResultsConfig
     kept: KeptResults
@@ -216,7 +216,7 @@ def _output_schema(tool: Tool) -> Raw | None:
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """A shortened result, and what it was made of."""
+    """A shortened result, and the numbers behind it."""
 
     result: bytes
     """The result without the note at its end."""
@@ -339,7 +339,7 @@ def _shown(texts: list[_Text | None], room: int) -> list[Raw | None]:
 
 
 def _excerpt(text: bytes, most: int) -> bytes:
-    """Return what is shown of a text: of JSON a smaller copy and its shape."""
+    """Return the shown part of a text: of JSON a smaller copy and its shape."""
     value = json_values.parsed(text)
     apart = None if value is None else json_values.members_of(value) or json_values.elements_of(value)
     if value is None or apart is None:

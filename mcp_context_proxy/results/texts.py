@@ -61,7 +61,7 @@ def line_count(text: bytes, start: int = 0, end: int | None = None) -> int:
 
 
 def excerpt(text: bytes, most: int) -> bytes:
-    """Return the beginning and the end of a text, in about `most` bytes, and what was left out between."""
+    """Return the beginning and the end of a text, in about `most` bytes, and the size of the rest."""
     if len(text) <= most:
         return text
     tail = most // TAIL
@@ -170,7 +170,7 @@ class _Lines:
         """Start and end of the line looked at last: the ends of a long one are searched for once."""
 
     def matches(self, parts: list[str]) -> Iterator[tuple[int, int]]:
-        """Yield start and end of what matches: in a long line each place once, else each line once."""
+        """Yield start and end of each match: in a long line each place once, else each line once."""
         at = 0
         while parts and (begin := self._lowered.find(parts[0], at)) >= 0:
             start, stop = self.bounds(begin)
@@ -203,7 +203,7 @@ class _Lines:
         return self._line
 
     def around(self, number: int, start: int, stop: int, begin: int, end: int) -> str:
-        """Return a match in a long line with what surrounds it, and its position in the line."""
+        """Return a match in a long line with the text around it, and its position in the line."""
         room = LINE_CHARACTERS // 2
         first, last = max(start, begin - room), min(stop, max(end, begin) + room)
         before, after = "..." if first > start else "", "..." if last < stop else ""

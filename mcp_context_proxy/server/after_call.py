@@ -1,6 +1,6 @@
 """Follow-up of calls that have ended: they are counted, remembered, and attributed if they succeeded.
 
-Attribution decides which request a successful call was made for, and so what it teaches; no other module
+Attribution decides which request a successful call was made for, and so the pairs it teaches; no other module
 does. A call that states a goal was made for that goal. Any other belongs to a recent request of its session
 or, without a session, to the latest request that showed the tool. A call that cannot be attributed teaches
 nothing. Nothing here blocks, and no caller waits for it.

@@ -24,7 +24,7 @@ def principal_of(scope: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Caller:
-    """The client that made one request: what it declared, and how it is notified and asked meanwhile."""
+    """The client that made one request: its capabilities, and the ways to notify and ask it meanwhile."""
 
     era: Era
     session: Session | None

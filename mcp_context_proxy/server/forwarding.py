@@ -1,4 +1,4 @@
-"""Forwards a request to its downstream server and returns the result, changing only what the hop demands.
+"""Forwards a request to its downstream server and returns the result, changed only where the hop demands it.
 
 Knows neither the SDK nor the fronts: method and raw params in, encoded result out. While the request is under
 way, its progress and log messages are relayed to the client that made it, and so are the server's own
@@ -9,7 +9,7 @@ requests (sampling, elicitation, roots), in each of the four pairs of eras:
 - modern client, modern server: the result is passed on, and the client repeats the call;
 - modern client, handshake server: the call waits in `PendingInput` while the client answers its result.
 
-`questions` decides what of such a request may reach a person or a model.
+`questions` decides which parts of such a request may reach a person or a model.
 """
 
 from __future__ import annotations
@@ -236,9 +236,9 @@ def request_error(error: RemoteError, era: Era) -> RequestError:
 class ProgressRelay:
     """Relays progress and log messages of one request to its caller. Leave it when the result is there.
 
-    Progress is thinned out: what comes too fast waits, and the newest replaces what waited. The last is never
-    lost: it is sent on leaving, before the result. Progress that goes backwards is dropped; progress that
-    stands still is relayed, as a sign of life by which a client may extend its timeout.
+    Progress is thinned out: a message that comes too fast waits, and the newest replaces it. The last is
+    never lost: it is sent on leaving, before the result. Progress that goes backwards is dropped; progress
+    that stands still is relayed, as a sign of life by which a client may extend its timeout.
     """
 
     def __init__(self, caller: Caller, params: Members) -> None:

@@ -226,7 +226,7 @@ def instructions(
     as there is room for.
 
     Args:
-        setup: What is configured.
+        setup: The facts of the configuration.
         words_only: True if there is no embedding model.
         said: The instructions of servers, by name.
         whole: True if every tool is listed, and the search is not.
@@ -255,7 +255,7 @@ def instructions(
 
 
 def server_line(server: str, words: str) -> str:
-    """Return what a server says about itself as one line under its name; empty if it says nothing."""
+    """Return the instructions of a server as one line under its name; empty if it gives none."""
     line = one_line(words, SERVER_LINE_CHARACTERS)
     return named(server, line) if line else ""
 

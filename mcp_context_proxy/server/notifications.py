@@ -223,8 +223,8 @@ class _Updates:
 class Watches:
     """Subscriptions of clients to resources, each at the one server that a reading of its URI would reach.
 
-    If a URI passes to another server, the subscription follows it, and what the former server announces about
-    it is no longer passed on. A URI that no server has stays subscribed to at its last one.
+    If a URI passes to another server, the subscription follows it, and the former server's announcements of
+    it are no longer passed on. A URI that no server has stays subscribed to at its last one.
     """
 
     def __init__(self, catalog: Catalog, fleet: Fleet) -> None:
@@ -264,7 +264,7 @@ class Watches:
         return self._update(uri)
 
     def remove(self, watcher: object, uri: str) -> None:
-        """End what `add` began."""
+        """End the subscription that `add` began."""
         watchers = self._servers.get(uri)
         if watchers is None:
             return

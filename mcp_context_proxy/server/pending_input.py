@@ -60,7 +60,7 @@ class _Call:
 
 
 async def _identity(params: Members) -> Any:
-    """Return what is equal for equal params; large ones are equal only byte for byte."""
+    """Return a key that is equal for equal params; large ones are equal only byte for byte."""
     encoded = envelope.encode(params)
     if len(encoded) <= envelope.TAKEN_APART_BYTES:
         return envelope.value(encoded)

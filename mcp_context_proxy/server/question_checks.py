@@ -26,7 +26,7 @@ _PLAIN_URL: Final = re.compile(r"https?://[!-\[\]-~]+", re.IGNORECASE)
 def url_refusal(url: str) -> str:
     """Return why a person must not be sent to a URL; empty if it is safe to show and to open.
 
-    What is shown must be where it leads, and it must lead to a page of a server.
+    The shown address must be the one it leads to, and it must lead to a page of a server.
     """
     if len(url) > URL_CHARACTERS:
         return f"it has more than {URL_CHARACTERS:,} characters"

@@ -332,7 +332,7 @@ def _unchanged(value: str, key: str) -> str:
 
 
 def _bound_sampling(asked: dict[str, Any], most: int) -> None:
-    """Bound what a server takes from the client's model, and keep it away from other servers' contexts."""
+    """Bound the tokens that a server takes from the client's model, and give it no other server's context."""
     if "includeContext" in asked:
         asked["includeContext"] = "none"
     wanted = asked.get("maxTokens")

@@ -351,7 +351,7 @@ class PayloadBypass:
 
 
 def shown(request_id: RequestId, method: str, params: Members) -> bytes:
-    """Encode a request for the SDK with what it decides by: era and names, and nothing large."""
+    """Encode a request for the SDK with only the members that it decides by: era and names, nothing large."""
     kept: dict[str, Any] = {key: _short(params[key]) for key in HEADER_PARAMS if key in params}
     if "_meta" in params:
         kept["_meta"] = None

@@ -121,7 +121,7 @@ def answer_tokens(top_n: int | None) -> int:
 
 
 def search_notes(answer: SearchAnswer, fleet: Fleet) -> list[str]:
-    """Return what limits an answer: items over budget and servers that were not searched, by name."""
+    """Return the limits of an answer: items over budget and servers that were not searched, by name."""
     found = answer.found
     notes = [note for note in (found.tools.note, found.filter_note) if note]
     if answer.context.dropped:
@@ -165,7 +165,7 @@ def search_text(
         notes: Sentences about it, from `search_notes`.
         count: Counts the tokens of a text.
         whole: Tell every tool whole, whatever it costs.
-        tokens: Budget; without effect on what is told whole.
+        tokens: Budget; without effect on documents told whole.
     """
     found = answer.found
     results, known = found.results, _known(found.snapshot)
@@ -371,7 +371,7 @@ def _known(snapshot: Snapshot) -> str:
 
 
 def _whole(result: Result) -> str:
-    """Return a tool with its whole description and schema; of a document, what was found in it."""
+    """Return a tool with its whole description and schema; of a document, the piece that was found."""
     item = result.item
     if isinstance(item, Document):
         return f"{item.uri} ({item.kind})\n  {one_line(result.chunk)}"

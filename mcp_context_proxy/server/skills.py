@@ -1,6 +1,6 @@
 """Skills for hosts (SEP-2640): those of the downstream servers, and the user's own.
 
-A file of a server's skill is passed on byte for byte, but only if it is what the manifest of the skill says,
+A file of a server's skill is passed on byte for byte, but only if it matches the manifest of the skill,
 under whichever of its two URIs it is read: that of hosts, or that of its server. Any other content is refused
 and becomes a finding. An entry that a host has asked for anew replaces the listed one until the server lists
 its skills again.
@@ -117,7 +117,7 @@ class Skills:
         return skill
 
     async def directory(self, params: Members, caller: Caller) -> Members:
-        """Return the result of ``resources/directory/read``: what is directly in a folder of a skill."""
+        """Return the result of ``resources/directory/read``: the entries directly in a folder of a skill."""
         uri = envelope.text(params["uri"]) or ""
         skills = [await self._own_around(uri)] if _owner_of(uri) == OWN_SKILLS else [*self._around(uri)]
         children: dict[str, dict[str, Any]] = {}
@@ -172,7 +172,7 @@ class Skills:
         """Return the result of ``resources/read`` of a file of a skill; None if it is not one.
 
         Raises:
-            RequestError: the file does not exist, or is not what the manifest of its skill says.
+            RequestError: the file does not exist, or does not match the manifest of its skill.
         """
         owner = _owner_of(uri)
         if owner == OWN_SKILLS:
@@ -314,7 +314,7 @@ class Skills:
 
 
 def _owner_of(uri: str) -> str:
-    """Return the first part of a skill's URI: a server, or what stands for the user's own folders."""
+    """Return the first part of a skill's URI: a server, or the word for the user's own folders."""
     return uri.removeprefix(SKILL_SCHEME).partition("/")[0] if uri.startswith(SKILL_SCHEME) else ""
 
 
@@ -339,7 +339,7 @@ def _content_of(result: Members) -> tuple[Members, bytes]:
 
 
 def _children(page: Members, folder: str, uri: str, limits: Limits) -> Iterator[Members]:
-    """Yield what a server lists directly in its ``folder``, with the URIs of hosts, who call that ``uri``."""
+    """Yield the entries directly in a server's ``folder``, with the URIs of hosts, who call that ``uri``."""
     try:
         entries = _listed(page.get("resources", Raw(b"[]")))[:CHILDREN]
     except msgspec.DecodeError:

@@ -194,7 +194,7 @@ class ToolCalls:
 
 
 def failure(text: str) -> bytes:
-    """Return a tool result that says what went wrong, for the model to act on."""
+    """Return a tool result that names the failure, for the model to act on."""
     return envelope.encode({"content": [{"type": "text", "text": text}], "isError": True})
 
 
